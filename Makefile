@@ -5,15 +5,19 @@ DEMO_READY := $(VENV)/.demo-ready
 CLIENTS_READY := $(VENV)/.clients-ready
 DOCS_READY := $(VENV)/.docs-ready
 BROWSER_READY := $(VENV)/.browser-ready
+PACKAGE_READY := $(VENV)/.package-ready
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
+PYTHONS ?= 3.13 3.12 3.11 3.14
+DJANGO ?=
 
-.PHONY: help demo test lanes lint bench chaos foreign docs pictures messages services brokers contract clean
+.PHONY: help demo test lanes lint house bench chaos foreign docs pictures messages services brokers contract suite coverage package clean
 
 help:
 	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--check: a scripted minute that tests itself)"
 	@echo "make test      all tests, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
 	@echo "make lint      ruff, mypy, missing migrations"
+	@echo "make house     how many modules, how long the chains of imports, what tests import of internals"
 	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only walks': modules and functions per message)"
 	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7', '--only sweep')"
 	@echo "make foreign   the tests of pika, amqpstorm and node's amqplib on the embedded broker (ARGS='--on URL' for another)"
@@ -24,16 +28,19 @@ help:
 	@echo "make services  find or install the RabbitMQ and the databases that the tests use"
 	@echo "make brokers   get RabbitMQ 4.0 and 4.3 (root, Debian)"
 	@echo "make contract  the broker's contract on 3.10, 4.0 and 4.3"
+	@echo "make suite     the fast tests on one Python and one Django (PYTHONS=3.12 DJANGO=5.2)"
+	@echo "make coverage  lines and branches of the package that fast tests run (ARGS=tests for all of them)"
+	@echo "make package   the sdist and the wheel, into dist/, with their files and metadata checked (ARGS='--tag v1.2.3')"
 	@echo "make clean     delete what the other targets made"
 
 define VENV_MADE
-python=$$(sh tests/tooling/find-python.sh 3.13 3.12 3.11 3.14) && "$$python" -m venv $(VENV)
+python=$$(sh tests/tooling/find-python.sh $(PYTHONS)) && "$$python" -m venv $(VENV)
 endef
 
 $(READY): pyproject.toml
 	$(VENV_MADE)
 	$(PIP) --upgrade "pip>=25.1"
-	$(PIP) --upgrade --editable . --group dev
+	$(PIP) --upgrade --editable . --group dev $(if $(DJANGO),"django==$(DJANGO).*")
 	touch $@ $(DEMO_READY)
 
 $(DEMO_READY): pyproject.toml
@@ -53,10 +60,17 @@ $(BROWSER_READY): $(READY)
 	$(PIP) --group browser
 	touch $@
 
+$(PACKAGE_READY): $(READY)
+	$(PIP) --group package
+	touch $@
+
 demo: $(DEMO_READY)
 	@$(PY) -m testproject.demo $(ARGS)
 
-test: $(CLIENTS_READY) $(BROWSER_READY) services
+house: $(READY)
+	$(PY) -m tests.tooling.house
+
+test: $(CLIENTS_READY) $(BROWSER_READY) $(DOCS_READY) $(PACKAGE_READY) services
 	$(PY) -m tests.tooling.lanes --main $(ARGS)
 
 lanes: $(READY) services
@@ -94,6 +108,20 @@ brokers:
 
 contract: $(CLIENTS_READY) services
 	RMQ_TEST_BROKERS=3.10,4.0,4.3 RMQ_TEST_REQUIRE=all $(PY) -m pytest -m contract $(ARGS)
+
+suite: $(CLIENTS_READY) $(PACKAGE_READY) services
+	$(PY) -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
+
+coverage: ARGS := $(or $(ARGS),tests/core tests/operating tests/records)
+coverage: $(READY)
+	$(PIP) --group coverage
+	$(VENV)/bin/coverage erase
+	$(VENV)/bin/coverage run -m pytest -n auto -m "not slow and not long and not browser" $(ARGS)
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/coverage report
+
+package: $(PACKAGE_READY)
+	$(PY) -m tests.tooling.package $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-lanes build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

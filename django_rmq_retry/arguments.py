@@ -82,11 +82,6 @@ def check_seconds(what: str, value: object) -> None:
         raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
 
 
-def milliseconds(seconds: float) -> int:
-    """Convert seconds to whole milliseconds, rounded up, so that a wait is never shorter than requested."""
-    return math.ceil(round(seconds * 1000, 6))
-
-
 def per_second(rate: object) -> float:
     """Parse a rate: ``20`` and ``"20/s"`` are twenty per second, ``"20/m"`` is twenty per minute."""
     found: object = rate

@@ -109,9 +109,9 @@ def text_or_function(key: str, value: object) -> str | Callable[[], str]:
 def function(key: str, value: object) -> Callable[..., object] | None:
     if value is None or callable(value):
         return value
-    found = _imported(key, value) if isinstance(value, str) else value
-    if callable(found):
-        return found
+    imported = _imported(key, value) if isinstance(value, str) else value
+    if callable(imported):
+        return imported
     raise wrong(key, "a function, or the dotted path to one", repr(value))
 
 
@@ -175,9 +175,9 @@ def patterns(key: str, value: object) -> tuple[str, ...]:
 
 
 def policy(key: str, value: object) -> Policy:
-    found = _imported(key, value) if isinstance(value, str) else value
-    if isinstance(found, Policy):
-        return found
+    imported = _imported(key, value) if isinstance(value, str) else value
+    if isinstance(imported, Policy):
+        return imported
     raise wrong(key, "a policy, such as RetryThenPark(), or the dotted path to one", repr(value))
 
 
@@ -185,14 +185,14 @@ def topology(key: str, value: object) -> tuple[Exchange | Queue, ...]:
     expected = "a list of Exchange and Queue objects, or of dotted paths to them"
     if not isinstance(value, (list, tuple)):
         raise wrong(key, expected, repr(value))
-    found: list[Exchange | Queue] = []
+    objects: list[Exchange | Queue] = []
     for part in value:
         imported = _imported(key, part) if isinstance(part, str) else part
         for one in imported if isinstance(imported, (list, tuple)) else [imported]:
             if not isinstance(one, (Exchange, Queue)):
                 raise wrong(key, expected, repr(part))
-            found.append(one)
-    return tuple(found)
+            objects.append(one)
+    return tuple(objects)
 
 
 def _imported(key: str, dotted: str) -> object:
@@ -289,11 +289,11 @@ class Settings:
 
         The embedded broker has another port after each start; `port_of` returns the current one of its folder.
         """
-        found = self.address()
-        if not found.embedded:
-            return found
+        address = self.address()
+        if not address.embedded:
+            return address
         folder = self.folder()
-        return replace(found, source=lambda: replace(found, hosts=(Host(LOOPBACK, port_of(folder)),)))
+        return replace(address, source=lambda: replace(address, hosts=(Host(LOOPBACK, port_of(folder)),)))
 
     def folder(self) -> Path:
         """The folder where the project's processes find their embedded broker."""
@@ -376,10 +376,10 @@ def _read() -> Settings:
     _refuse_misplaced(given)
     refuse_unknown(NAME, given, KEYS)
     values = {key.lower(): KEYS[key](f"{NAME}[{key!r}]", value) for key, value in given.items()}
-    found = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
-    if not callable(found.url) and not callable(found.password):
-        found.address()
-    return found
+    known = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
+    if not callable(known.url) and not callable(known.password):
+        known.address()
+    return known
 
 
 def _refuse_misplaced(given: Mapping[object, object]) -> None:

@@ -76,7 +76,7 @@ def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, 
     """
     variables: Mapping[str, str] = os.environ if env is None else env.ENVIRON
     _refuse_misspelt(variables)
-    found: dict[str, object] = dict(others)
+    options: dict[str, object] = dict(others)
     for name, cast in VARIABLES.items():
         text = _text(variables, PREFIX + name)
         if text is None:
@@ -84,11 +84,11 @@ def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, 
         value = _cast(name, cast, text)
         key, _, part = name.partition("_")
         if key in NESTED:
-            already = found.get(key)
-            found[key] = {**(already if isinstance(already, dict) else {}), part: value}
+            already = options.get(key)
+            options[key] = {**(already if isinstance(already, dict) else {}), part: value}
         else:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def _text(variables: Mapping[str, str], name: str) -> str | None:

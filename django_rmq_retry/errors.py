@@ -198,22 +198,24 @@ class BrokerUnfit(RmqRetryError):
 
 
 class DeadlineExceeded(BaseException):
-    """A handler ran for longer than its ``timeout``.
+    """A handler ran for longer than its ``timeout``, or its ``order_by`` (``part``) for longer than ten seconds.
 
     It is not an ``Exception``, like ``asyncio.CancelledError``: a handler's or library's ``except Exception`` must not
     swallow it and continue.
     """
 
-    def __init__(self, handler: str = "", timeout: float = 0.0, *, hung: bool = False) -> None:
+    def __init__(self, handler: str = "", timeout: float = 0.0, *, hung: bool = False, part: str = "") -> None:
         self.handler = handler
         self.timeout = timeout
         self.hung = hung
+        self.part = part
+        late = f"The {part} of handler {handler}" if part else f"Handler {handler}"
         if not handler:
             super().__init__("The handler ran for longer than its timeout")
         elif hung:
-            super().__init__(f"Handler {handler} did not end within twice its timeout of {timeout:g} s")
+            super().__init__(f"{late} did not end within twice its timeout of {timeout:g} s")
         else:
-            super().__init__(f"Handler {handler} ran for longer than its timeout of {timeout:g} s")
+            super().__init__(f"{late} ran for longer than its timeout of {timeout:g} s")
 
 
 class EffectsLost(RmqRetryError):

@@ -1,6 +1,7 @@
-"""The database server: its clock, and the classification of its errors."""
+"""The database server: its clock, the connections to it, and the classification of its errors."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.db.utils import Error, InterfaceError, OperationalError
 from django.utils import timezone
 
@@ -45,16 +47,14 @@ _TOO_LARGE_MYSQL = 1153
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The time of three clocks at one moment, in seconds; `steady` is the monotonic clock."""
+    """The time of the host's and of the monotonic clock at one moment, and how far the database's is ahead of each."""
 
-    database: float
     host: float
     steady: float
-
-    @property
-    def ahead(self) -> float:
-        """Seconds by which the database's clock is ahead of the host's."""
-        return self.database - self.host
+    ahead: float
+    """Seconds by which the database's clock is ahead of the host's."""
+    since_steady: float
+    """The database's time when the monotonic clock was at 0."""
 
 
 _readings: dict[str, Reading] = {}
@@ -63,18 +63,25 @@ _readings: dict[str, Reading] = {}
 def now(using: str) -> datetime:
     """Return the time by the database's clock, aware or naive like ``timezone.now()``."""
     connection = connections[using]
-    return _stored(_reckoned(_fresh(connection))) if connection.vendor in _ASKED else timezone.now()
+    if connection.vendor not in _ASKED:
+        return timezone.now()
+    return stored(_fresh(connection).since_steady + time.monotonic())
 
 
 def reckoned(using: str) -> datetime:
     """Return the database's time without a query, from the last reading; before the first one by the host's clock."""
-    return _stored(epoch(using))
+    return stored(epoch(using))
 
 
 def epoch(using: str) -> float:
     """Return the same time as ``reckoned``, in seconds of the epoch."""
     reading = _readings.get(using)
-    return time.time() if reading is None else _reckoned(reading)
+    return time.time() if reading is None else reading.since_steady + time.monotonic()
+
+
+def epoch_ms(using: str) -> int:
+    """Return the same time as ``reckoned``, in whole milliseconds of the epoch."""
+    return int(epoch(using) * 1000)
 
 
 def ahead(using: str) -> timedelta:
@@ -92,8 +99,8 @@ def trusted(using: str) -> datetime | None:
     if abs(apart) > TOLERANCE:
         if using not in _told:
             _told.add(using)
-            said = "%s Nothing is deleted by age until they agree. Synchronize both by NTP."
-            log.error(said, difference(apart, using), extra={"event": "clocks", "database": using})
+            text = "%s Nothing is deleted by age until they agree. Synchronize both by NTP."
+            log.error(text, difference(apart, using), extra={"event": "clocks", "database": using})
         return None
     if using in _told:
         _told.discard(using)
@@ -140,19 +147,71 @@ def _read(connection: BaseDatabaseWrapper) -> Reading:
         ended, host = time.monotonic(), time.time()
     took = ended - began
     # Assume that the database read its clock in the middle of the query.
-    reading = Reading(database=database, host=host - took / 2, steady=began + took / 2)
+    host, steady = host - took / 2, began + took / 2
+    reading = Reading(host=host, steady=steady, ahead=database - host, since_steady=database - steady)
     if took <= SLOWEST:
         _readings[connection.alias] = reading
     return reading
 
 
-def _reckoned(reading: Reading) -> float:
-    return reading.database + time.monotonic() - reading.steady
-
-
-def _stored(seconds: float) -> datetime:
+def stored(seconds: float) -> datetime:
+    """Return a time in seconds of the epoch as ``now`` returns it."""
     at = datetime.fromtimestamp(seconds, UTC)
     return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
+
+
+class _Thread(threading.local):
+    """The state of one worker thread."""
+
+    connects = False
+    """True once this thread has connected to a database: checking all of Django's connections costs more."""
+    interrupted = False
+    """True if a deadline has interrupted a handler here: a connection may hold an answer that was never read."""
+
+
+_thread = _Thread()
+
+
+def _connected(**_: object) -> None:
+    _thread.connects = True
+
+
+connection_created.connect(_connected, dispatch_uid="django_rmq_retry.server")
+
+
+def interrupted() -> None:
+    """Note that a deadline has interrupted the handler of this thread."""
+    _thread.interrupted = True
+
+
+def renew_connections() -> None:
+    """Close this thread's unusable and expired connections and clear its query logs, as Django does for a request."""
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        connection.close_if_unusable_or_obsolete()
+
+
+class FreshConnections:
+    """Close unusable and obsolete database connections before and after an attempt, as Django does for a request."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if _thread.interrupted:
+            # What was interrupted before the attempt, an order_by, may have left an answer unread on a connection.
+            self.__exit__()
+        elif _thread.connects:
+            renew_connections()
+
+    def __exit__(self, *_error: object) -> None:
+        if not _thread.connects:
+            return
+        interrupted, _thread.interrupted = _thread.interrupted, False
+        for connection in connections.all(initialized_only=True):
+            if interrupted:
+                connection.close()
+            else:
+                connection.close_if_unusable_or_obsolete()
 
 
 def clashed(error: BaseException) -> bool:
@@ -207,9 +266,9 @@ def lost(connection: Any, error: BaseException | None = None) -> bool:
     if not raw.open:
         return True
     code = error.__cause__.args[:1] if error is not None and error.__cause__ is not None else ()
-    told = isinstance(error, (InterfaceError, OperationalError)) and bool(code) and code[0] in _LOST_MYSQL
+    reported = isinstance(error, (InterfaceError, OperationalError)) and bool(code) and code[0] in _LOST_MYSQL
     # mysqlclient reports a connection as open until the client closes it, so test it with a query.
-    return told and not connection.is_usable()
+    return reported and not connection.is_usable()
 
 
 def too_large(error: BaseException) -> bool:

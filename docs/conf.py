@@ -3,19 +3,137 @@
 import re
 from pathlib import Path
 
+import django
+from django.conf import settings
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.search.en import SearchEnglish
+
 INIT = Path(__file__).parents[1] / "django_rmq_retry" / "__init__.py"
+WIDTH = re.compile(r'<svg [^>]*width="(\d+)"')
+COLUMN = 736
+"""The width of a page's text in pixels."""
+WORD = 30
+"""A longer name may break in a cell of a table."""
+DRAWN = re.compile(r"[─│┌┐└┘├┤┬┴┼▶◀▲▼]")
 
 project = "django-rmq-retry"
 copyright = "django-rmq-retry contributors"
 release = re.findall(r'__version__ = "(.+)"', INIT.read_text())[0]
 version = release
 
-extensions = ["myst_parser"]
+# What a reader searches for, and the page that answers it: the search has no other notion of what a page is about.
+ANSWERS = {
+    "carriers": ("backoff", "dead letter", "delay", "waiting queue"),
+    "deploy": ("docker", "kubernetes", "logging", "systemd"),
+    "exit-codes": ("exit code", "exit status"),
+    "guarantees": ("at least once", "exactly once", "guarantee"),
+    "once": ("duplicate", "idempotency", "inbox"),
+    "order": ("ordering", "ordering key"),
+    "outbox": ("outbox", "transaction"),
+    "pausing": ("circuit breaker", "pause", "rate limit"),
+    "permissions": ("permission", "role"),
+    "policies": ("attempts", "policy", "retry"),
+    "publishing": ("publish",),
+    "requeueing": ("parked", "parked message", "requeue"),
+    "settings": ("configuration", "setting", "settings"),
+    "signals": ("signal",),
+    "testing": ("pytest", "test"),
+    "topology": ("declare", "exchange", "queue"),
+    "upgrading": ("upgrade",),
+}
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxext.opengraph"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
+
+# The reference of the public API is read from docstrings; the modules behind it define models.
+settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rmq_retry"])
+django.setup()
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+# The types in signatures are text. Links between pages are still checked.
+nitpick_ignore_regex = [("py:.*", ".*")]
+
 exclude_patterns = ["_build"]
 nitpicky = True
 
+# Two hyphens, such as those of --yes, do not become a dash.
+smartquotes_action = "qe"
+
 html_theme = "furo"
-html_title = f"django-rmq-retry {release}"
+html_title = project
+html_baseurl = "https://django-rmq-retry.readthedocs.io/en/latest/"
 html_show_sourcelink = False
+html_copy_source = False
+templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
+html_theme_options = {
+    "light_logo": "logo-light.svg",
+    "dark_logo": "logo-dark.svg",
+    "light_css_variables": {"color-brand-primary": "#0b6b63", "color-brand-content": "#0b6b63"},
+    "dark_css_variables": {"color-brand-primary": "#4fd1c0", "color-brand-content": "#4fd1c0"},
+}
+
+# The card is drawn in _static/card.svg; programs that show links want a PNG.
+ogp_site_url = html_baseurl
+ogp_site_name = project
+ogp_image = "_static/card.png"
+ogp_image_alt = "django-rmq-retry: RabbitMQ messages in Django, retried and parked"
+ogp_description_length = 200
+ogp_social_cards = {"enable": False}
+ogp_custom_meta_tags = ('<meta name="twitter:card" content="summary_large_image">',)
+
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.drawn) > div.highlight > pre"
+
+
+class WithoutTestNames(SearchEnglish):
+    """The search of English texts, without the names of tests, which contain every word of the subject."""
+
+    def word_filter(self, word: str) -> bool:
+        """Keep a word in the index unless it names a test."""
+        return not word.startswith("test_") and super().word_filter(word)
+
+
+def mark(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark what site.css or the copy button treats in its own way.
+
+    A block that holds a drawing made of characters is not copied. Long names may break. A drawing wider than the text
+    scrolls at its own size.
+    """
+    for block in doctree.findall(nodes.literal_block):
+        if DRAWN.search(block.astext()):
+            block["classes"].append("drawn")
+    for name in doctree.findall(nodes.literal):
+        if name.astext().startswith("test_"):
+            name["classes"].append("test-name")
+        elif len(name.astext()) > WORD:
+            name["classes"].append("long")
+    for image in doctree.findall(nodes.image):
+        file = Path(app.srcdir, image["uri"])
+        width = WIDTH.search(file.read_text()) if file.suffix == ".svg" else None
+        if width and int(width[1]) > COLUMN:
+            image["classes"].append("wide")
+
+
+def answer(app: Sphinx, doctree: nodes.document) -> None:
+    """Enter a page under the words that it answers; the search puts such a page first."""
+    words = ANSWERS.get(Path(app.env.docname).name, ())
+    if words:
+        doctree.insert(0, addnodes.index(entries=[("single", word, "", "main", None) for word in words]))
+
+
+def setup(app: Sphinx) -> None:
+    """Add to Sphinx what it has no option for."""
+    app.add_search_language(WithoutTestNames)
+    app.connect("doctree-read", mark)
+    app.connect("doctree-read", answer)

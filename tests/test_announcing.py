@@ -7,9 +7,9 @@ from django.dispatch import Signal
 from django_rmq_retry import Delivery, Queue, StopTheLine, signals
 from django_rmq_retry.consumer import events
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.policies import ACK, Verdict, halt, park, retry
+from tests.runtime.attempting import finished
 
 Heard = list[tuple[str, str]]
 LEDGER = Subscription(
@@ -18,9 +18,9 @@ LEDGER = Subscription(
 NAMES = {id(getattr(signals, name)): name for name in ("attempted", "parked", "halted", "resumed")}
 
 
-def attempt(verdict: Verdict, *, subscription: Subscription | None = LEDGER) -> FinishedAttempt:
+def attempt(verdict: Verdict, *, subscription: Subscription | None = LEDGER) -> Any:
     delivery = Delivery(queue="ledger.post", body=b"{}")
-    return FinishedAttempt(delivery=delivery, verdict=verdict, subscription=subscription, seconds=0.5)
+    return finished(verdict, delivery, handler=subscription)
 
 
 @pytest.fixture

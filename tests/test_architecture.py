@@ -1,4 +1,4 @@
-"""docs/architecture.md names what is there: packages in their order, modules, threads, verdicts and states."""
+"""docs/concepts/architecture.md names what is there: packages in their order, modules, threads, verdicts and states."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,12 @@ import pytest
 from django_rmq_retry.models.parked import State
 from django_rmq_retry.policies import Kind
 from tests.test_ladder import RUNGS
+from tests.tooling.pages import page
 from tests.tooling.seams import OPERATING
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rmq_retry"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = page("architecture.md").read_text()
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
 
 

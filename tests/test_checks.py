@@ -1,5 +1,6 @@
 """The system checks: each id is reached, has a hint and an entry in the docs, and a sound project hears nothing."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,17 +33,19 @@ from django_rmq_retry import (
     handler,
 )
 from django_rmq_retry.env import Secret
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.testing import isolated_handlers
+from tests.tooling.pages import page
 
 ROOT = Path(__file__).parents[1]
 SAFE_URL = "amqps://bank@rabbit.bank/pay"
 MAIN = Exchange("main", "direct")
 QUORUM_TARGET = Queue("target")
+numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
 def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -65,7 +68,7 @@ def ids(messages: list[CheckMessage]) -> list[str]:
 def handle(queue: Queue | str, **options: Any) -> None:
     def charge(message: Delivery) -> None: ...
 
-    handler(queue, **{"name": f"handler {len(registry.registrations())}", **options})(charge)
+    handler(queue, **{"name": f"handler {next(numbers)}", **options})(charge)
 
 
 def test_a_sound_project_hears_nothing() -> None:
@@ -389,7 +392,7 @@ def test_djangos_error_page_shows_what_the_check_says_it_shows(keys: dict[str, A
 
 def test_every_id_of_the_code_has_its_entry_in_the_docs_and_every_entry_its_id() -> None:
     code = "".join(path.read_text() for path in sorted((ROOT / "django_rmq_retry" / "checks").glob("*.py")))
-    docs = (ROOT / "docs" / "checks.md").read_text()
+    docs = page("checks.md").read_text()
 
     assert sorted(set(re.findall(r'"([EW]\d{3})"', code))) == re.findall(
         r"^### rmq_retry\.([EW]\d{3})$", docs, re.MULTILINE

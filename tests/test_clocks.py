@@ -18,9 +18,6 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler, server
 from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.admin.status import alarms
-from django_rmq_retry.consumer import assembly
-from django_rmq_retry.consumer.consumer import Limits
-from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import OnceState
 from django_rmq_retry.inbox.once import once
@@ -40,14 +37,15 @@ from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.retention import purge, purge_audit
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.store import Store
 from django_rmq_retry.parked.survey import survey
 from django_rmq_retry.publishing import relay
 from django_rmq_retry.publishing.outbox import keep
+from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import run
 from tests.core.made import arrived, delivery
-from tests.records.arrivals import HOMES
+from tests.records.arrivals import store
 from tests.records.made import parked
+from tests.runtime.assembled import consumer_of
 from tests.tooling.clocks import DAY, YEAR, shifted
 from tests.tooling.waiting import wait_until
 
@@ -75,7 +73,7 @@ def right() -> datetime:
 def handled() -> Iterator[list[str]]:
     """The ids of what the handler has run for."""
     ran: list[str] = []
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler(Queue("payments"), name="book", once=True)
         def book(message: Delivery) -> None:
@@ -259,7 +257,7 @@ def test_the_difference_is_a_problem_of_the_status(
     problems = list(broker_status._exceeded_limits(limits, Look(at=timezone.now()), found))  # type: ignore[arg-type]
     request = rf.get("/")
     request.user = admin_user
-    warned = [one.said for one in alarms(request, Look(at=timezone.now()), {}, recent=0, address=lambda *_: "")]
+    warned = [one.text for one in alarms(request, Look(at=timezone.now()), {}, recent=0, address=lambda *_: "")]
 
     said = f"clocks: The clock of this host is {word} the clock of database 'default'. Synchronize both by NTP."
     assert problems == ([said] if word else [])
@@ -277,8 +275,7 @@ def unrecorded(settings: Any) -> None:
 
 def tried(arrival: Delivery) -> Message:
     """The copy that a failed attempt makes of its message, on a thread like a consumer's."""
-    limits = Limits()
-    consumer = assembly.consumer(registry.work_queues(), Events(time.time), threads=1, prefetch=1, limits=limits)
+    consumer = consumer_of(registry.work_queues())
     with ThreadPoolExecutor(1) as pool:
         copy = pool.submit(consumer._attempts.settlement, arrival).result(10).copy
     assert copy is not None
@@ -291,17 +288,17 @@ def tried(arrival: Delivery) -> Message:
 def test_what_a_wrong_host_parks_after_it_was_resolved_is_open_again(
     wrong: float, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler(Queue("payments"), name="charge", policy=RetryThenPark(attempts=1))
         def charge(_: Delivery) -> None:
             raise ValueError
 
-        Store(HOMES, registry.work_queues()).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
+        store(arrived(tried(delivery(message_id="m")), queue="payments.parked"))
         ParkedMessage.objects.update(state=state, resolved_at=server.now("default"), resolution="done")
         ErrorGroup.objects.update(parked=0, **{state.value: 1})
         shifted(monkeypatch, wrong)
-        Store(HOMES, registry.work_queues()).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
+        store(arrived(tried(delivery(message_id="m")), queue="payments.parked"))
 
     record = ParkedMessage.objects.get()
     assert (record.state, record.copies) == (State.PARKED, 2)
@@ -312,7 +309,7 @@ def test_what_a_wrong_host_parks_after_it_was_resolved_is_open_again(
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_budget_is_kept_between_hosts_whose_clocks_differ(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
     server.now("default")
-    with registry.isolated():
+    with isolated_handlers():
         policy = RetryThenPark(attempts=None, backoff=Fixed(1), budget=600, via=Ladder())
 
         @handler(Queue("payments"), name="charge", policy=policy)
@@ -338,7 +335,7 @@ class Strict:
 @pytest.mark.usefixtures("unrecorded")
 def test_a_router_that_raises_keeps_no_failed_message_from_its_retry(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Strict()]
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler(Queue("payments"), name="charge", policy=RetryThenPark(attempts=2, backoff=Fixed(1), budget=600))
         def charge(_: Delivery) -> None:
@@ -369,7 +366,7 @@ def test_when_a_queue_was_first_declared_goes_by_the_databases_clock(
 ) -> None:
     settings.RMQ_RETRY = {"URL": broker_url}
     shifted(monkeypatch, wrong)
-    with registry.isolated():
+    with isolated_handlers():
         handler(Queue("payments"), name="charge")(lambda _: None)
         assert run("rmq_declare").code == 0
 

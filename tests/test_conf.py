@@ -12,6 +12,7 @@ from django.test import override_settings
 from django_rmq_retry import Exchange, Fixed, Queue, RetryThenPark, StopTheLine, conf
 from django_rmq_retry.amqp import Secret, Tls
 from django_rmq_retry.errors import ConfigurationError
+from tests.tooling.pages import page
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
 EVENTS = Exchange("events", "topic")
@@ -51,7 +52,7 @@ def test_every_key_has_its_field_and_every_field_its_key() -> None:
 
 
 def test_every_key_stands_in_the_docs() -> None:
-    docs = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    docs = page("settings.md").read_text()
     table = docs.partition("## The URL")[0]
 
     assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]

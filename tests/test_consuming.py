@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_rmq_retry.consumer import assembly
+from django_rmq_retry import server
 
 pytestmark = pytest.mark.django_db
 Run = Callable[[Callable[[], None]], None]
@@ -41,7 +41,7 @@ def ask(connection: BaseDatabaseWrapper) -> None:
 def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
     def attempt() -> None:
         connection = bank(tmp_path, max_age=0)
-        with assembly.FreshConnections():
+        with server.FreshConnections():
             ask(connection)
             assert connection.connection is not None
 
@@ -53,11 +53,22 @@ def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run
 def test_a_connection_that_grew_old_between_messages_is_closed_before_the_next(worker: Run, tmp_path: Path) -> None:
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
-        with assembly.FreshConnections():
+        with server.FreshConnections():
             ask(connection)
         assert connection.connection is not None
         connection.close_at = 0
-        with assembly.FreshConnections():
+        with server.FreshConnections():
+            assert connection.connection is None
+
+    worker(attempts)
+
+
+def test_a_connection_that_was_interrupted_before_the_attempt_is_not_used_in_it(worker: Run, tmp_path: Path) -> None:
+    def attempts() -> None:
+        connection = bank(tmp_path, max_age=None)
+        ask(connection)
+        server.interrupted()
+        with server.FreshConnections():
             assert connection.connection is None
 
     worker(attempts)
@@ -67,7 +78,7 @@ def test_queries_are_logged_for_one_message_only(worker: Run, tmp_path: Path) ->
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         for _ in range(3):
-            with assembly.FreshConnections():
+            with server.FreshConnections():
                 ask(connection)
 
                 assert len(connection.queries_log) == 1

@@ -1,33 +1,60 @@
-"""Each fault stands once in docs/faults.md, with tests that exist, or a sentence on why there is none."""
+"""Each failure stands once in the failure matrix and once in the proofs, with tests that exist."""
 
 import re
 
-from tests.tooling.pages import ROOT
+from tests.tooling.pages import DOCS, ROOT, page
 
-PAGE = (ROOT / "docs" / "faults.md").read_text()
-ROW = re.compile(r"^\| ([A-E]-\d+) \| (.+?) \| (.+?) \|(.*)\|$", re.MULTILINE)
-CATALOGUE = {"A": 20, "B": 37, "C": 27, "D": 28, "E": 19}
-"""So many rows has each part."""
+MATRIX = page("failures.md").read_text()
+PROOFS = page("proofs.md").read_text()
+CATALOGUE = {"A": 47, "B": 47, "C": 36, "D": 35, "E": 22}
+"""The number of rows of each letter."""
+WANTED = [f"{part}-{number}" for part, last in CATALOGUE.items() for number in range(1, last + 1)]
 UNPROVEN = {"E-19"}
-"""Those with a sentence instead of a test."""
+"""Rows that describe an address that does not exist."""
 CITED = re.compile(r"`(test_\w+)`")
 
 
-def test_each_fault_of_the_catalogue_stands_there_once() -> None:
-    wanted = [f"{part}-{number}" for part, last in CATALOGUE.items() for number in range(1, last + 1)]
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of each row that begins with an id."""
+    found = re.findall(r"^\| (?=[A-E]-\d)(.+) \|$", text, re.MULTILINE)
+    return [row.split(" | ") for row in found]
 
-    assert [row[0] for row in ROW.findall(PAGE)] == wanted
-    assert len(re.findall(r"^\| [A-E]-\d", PAGE, re.MULTILINE)) == len(wanted)
+
+def proofs() -> dict[str, list[str]]:
+    """Return the tests of each id."""
+    return {cells[0]: CITED.findall(cells[1]) for cells in rows(PROOFS)}
 
 
-def test_each_row_names_a_test_or_says_why_there_is_none() -> None:
-    bare = {row for row, _fault, _what, proven in ROW.findall(PAGE) if not CITED.search(proven)}
+def test_each_failure_of_the_catalogue_stands_in_the_matrix_once() -> None:
+    assert sorted(cells[0] for cells in rows(MATRIX)) == sorted(WANTED)
 
-    assert bare == UNPROVEN
+
+def test_each_row_of_the_matrix_states_a_failure_a_result_and_an_action() -> None:
+    """No table of the matrix is without ids, and no row is short."""
+    tables = [part.splitlines() for part in MATRIX.split("\n\n") if part.startswith("|")]
+    bare = [line for lines in tables for line in lines[2:] if not re.match(r"\| [A-E]-\d+ \| ", line)]
+    short = [cells[0] for cells in rows(MATRIX) if len(cells) < 4 or not all((cells[1], cells[2], cells[-1]))]
+
+    assert bare == []
+    assert short == []
+
+
+def test_each_failure_but_one_names_the_tests_that_prove_it() -> None:
+    proven = [cells[0] for cells in rows(PROOFS)]
+
+    assert proven == [one for one in WANTED if one not in UNPROVEN]
+    assert [one for one, tests in proofs().items() if not tests] == []
 
 
 def test_each_test_that_a_row_names_exists_and_is_run() -> None:
     written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     defined = set(re.findall(r"^ *(?:async )?def (test_\w+)\(", written, re.MULTILINE))
 
-    assert {name for name in CITED.findall(PAGE) if name not in defined} == set()
+    assert {name for name in CITED.findall(PROOFS) if name not in defined} == set()
+
+
+def test_names_of_tests_stay_out_of_the_text_of_concepts_and_evidence() -> None:
+    pages = [*(DOCS / "concepts").glob("*.md"), *(DOCS / "evidence").glob("*.md")]
+    citing = {path.name for path in pages if CITED.search(path.read_text())}
+
+    assert citing == {"proofs.md"}

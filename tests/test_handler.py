@@ -419,7 +419,7 @@ def test_a_queue_for_each_process_is_published_to_by_its_exchange_only(taken: Ta
     assert [(message.exchange, message.routing_key) for message in taken.messages] == [("prices", "eur.usd")]
 
 
-def test_without_a_carrier_of_its_own_a_transient_queue_keeps_retries_in_hand() -> None:
+def test_without_a_carrier_of_its_own_a_transient_queue_keeps_retries_unacked() -> None:
     prices = Exchange("prices", "topic")
 
     @handler(Broadcast("prices.cache", bindings=[prices.bind("#")]), policy=RetryThenPark(attempts=3))

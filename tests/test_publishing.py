@@ -14,6 +14,7 @@ from django_rmq_retry import Fixed, Message, OneShot, Raw, RetryThenPark, apubli
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
 from django_rmq_retry.handlers.handler import destination_of
+from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.publishing import publish as publishing
 from django_rmq_retry.publishing.publish import Options, adispatch, dispatch, message_of, options_of
 from tests.core.made import subscription
@@ -65,6 +66,32 @@ def test_outside_a_transaction_a_message_leaves_at_once(post: Post) -> None:
     assert post.sent[0].body == b'{"a":1}'
     assert post.sent[0].properties.delivery_mode == 2
     assert post.sent[0].mandatory
+
+
+REPLY_ADDRESS = "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAxAAACBQAAAABjA1Ll.a2V5"
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [(REPLY_ADDRESS, {}), ("q", {"CC": ["other", REPLY_ADDRESS]}), ("q", {"BCC": [REPLY_ADDRESS]})],
+    ids=["key", "CC", "BCC"],
+)
+def test_a_direct_reply_to_address_is_refused_before_anything_is_sent(
+    post: Post, key: str, headers: dict[str, object]
+) -> None:
+    refused = pytest.raises(ConfigurationError, match="Return the answer from the handler")
+    with refused:
+        publish(1, routing_key=key, headers=headers)
+    with refused:
+        asyncio.run(apublish(1, routing_key=key, headers=headers))
+    with refused, transaction.atomic():
+        publish(1, routing_key=key, headers=headers)
+    with refused, transaction.atomic():
+        publish_many([Message(body=b"1", routing_key=key, properties=Properties(headers=Headers.of(headers)))])
+    publish(1, exchange="main", routing_key=key, headers=headers)
+
+    assert [message.exchange for message in post.sent] == ["main"]
 
 
 @pytest.mark.usefixtures("transactional_db")

@@ -11,9 +11,9 @@ import pytest
 
 from django_rmq_retry import Delivery, Exponential, OneShot, RetryThenPark, StopTheLine, handler
 from django_rmq_retry.testing import isolated_handlers
-from tests.tooling.pages import ROOT, Block, blocks
+from tests.tooling.pages import Block, blocks, page
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = page("testing.md")
 ON_A_REAL_BROKER, OF_A_SNAPSHOT = "test_on_rabbitmq", "test_the_topology_is_known"
 
 

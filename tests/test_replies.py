@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pika
@@ -20,20 +20,18 @@ from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Fixed, Json, OneShot, Queue, Raw, RetryThenPark
-from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.conf import settings
-from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, Limits
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
-from django_rmq_retry.handlers import Subscription, work_queues
-from django_rmq_retry.handlers.attempt import Surroundings
+from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Codec
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import Options, acall, call
 from tests.broker.declared import declare
+from tests.broker.live import io_thread, publisher_on, source_on
 from tests.core.made import topology_of
+from tests.runtime.attempting import attempts_of
 from tests.tooling.brokers import using_broker
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -62,8 +60,8 @@ def subscribed(run: Callable[[Delivery], object] = quote, codec: Codec = JSON) -
 def served(subscription: Subscription) -> Iterator[Subscription]:
     """Somebody consumes, for as long as it is asked."""
     events = Events(time.time)
-    surroundings = Surroundings(
-        around=nullcontext,
+    attempts = attempts_of(
+        subscription,
         journals=(events,),
         reply_to=settings().reply_to,
         refused=events.refuse_answer,
@@ -71,19 +69,20 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
         now_ms=lambda: time.time_ns() // 1_000_000,
         chance=random.random,
     )
-    made = work_queues([subscription])
-    source = PikaSource(
-        broker_connections.current.io("rmq-test"), settings().access(), broker_connections.current.publisher
-    )
-    consumer = Consumer(made, source, Attempts(made, surroundings), threads=2, prefetch=5, limits=Limits(shutdown=5))
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(consumer.run()))
-    thread.start()
-    try:
-        yield subscription
-    finally:
-        consumer.stop("the test is over")
-        thread.join(15)
+    url = str(project.RMQ_RETRY["URL"])
+    with io_thread() as io:
+        publisher = publisher_on(io, url)
+        source, made, limits = source_on(io, url, publisher), work_queues_of([subscription]), Limits(shutdown=5)
+        consumer = Consumer(made, source, attempts, threads=2, prefetch=5, limits=limits)
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(consumer.run()))
+        thread.start()
+        try:
+            yield subscription
+        finally:
+            consumer.stop("the test is over")
+            thread.join(15)
+            publisher.close()
 
     assert codes == [0]
 

@@ -77,7 +77,7 @@ def test_a_message_that_takes_its_worker_down_is_parked(rmq: RmqTest, charge: Ha
     assert 5 <= len(done) <= 10
 
 
-def test_what_was_in_hand_beside_a_crash_is_handled_too(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
+def test_what_was_unacked_beside_a_crash_is_handled_too(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     rmq.fail_next(charge, "crash before ack")
     for number in range(30):
         charge.publish(number)

@@ -193,3 +193,10 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert databases.KINDS[databases.MARIADB].lack() == (
         "PyMySQL is not installed. Run `pip install --group databases`."
     )
+
+
+def test_each_test_of_databases_is_in_a_file_that_names_their_mark(request: pytest.FixtureRequest) -> None:
+    """The lanes of databases read these files only."""
+    found = {str(one.path.relative_to(ROOT)) for one in request.session.items if one.get_closest_marker("database")}
+
+    assert found - set(lanes.marked("database")) == set()

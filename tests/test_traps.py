@@ -1,4 +1,4 @@
-"""Traps that no other test stands beside: see docs/traps.md."""
+"""Defects of other consumers that no other file of tests covers: see docs/evidence/failures.md."""
 
 import ast
 import pickle

@@ -16,6 +16,7 @@ PLAIN: tuple[str, ...] = (
     "README.md",
     "SECURITY.md",
     "django_rmq_retry/admin",
+    "django_rmq_retry/amqp",
     "django_rmq_retry/apps.py",
     "django_rmq_retry/arguments.py",
     "django_rmq_retry/breakers/gate.py",
@@ -44,10 +45,15 @@ PLAIN: tuple[str, ...] = (
     "django_rmq_retry/topology",
     "docs",
     "testproject",
+    "tests/admin",
     "tests/bank",
     "tests/bench",
+    "tests/broker",
+    "tests/browser",
     "tests/chaos",
+    "tests/commands",
     "tests/core",
+    "tests/embedded",
     "tests/faults",
     "tests/foreign",
     "tests/runtime",
@@ -64,6 +70,7 @@ SUFFIXES = (".py", ".md", ".html")
 def files() -> list[Path]:
     found = [ROOT / name for name in PLAIN]
     every = [path for one in found for path in ([one] if one.is_file() else sorted(one.rglob("*")))]
+    every = [path for path in every if "_build" not in path.parts]  # left by `make docs`
     return [path for path in every if path.suffix in SUFFIXES and path.name not in ("writing.py", "test_writing.py")]
 
 

@@ -38,7 +38,7 @@ CHUNK = 500
 """Such actions read by one statement; each may name thousands of messages."""
 NAMING = Q(facts__has_key="messages") | Q(facts__selection__has_key="ids")
 """Actions on several messages that name them."""
-UNREAD = "rmq_retry_unread"
+SEARCHED_IN_PART = "rmq_retry_unread"
 """A request attribute: true if the search left older actions unread."""
 SOURCES = ("admin", "cli", "code")
 
@@ -83,7 +83,7 @@ class ByRun(ByNumber):
     parameter_name = "run"
 
 
-class ActList(ChangeList):
+class ActionList(ChangeList):
     """The list of actions; its title names the whole log."""
 
     unread = ""
@@ -91,12 +91,12 @@ class ActList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        if getattr(request, UNREAD, False):
-            said = _("Only the newest %(count)d actions on several messages were searched by message.")
-            self.unread = said % {"count": MOST_READ}
+        if getattr(request, SEARCHED_IN_PART, False):
+            text = _("Only the newest %(count)d actions on several messages were searched by message.")
+            self.unread = text % {"count": MOST_READ}
 
     @property
-    def counted(self) -> "ActList":
+    def counted(self) -> "ActionList":
         """Return a copy with the name of its rows, singular or plural, for the line below them."""
         name = npgettext("counted", "action", "actions", self.result_count)
         same = copy(self)
@@ -108,7 +108,7 @@ class ActList(ChangeList):
 class OperatorActionAdmin(Pages):
     """The list of actions, newest first, with a page for the facts of each."""
 
-    list_display = ("when", "who", "act", "about", "of_messages", "why", "place")
+    list_display = ("when", "who", "action_name", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
     list_filter = ("action", BySource, ByMessage, ByGroup, ByRun)
     search_fields = ("actor_name__exact",)
@@ -122,32 +122,38 @@ class OperatorActionAdmin(Pages):
     paginator = CappedPaginator
     change_list_template = "admin/rmq_retry/operatoraction/list.html"
 
-    when = admin.display(description=gettext_lazy("When"))(lambda _self, act: rmq_clock(act.at))
-    act = admin.display(description=gettext_lazy("Action"))(lambda _self, act: act.get_action_display())
+    when = admin.display(description=gettext_lazy("When"))(lambda _self, action: rmq_clock(action.at))
+    action_name = admin.display(description=gettext_lazy("Action"))(lambda _self, action: action.get_action_display())
     why = admin.display(description=gettext_lazy("Reason"))(
-        lambda _self, act: labelled(_("Reason"), cut(labels.act_reason(act)) or NOTHING)
+        lambda _self, action: labelled(_("Reason"), cut(labels.action_reason(action)) or NOTHING)
     )
 
     place = column(OperatorAction, "source")
 
     @admin.display(description=gettext_lazy("Messages"))
-    def of_messages(self, act: OperatorAction) -> SafeString:
-        return labelled(_("Messages"), NOTHING if act.queue else act.count)
+    def of_messages(self, action: OperatorAction) -> SafeString:
+        return labelled(_("Messages"), NOTHING if action.queue else action.count)
 
     @admin.display(description=gettext_lazy("Operator"))
-    def who(self, act: OperatorAction) -> str:
-        return cut(f"{act.actor_name} ({act.behalf})" if act.behalf else act.actor_name)
+    def who(self, action: OperatorAction) -> str:
+        return cut(f"{action.actor_name} ({action.behalf})" if action.behalf else action.actor_name)
 
     @admin.display(description=gettext_lazy("Subject"))
-    def about(self, act: OperatorAction) -> SafeString | str:
+    def about(self, action: OperatorAction) -> SafeString | str:
         """Return a link to the action's object; the link's text stays readable after the object is deleted."""
-        for number, page in ((act.message, "parkedmessage"), (act.run, "requeuerun"), (act.group, "errorgroup")):
+        for number, page in (
+            (action.message, "parkedmessage"),
+            (action.run, "requeuerun"),
+            (action.group, "errorgroup"),
+        ):
             if number is not None:
-                return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), _subject(act, number))
-        return cut(act.subject) or NOTHING
+                return format_html(
+                    '<a href="{}">{}</a>', self.address(f"{page}_change", number), _subject(action, number)
+                )
+        return cut(action.subject) or NOTHING
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return ActList
+        return ActionList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OperatorAction]:
         rows = super().get_queryset(request)
@@ -160,11 +166,11 @@ class OperatorActionAdmin(Pages):
         if not asked:
             return queryset, False
         number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
-        found, more = _about(numbers_of(asked) if number is None else [number], queryset)
-        setattr(request, UNREAD, more)
+        condition, more = _about(numbers_of(asked) if number is None else [number], queryset)
+        setattr(request, SEARCHED_IN_PART, more)
         # The subject is the message's name at that time: it finds the action after the message is deleted.
         named = Q(actor_name=asked) | Q(message__isnull=False, subject=asked)
-        return queryset.filter(found if number is not None else named | found), False
+        return queryset.filter(condition if number is not None else named | condition), False
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(partial(exports.audit, self))
@@ -191,34 +197,34 @@ class OperatorActionAdmin(Pages):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         why = pages.refusal(request, "view_audit")
-        found = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
-        if why or found is None:
+        action = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
+        if why or action is None:
             return self.refused(
                 request, why or pages.refusal(request, "view_all_audit") or _("There is no such action.")
             )
-        facts = [(name, plain(value)) for name, value in (found.details or {_("facts"): found.facts}).items()]
-        title = _("%(act)s by %(name)s") % {"act": found.get_action_display(), "name": found.actor_name}
+        facts = [(name, plain(value)) for name, value in (action.details or {_("facts"): action.facts}).items()]
+        title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
         return self.page(
             request,
             "operatoraction/action.html",
             title=title,
-            act=found,
+            action=action,
             facts=facts,
-            about=self.about(found),
-            why=labels.act_reason(found),
-            listed=_listed(found),
+            about=self.about(action),
+            why=labels.action_reason(action),
+            listed=_listed(action),
         )
 
 
-def _listed(act: OperatorAction) -> list[tuple[str, str]]:
+def _listed(action: OperatorAction) -> list[tuple[str, str]]:
     """Return the keys by which the action's messages were chosen, or left out."""
-    chosen = _inside(act.details, "selection", "filter")
+    chosen = _inside(action.details, "selection", "filter")
     titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
     lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
     return [(title, written(keys_of(number))) for title, number in lists if isinstance(number, int)]
 
 
-def _about(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[Q, bool]:
+def _about(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tuple[Q, bool]:
     """Return the filter for all actions that affected these messages, and True if older ones were not read.
 
     It finds actions on a message itself, on a requeue run that included it, and on several messages with it.
@@ -226,28 +232,28 @@ def _about(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[Q
     if not messages:
         return Q(pk__in=()), False
     runs = RequeueItem.objects.filter(message__in=messages).values_list("run", flat=True).distinct()
-    found, more = _naming(set(messages), acts)
-    return Q(message__in=messages) | Q(run__in=list(runs[:MOST_MEANT])) | Q(pk__in=found), more
+    numbers, more = _naming(set(messages), actions)
+    return Q(message__in=messages) | Q(run__in=list(runs[:MOST_MEANT])) | Q(pk__in=numbers), more
 
 
-def _naming(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[list[int], bool]:
+def _naming(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tuple[list[int], bool]:
     """Return the actions whose facts name one of these messages, and True if older ones were not read.
 
     The numbers are compared here because SQLite cannot search a list of them.
     """
-    several = acts.filter(NAMING, message__isnull=True, run__isnull=True, action__in=SEVERAL)
-    found: list[int] = []
+    several = actions.filter(NAMING, message__isnull=True, run__isnull=True, action__in=SEVERAL)
+    numbers: list[int] = []
     for place, (pk, facts) in enumerate(_newest(several)):
         if place == MOST_READ:
-            return found, True
+            return numbers, True
         if any(number in messages for number in _named_in(facts)):
-            found.append(pk)
-    return found, False
+            numbers.append(pk)
+    return numbers, False
 
 
-def _newest(acts: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
+def _newest(actions: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
     """Yield the actions, newest first, by one statement per slice: some databases return a whole result at once."""
-    rows = acts.order_by("-number").values_list("number", "pk", "facts")
+    rows = actions.order_by("-number").values_list("number", "pk", "facts")
     chunk = list(rows[:CHUNK])
     while chunk:
         yield from ((pk, facts) for _number, pk, facts in chunk)
@@ -272,9 +278,9 @@ def _inside(facts: object, *names: str) -> Mapping[str, Any]:
     return facts if isinstance(facts, Mapping) else {}
 
 
-def _subject(act: OperatorAction, number: int) -> str:
-    if act.message is not None:
-        return cut(act.subject) or f"#{number}"
-    if act.run is not None:
+def _subject(action: OperatorAction, number: int) -> str:
+    if action.message is not None:
+        return cut(action.subject) or f"#{number}"
+    if action.run is not None:
         return _("run %(number)d") % {"number": number}
     return _("group #%(number)d") % {"number": number}

@@ -88,8 +88,8 @@ class BlockedKeyAdmin(Pages):
         if now is None:
             messages.success(request, _("Key %(key)s is unblocked: no message waits behind it.") % {"key": row.key})
         else:
-            said = _("Key %(key)s is unblocked: %(message)s now goes first.")
-            messages.success(request, said % {"key": row.key, "message": now.blocker})
+            text = _("Key %(key)s is unblocked: %(message)s now goes first.")
+            messages.success(request, text % {"key": row.key, "message": now.blocker})
 
 
 def _seen(request: HttpRequest, record: ParkedMessage | None) -> ParkedMessage | None:

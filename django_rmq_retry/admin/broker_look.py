@@ -31,7 +31,7 @@ class Look:
     """The result of one look at the broker."""
 
     at: datetime
-    away: str = ""
+    unreachable: str = ""
     """The reason that the broker cannot be reached; empty if it can."""
     since: datetime | None = None
     levels: tuple[Level, ...] = ()
@@ -104,7 +104,7 @@ class _Window:
 
     def _away(self, why: str) -> Look:
         self._since = self._since or timezone.now()
-        return Look(at=timezone.now(), away=why, since=self._since)
+        return Look(at=timezone.now(), unreachable=why, since=self._since)
 
 
 def _seen(known: Sequence[Declared]) -> Look:

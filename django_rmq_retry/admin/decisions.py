@@ -11,9 +11,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin import key_lists, labels, message_page
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import pages as choosing
+from django_rmq_retry.admin import key_lists, labels, message_page, pages
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import DiscardCategory
@@ -33,88 +31,90 @@ LISTED = 10_000
 """The most messages among which business keys are counted."""
 
 
-def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
+def discarding(model_admin: Pages, request: HttpRequest) -> HttpResponse:
     """Ask for a reason, then discard; the body is kept until its retention ends."""
 
-    def act(selection: Selection, allowed: Allowed) -> str:
+    def change(selection: Selection, allowed: Allowed) -> str:
         category, text = request.POST.get("category", ""), request.POST.get("text", "")
         done = discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed)
         until = timezone.localdate() + timedelta(days=settings().operators.resolved_days)
-        said = ngettext(
+        sentence = ngettext(
             "%(count)d message was discarded (reason: %(why)s). It can be restored until %(day)s.",
             "%(count)d messages were discarded (reason: %(why)s). They can be restored until %(day)s.",
             done.changed,
         )
         facts = {"count": done.changed, "why": labels.resolution(category), "day": f"{until:%Y-%m-%d}"}
-        return said % facts + _rest(done)
+        return sentence % facts + _rest(done)
 
-    return _asked(pages, request, "discard", act)
+    return _asked(model_admin, request, "discard", change)
 
 
-def holding(pages: Pages, request: HttpRequest) -> HttpResponse:
+def holding(model_admin: Pages, request: HttpRequest) -> HttpResponse:
     """Ask for the end of the hold, then put on hold; at that time the messages are parked again by themselves."""
 
-    def act(selection: Selection, allowed: Allowed) -> str:
+    def change(selection: Selection, allowed: Allowed) -> str:
         until = _until(request.POST.get("span", ""), request.POST.get("at", ""))
         reason = request.POST.get("text", "")
         done = hold(selection, Actor.of_request(request), until=until, reason=reason, allowed=allowed)
-        said = ngettext(
+        text = ngettext(
             "%(count)d message is on hold until %(when)s.",
             "%(count)d messages are on hold until %(when)s.",
             done.changed,
         )
-        return said % {"count": done.changed, "when": f"{timezone.localtime(until):%Y-%m-%d %H:%M}"} + _rest(done)
+        return text % {"count": done.changed, "when": f"{timezone.localtime(until):%Y-%m-%d %H:%M}"} + _rest(done)
 
-    return _asked(pages, request, "hold", act)
+    return _asked(model_admin, request, "hold", change)
 
 
-def restoring(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def restoring(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Undo a discard."""
-    return _one(pages, request, pk, "restore", restore, _("The message is parked again."))
+    return _one(model_admin, request, pk, "restore", restore, _("The message is parked again."))
 
 
-def unhold_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def unhold_view(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """End a hold now."""
-    return _one(pages, request, pk, "unhold", unhold, _("The hold has ended and the message is parked again."))
+    return _one(model_admin, request, pk, "unhold", unhold, _("The hold has ended and the message is parked again."))
 
 
-def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selection, Allowed], str]) -> HttpResponse:
-    why = allowing.refusal(request, verb)
+def _asked(
+    model_admin: Pages, request: HttpRequest, verb: str, change: Callable[[Selection, Allowed], str]
+) -> HttpResponse:
+    why = pages.refusal(request, verb)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     title = _("Discard messages") if verb == "discard" else _("Hold messages")
     try:
-        there = choosing.frozen(request) or key_lists.changed(request)
+        there = pages.frozen(request) or key_lists.changed(request)
         if there is not None:
             return there
-        selection = choosing.chosen(request)
+        selection = pages.chosen(request)
         left = key_lists.left_out(request, selection)
-        count = choosing.counted(selection)
+        count = pages.counted(selection)
     except Refused as refusal:
-        return pages.page(request, "refusal.html", title=title, status=400, why=str(refusal))
-    forbidden = choosing.forbidden(request, verb, selection)
+        return model_admin.page(request, "refusal.html", title=title, status=400, why=str(refusal))
+    forbidden = pages.forbidden(request, verb, selection)
     wrong = left.wrong
     if request.method == "POST" and "leave_out" not in request.POST and not wrong:
         if forbidden:
-            return pages.refused(request, forbidden)
+            return model_admin.refused(request, forbidden)
         try:
-            messages.success(request, act(selection, lambda message: allowing.refusal(request, verb, message)))
-            return HttpResponseRedirect(_back(pages, selection))
+            messages.success(request, change(selection, lambda message: pages.refusal(request, verb, message)))
+            return HttpResponseRedirect(_back(model_admin, selection))
         except Refused as refusal:
             wrong = str(refusal)
     context = {"left": left, "wrong": {"all": wrong} if wrong else {}, "forbidden": forbidden}
-    return _page(pages, request, selection, verb=verb, count=count, **context)
+    return _page(model_admin, request, selection, verb=verb, count=count, **context)
 
 
 def _page(
-    pages: Pages, request: HttpRequest, selection: Selection, *, verb: str, count: int, **context: Any
+    model_admin: Pages, request: HttpRequest, selection: Selection, *, verb: str, count: int, **context: Any
 ) -> HttpResponse:
     if verb == "discard":
         label = ngettext("Discard %(count)d message", "Discard %(count)d messages", count)
     else:
         label = ngettext("Hold %(count)d message", "Hold %(count)d messages", count)
     rows = selection.queryset().order_by()
-    return pages.page(
+    return model_admin.page(
         request,
         f"parkedmessage/{verb}.html",
         title=label % {"count": count},
@@ -123,7 +123,7 @@ def _page(
         token=selection.token(),
         count=count,
         keys=rows.exclude(business_key="").values("business_key").distinct().count() if count <= LISTED else None,
-        sample=choosing.sample(request, selection),
+        sample=pages.sample(request, selection),
         categories=DiscardCategory.choices,
         spans=SPANS,
         typed=request.POST or request.GET,
@@ -132,20 +132,22 @@ def _page(
     )
 
 
-def _one(pages: Pages, request: HttpRequest, pk: int, verb: str, act: Callable[..., Done], *said: str) -> HttpResponse:
+def _one(
+    model_admin: Pages, request: HttpRequest, pk: int, verb: str, change: Callable[..., Done], *success: str
+) -> HttpResponse:
     message = message_page.found_or_404(str(pk))
-    why = allowing.refusal(request, "view", message) or allowing.refusal(request, verb, message)
+    why = pages.refusal(request, "view", message) or pages.refusal(request, verb, message)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     try:
-        done = act(Selection.of_ids([pk]), Actor.of_request(request))
+        done = change(Selection.of_ids([pk]), Actor.of_request(request))
         if done.changed:
-            messages.success(request, said[0])
+            messages.success(request, success[0])
         else:
             messages.warning(request, _("Nothing was changed: the message has changed since this page was loaded."))
     except Refused as refusal:
         messages.warning(request, str(refusal))
-    return HttpResponseRedirect(pages.address("parkedmessage_change", pk))
+    return HttpResponseRedirect(model_admin.address("parkedmessage_change", pk))
 
 
 def _until(span: str, at: str) -> datetime:
@@ -155,12 +157,12 @@ def _until(span: str, at: str) -> datetime:
         return morning + timedelta(days=1)
     if span == "at":
         try:
-            found = parse_datetime(at)
+            until = parse_datetime(at)
         except ValueError:
-            found = None
-        if found is None:
+            until = None
+        if until is None:
             raise Refused(_("Enter the end of the hold, such as 2026-11-22T08:00."))
-        return found if timezone.is_aware(found) else timezone.make_aware(found)
+        return until if timezone.is_aware(until) else timezone.make_aware(until)
     spans = {"30m": timedelta(minutes=30), "2h": timedelta(hours=2)}
     if span not in spans:
         raise Refused(_("Choose the end of the hold."))
@@ -169,18 +171,18 @@ def _until(span: str, at: str) -> datetime:
 
 def _rest(done: Done) -> str:
     left = done.left + done.refused
-    said = ngettext(
+    text = ngettext(
         "%(count)d was not changed: it had changed meanwhile, or a rule of the project forbids the change.",
         "%(count)d were not changed: they had changed meanwhile, or a rule of the project forbids the change.",
         left,
     )
-    return " " + said % {"count": left} if left else ""
+    return " " + text % {"count": left} if left else ""
 
 
-def _back(pages: Pages, selection: Selection) -> str:
+def _back(model_admin: Pages, selection: Selection) -> str:
     """Return the address of the message if the selection is one message, else of the list."""
     if len(selection.revisions) == 1:
-        return pages.address("parkedmessage_change", next(iter(selection.revisions)))
+        return model_admin.address("parkedmessage_change", next(iter(selection.revisions)))
     if isinstance(selection.filter.get("group"), int):
-        return pages.address("errorgroup_change", selection.filter["group"])
-    return pages.address("parkedmessage_changelist")
+        return model_admin.address("errorgroup_change", selection.filter["group"])
+    return model_admin.address("parkedmessage_changelist")

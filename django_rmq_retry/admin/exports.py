@@ -8,9 +8,7 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq_retry.admin import key_lists
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import pages as choosing
+from django_rmq_retry.admin import key_lists, pages
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
@@ -27,39 +25,39 @@ MOST_LEFT_OUT = 1000
 """The most messages withheld by the project's rules that are left out by number."""
 
 
-def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
+def messages(model_admin: Pages, request: HttpRequest) -> HttpResponseBase:
     """Export messages as a table, or as lines with their contents."""
     why = _why_not(request, VERBS)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     try:
-        there = choosing.frozen(request) or key_lists.changed(request)
+        there = pages.frozen(request) or key_lists.changed(request)
         if there is not None:
             return there
-        selection = choosing.chosen(request)
+        selection = pages.chosen(request)
         left = key_lists.left_out(request, selection)
-        count = choosing.counted(selection)
+        count = pages.counted(selection)
     except Refused as refusal:
-        return pages.page(request, "refusal.html", title=_("Export"), status=400, why=str(refusal))
+        return model_admin.page(request, "refusal.html", title=_("Export"), status=400, why=str(refusal))
     forbidden = _forbidden(request, selection, count)
-    no_whole = allowing.refusal(request, "view_payload")
+    no_whole = pages.refusal(request, "view_payload")
     wrong = left.wrong
     if request.method == "POST" and "leave_out" not in request.POST and not wrong:
         try:
-            return pages.refused(request, forbidden) if forbidden else _messages_file(request, selection)
+            return model_admin.refused(request, forbidden) if forbidden else _messages_file(request, selection)
         except NotAllowed as refusal:
-            return pages.refused(request, str(refusal))
+            return model_admin.refused(request, str(refusal))
         except Refused as refusal:
             wrong = str(refusal)
     label = ngettext("Export %(count)d message", "Export %(count)d messages", count)
-    return pages.page(
+    return model_admin.page(
         request,
         "parkedmessage/export.html",
         title=label % {"count": count},
         status=422 if wrong else 200,
         selection=selection,
         token=selection.token(),
-        sample=choosing.sample(request, selection),
+        sample=pages.sample(request, selection),
         count=count,
         left=left,
         typed=request.POST or request.GET,
@@ -74,8 +72,8 @@ def _forbidden(request: HttpRequest, selection: Selection, count: int) -> str:
 
     For a filter's messages the project's rules are called for up to `MOST_ASKED`.
     """
-    why = next((why for verb in VERBS if (why := choosing.forbidden(request, verb, selection))), "")
-    if why or selection.named or not operators.has_own_rules(request.user) or count > choosing.MOST_ASKED:
+    why = next((why for verb in VERBS if (why := pages.forbidden(request, verb, selection))), "")
+    if why or selection.named or not operators.has_own_rules(request.user) or count > pages.MOST_ASKED:
         return why
     for row in selection.queryset().defer(*LEFT_OUT).order_by("pk").iterator(chunk_size=500):
         kept_back = _why_not(request, VERBS, row)
@@ -98,39 +96,39 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
     return _file(export(meant, actor, form=form, payload=Payload(payload), reason=reason), "messages", form)
 
 
-def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
+def run(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
     """Export the outcome of each message of a requeue run."""
-    why = allowing.refusal(request, "view_run") or allowing.refusal(request, "export")
+    why = pages.refusal(request, "view_run") or pages.refusal(request, "export")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     if not RequeueRun.objects.filter(pk=pk).exists():
         raise Http404(_("There is no such requeue run."))
     lines = run_lines(pk, Actor.of_request(request), allowed=lambda message: _why_not(request, VERBS, message))
     return _file(lines, f"run-{pk}", "csv")
 
 
-def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
+def audit(model_admin: Pages, request: HttpRequest) -> HttpResponseBase:
     """Export the rows that the audit log's list shows on all its pages."""
-    why = allowing.refusal(request, "view_audit") or allowing.refusal(request, "export")
+    why = pages.refusal(request, "view_audit") or pages.refusal(request, "export")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     try:
-        rows = pages.get_changelist_instance(request).queryset
+        rows = model_admin.get_changelist_instance(request).queryset
         count = rows.count()
     except (IncorrectLookupParameters, OverflowError) as error:
-        said = _("The filter cannot be used: %(error)s") % {"error": error}
-        return pages.page(request, "not_allowed.html", title=_("This is not allowed"), status=400, why=said)
+        text = _("The filter cannot be used: %(error)s") % {"error": error}
+        return model_admin.page(request, "not_allowed.html", title=_("This is not allowed"), status=400, why=text)
     if request.method == "POST":
         form = request.POST.get("form", "csv")
         if form not in FORMS:
-            return pages.refused(request, _("There is no such export format."))
+            return model_admin.refused(request, _("There is no such export format."))
         return _file(audit_lines(rows.order_by(), Actor.of_request(request), form=form), "audit", form)
     label = ngettext("Export %(count)d action", "Export %(count)d actions", count)
-    return pages.page(request, "operatoraction/export.html", title=label % {"count": count})
+    return model_admin.page(request, "operatoraction/export.html", title=label % {"count": count})
 
 
 def _why_not(request: HttpRequest, verbs: Iterable[str], message: ParkedMessage | None = None) -> str:
-    return next((why for verb in verbs if (why := allowing.refusal(request, verb, message))), "")
+    return next((why for verb in verbs if (why := pages.refusal(request, verb, message))), "")
 
 
 def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str]) -> Selection:
@@ -142,18 +140,18 @@ def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str])
         return selection
     rows = selection.queryset().defer(*LEFT_OUT).order_by("pk")
     kept_back: list[int] = []
-    asked, said = 0, ""
+    asked, reason = 0, ""
     for row in rows.iterator(chunk_size=1000):
         why = _why_not(request, verbs, row)
         if why and selection.named:
-            raise NotAllowed(choosing.named(request, row, why))
-        asked, said = asked + 1, said or why
+            raise NotAllowed(pages.named(request, row, why))
+        asked, reason = asked + 1, reason or why
         kept_back += [row.pk] if why else []
     if asked and len(kept_back) == asked:
-        raise NotAllowed(said)
+        raise NotAllowed(reason)
     if len(kept_back) > MOST_LEFT_OUT:
-        said = _("The project's rules do not allow you to export %(count)d of these messages. Choose only others.")
-        raise NotAllowed(said % {"count": len(kept_back)})
+        reason = _("The project's rules do not allow you to export %(count)d of these messages. Choose only others.")
+        raise NotAllowed(reason % {"count": len(kept_back)})
     return Selection.of_filter({**selection.filter, "without": kept_back}) if kept_back else selection
 
 

@@ -13,10 +13,18 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look, pages
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin.labels import COLUMNS, LEFT_OUT, cards, cells, lasting, oldest_open, plain_words, trends_of
+from django_rmq_retry.admin.labels import (
+    COLUMNS,
+    LEFT_OUT,
+    cards,
+    cells,
+    is_permanent,
+    oldest_open,
+    plain_words,
+    trends_of,
+)
 from django_rmq_retry.admin.message_list import MOST_COUNTED
-from django_rmq_retry.admin.pages import Act, Pages, migrated
+from django_rmq_retry.admin.pages import Button, Pages, migrated
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import operators
@@ -30,11 +38,11 @@ SAMPLED = 2000
 BY = {"queue": "queue", "type": "type"}
 
 
-def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def note_view(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Show the form for the note, or store it."""
-    why = allowing.refusal(request, "view_group") or allowing.refusal(request, "note")
+    why = pages.refusal(request, "view_group") or pages.refusal(request, "note")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     group = ErrorGroup.objects.filter(pk=pk).first()
     if group is None:
         raise Http404(_("There is no such error group."))
@@ -49,8 +57,8 @@ def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
             messages.warning(request, str(refusal))
         else:
             messages.success(request, _("The note is saved."))
-        return HttpResponseRedirect(pages.address("errorgroup_change", pk))
-    return pages.page(request, "errorgroup/note.html", title=_("Note"), group=group)
+        return HttpResponseRedirect(model_admin.address("errorgroup_change", pk))
+    return model_admin.page(request, "errorgroup/note.html", title=_("Note"), group=group)
 
 
 @admin.register(ErrorGroup)
@@ -90,7 +98,7 @@ class ErrorGroupAdmin(Pages):
             part="parts/groups.html",
             look=broker_look.glimpse(),
             title=_("Error groups"),
-            cards=[(card, self._acts(request, card.group)) for card in shown],
+            cards=[(card, self._buttons(request, card.group)) for card in shown],
             page=page,
             summary=summary,
             oldest=oldest_open() if summary["waiting"] else None,
@@ -121,8 +129,8 @@ class ErrorGroupAdmin(Pages):
             group=group,
             trend=trend,
             plain=plain_words(group),
-            lasting=lasting(group),
-            acts=self._acts(request, group, alone=True),
+            is_permanent=is_permanent(group),
+            buttons=self._buttons(request, group, alone=True),
             why_no_trace=no_trace,
             trace=trace,
             deploys=deploys,
@@ -148,42 +156,42 @@ class ErrorGroupAdmin(Pages):
             show="parked",
         )
 
-    def _acts(self, request: HttpRequest, group: Any, *, alone: bool = False) -> list[Act]:
+    def _buttons(self, request: HttpRequest, group: Any, *, alone: bool = False) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
         counted = {"count": ready}
         selected = f"?group={group.pk}"
         preview, discard = self.address("requeuerun_preview"), self.address("parkedmessage_discard")
-        acts = [
-            Act(
+        buttons = [
+            Button(
                 label=_("Try one first"),
                 address=f"{preview}{selected}&canary=1",
                 why=pages.refusal(request, "requeue"),
                 kind="main" if alone else "",
             ),
-            Act(
+            Button(
                 label=_("Requeue %(count)d…") % counted,
                 address=f"{preview}{selected}",
                 why=pages.refusal(request, "requeue", count=ready),
             ),
-            Act(
+            Button(
                 label=_("Discard %(count)d…") % counted,
                 address=f"{discard}{selected}",
                 why=pages.refusal(request, "discard"),
             ),
-            Act(
+            Button(
                 label=_("Hold…"),
                 address=f"{self.address('parkedmessage_hold')}{selected}",
                 why=pages.refusal(request, "hold"),
             ),
         ]
-        acts = acts if ready else []
+        buttons = buttons if ready else []
         if alone:
             note = self.address("errorgroup_note", group.pk)
             why = pages.refusal(request, "note")
-            return [*acts, Act(label=_("Note…"), address=note, why=why)]
-        opening = Act(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
-        return [opening, *(act for act in acts if not act.why)]
+            return [*buttons, Button(label=_("Note…"), address=note, why=why)]
+        opening = Button(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
+        return [opening, *(button for button in buttons if not button.why)]
 
 
 def _found(object_id: str) -> Any:

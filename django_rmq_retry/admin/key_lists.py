@@ -10,9 +10,8 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import pages as choosing
-from django_rmq_retry.admin.pages import Act, Pages
+from django_rmq_retry.admin import pages
+from django_rmq_retry.admin.pages import Button, Pages
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.key_lists import (
@@ -46,16 +45,16 @@ def seen_by(request: HttpRequest) -> Visible | None:
         return None
 
     def seen(row: ParkedMessage) -> bool:
-        return not allowing.refusal(request, "view", row)
+        return not pages.refusal(request, "view", row)
 
     return seen
 
 
-def view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def view(model_admin: Pages, request: HttpRequest) -> HttpResponse:
     """Store a list and show the matches of each of its keys; the buttons lead to the pages that ask."""
-    why = allowing.refusal(request, "view")
+    why = pages.refusal(request, "view")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     wrong, text = "", request.POST.get("keys", "")
     if request.method == "POST":
         try:
@@ -63,17 +62,17 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
         except Refused as refusal:
             wrong = str(refusal)
     known = _mine(request) if request.GET.get("list") and not wrong else None
-    told = matches_of_list(known, seen_by(request)) if known else None
-    return pages.page(
+    lookup = matches_of_list(known, seen_by(request)) if known else None
+    return model_admin.page(
         request,
         "parkedmessage/keys.html",
         title=_("A list of keys"),
         status=422 if wrong else 200,
-        text=written(told.keys) if told else text,
+        text=written(lookup.keys) if lookup else text,
         wrong={"keys": wrong} if wrong else {},
         most=MOST_KEYS,
-        answer=told,
-        **(_answer(pages, request, known, told) if known and told else {}),
+        answer=lookup,
+        **(_answer(model_admin, request, known, lookup) if known and lookup else {}),
     )
 
 
@@ -93,29 +92,31 @@ def _mine(request: HttpRequest) -> KeyList:
     return known
 
 
-def _answer(pages: Pages, request: HttpRequest, known: KeyList, told: Lookup) -> dict[str, Any]:
+def _answer(model_admin: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) -> dict[str, Any]:
     held = bool(request.GET.get("held"))
-    on_hold, waiting = told.records(State.ON_HOLD), {one.record for one in _matches(told) if one.run is not None}
+    on_hold, waiting = lookup.records(State.ON_HOLD), {one.record for one in _matches(lookup) if one.run is not None}
     return {
-        "found": [(key, told.matches[key]) for key in told.found[:SHOWN]],
-        "closed": [(key, told.matches[key]) for key in told.closed[:SHOWN]],
-        "several": [(key, told.matches[key][:EACH], len(told.matches[key]) - EACH) for key in told.several[:SHOWN]],
-        "missing": written(told.missing),
-        "alike": list(told.alike.items())[:SHOWN],
-        "spaced": len(told.spaced),
+        "found": [(key, lookup.matches[key]) for key in lookup.found[:SHOWN]],
+        "closed": [(key, lookup.matches[key]) for key in lookup.closed[:SHOWN]],
+        "several": [
+            (key, lookup.matches[key][:EACH], len(lookup.matches[key]) - EACH) for key in lookup.several[:SHOWN]
+        ],
+        "missing": written(lookup.missing),
+        "alike": list(lookup.alike.items())[:SHOWN],
+        "spaced": len(lookup.spaced),
         "held": held,
         "on_hold": len(on_hold),
-        "waiting": len(waiting & told.records(State.PARKED)),
+        "waiting": len(waiting & lookup.records(State.PARKED)),
         "address": f"{request.path}?list={known.pk}",
-        "acts": _acts(pages, request, known, held=held),
+        "buttons": _buttons(model_admin, request, known, held=held),
     }
 
 
-def _matches(told: Lookup) -> list[Match]:
-    return [one for some in told.matches.values() for one in some]
+def _matches(lookup: Lookup) -> list[Match]:
+    return [one for some in lookup.matches.values() for one in some]
 
 
-def _acts(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> list[Act]:
+def _buttons(model_admin: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> list[Button]:
     states = [State.PARKED.value, *([State.ON_HOLD.value] if held else [])]
     chosen, every = (_of(known, states), _of(known, State.values))
     of_chosen = (
@@ -123,21 +124,21 @@ def _acts(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> 
         (_("Discard %(count)d…"), "discard", "parkedmessage_discard", None),
         (_("Hold %(count)d…"), "hold", "parkedmessage_hold", None),
     )
-    acts = [
-        Act(
+    buttons = [
+        Button(
             label=label % {"count": chosen.count},
-            address=f"{pages.address(page)}?{urlencode({'sel': chosen.token()})}",
-            why=allowing.refusal(request, verb, count=count),
+            address=f"{model_admin.address(page)}?{urlencode({'sel': chosen.token()})}",
+            why=pages.refusal(request, verb, count=count),
             kind="" if verb != "requeue" else "main",
         )
         for label, verb, page, count in of_chosen
     ]
-    export = Act(
+    export = Button(
         label=_("Export %(count)d…") % {"count": every.count},
-        address=f"{pages.address('parkedmessage_export')}?{urlencode({'sel': every.token()})}",
-        why=allowing.refusal(request, "export"),
+        address=f"{model_admin.address('parkedmessage_export')}?{urlencode({'sel': every.token()})}",
+        why=pages.refusal(request, "export"),
     )
-    return [*(acts if chosen.count else []), *([export] if every.count else [])]
+    return [*(buttons if chosen.count else []), *([export] if every.count else [])]
 
 
 def _of(known: KeyList, states: Sequence[str]) -> Selection:
@@ -163,7 +164,7 @@ class Left:
     @property
     def lines(self) -> list[tuple[str, str, Sequence[str]]]:
         """Return the remarks about the keys: severity, sentence and keys of each."""
-        return [(kind, said % {"count": len(some)}, some[:SHOWN]) for kind, said, some in self._lines() if some]
+        return [(kind, text % {"count": len(some)}, some[:SHOWN]) for kind, text, some in self._lines() if some]
 
     def _lines(self) -> list[tuple[str, str, Sequence[str]]]:
         missing, elsewhere, several = self.missing, self.elsewhere, self.several
@@ -220,7 +221,7 @@ def changed(request: HttpRequest) -> HttpResponse | None:
     text = request.POST.get("except")
     if text is None:
         return None
-    selection = choosing.chosen(request)
+    selection = pages.chosen(request)
     try:
         keys = parse(text)
     except Refused:
@@ -250,11 +251,11 @@ def _left_out_by(selection: Selection) -> list[str]:
 def _again(request: HttpRequest, selection: Selection) -> HttpResponse:
     """Redirect to the same page with the new selection and all other fields of the form."""
     if "leave_out" not in request.POST:
-        said = _(
+        text = _(
             "Nothing was done, because the keys to leave out had changed. They are left out now: check the "
             "result and press the button again."
         )
-        messages.warning(request, said)
+        messages.warning(request, text)
     kept = [(name, value) for name in request.POST if name not in NOT_CARRIED for value in request.POST.getlist(name)]
     return HttpResponseRedirect(f"{request.path}?{urlencode([('sel', selection.token()), *kept])}")
 
@@ -264,15 +265,15 @@ def _told(request: HttpRequest, selection: Selection, known: Sequence[str]) -> L
     listed = _several(selection, seen) if LISTED in selection.filter else ()
     if not known:
         return Left(listed=listed)
-    told = excluded(known, selection.leaving_out(None).queryset(), seen)
+    left = excluded(known, selection.leaving_out(None).queryset(), seen)
     return Left(
         text=written(known),
         keys=len(known),
-        messages=told.messages,
-        missing=told.missing,
-        alike=list(told.alike.items()),
-        elsewhere=list(told.elsewhere.items()),
-        several=list(told.several.items()),
+        messages=left.messages,
+        missing=left.missing,
+        alike=list(left.alike.items()),
+        elsewhere=list(left.elsewhere.items()),
+        several=list(left.several.items()),
         listed=listed,
     )
 
@@ -280,7 +281,9 @@ def _told(request: HttpRequest, selection: Selection, known: Sequence[str]) -> L
 def _several(selection: Selection, seen: Visible | None) -> list[tuple[str, int]]:
     """Return the keys that match more than one message each, if the selection is a list of keys."""
     known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first()
-    told = matches_of_list(known, seen) if known else None
+    lookup = matches_of_list(known, seen) if known else None
     states = selection.filter.get("state", State.values)
-    found = [(key, sum(one.state in states for one in told.matches[key])) for key in told.several] if told else []
-    return [(key, count) for key, count in found if count > 1]
+    counts = (
+        [(key, sum(one.state in states for one in lookup.matches[key])) for key in lookup.several] if lookup else []
+    )
+    return [(key, count) for key, count in counts if count > 1]

@@ -13,12 +13,12 @@ from django.db.models import Model
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext, gettext_lazy, gettext_noop, ngettext, ngettext_lazy, pgettext_lazy
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext, ngettext_lazy, pgettext_lazy
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.history import Reason
-from django_rmq_retry.messages.parked import By
+from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
@@ -116,7 +116,7 @@ COLUMNS = (
     gettext_lazy("Parked"),
 )
 
-LASTING = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
+PERMANENT = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
 """Reasons for parking that a requeue alone does not remove."""
 
 
@@ -126,34 +126,34 @@ def resolution(text: str) -> str:
     return f"{DiscardCategory(category).label}{colon}{more}" if category in DiscardCategory.values else text
 
 
-def act_reason(act: OperatorAction) -> str:
+def action_reason(action: OperatorAction) -> str:
     """Return the operator's reason for an action; only the category of a discard is translated."""
-    return resolution(act.reason) if act.action == Action.DISCARD else act.reason
+    return resolution(action.reason) if action.action == Action.DISCARD else action.reason
 
 
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
-    said = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
-    return otherwise if selection.get("ids") and otherwise else short(said, LONGEST) or otherwise
+    text = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
+    return otherwise if selection.get("ids") and otherwise else short(text, LONGEST) or otherwise
 
 
 def trouble(text: str) -> str:
     """Return a queue's problem in the user's language; unknown texts, such as the broker's own, stay unchanged."""
     for pattern, words in COUNTED_OF_QUEUES.items():
-        found = re.fullmatch(pattern, text)
-        if found:
-            told = {name: int(said) if name == "count" else said for name, said in found.groupdict().items()}
-            return str(words % told)
-    return gettext(text)
+        match = re.fullmatch(pattern, text)
+        if match:
+            values = {name: int(value) if name == "count" else value for name, value in match.groupdict().items()}
+            return str(words % values)
+    return _(text)
 
 
 def _value(name: str, value: Any) -> str:
     if name in (LISTED, EXCEPT):
         return ngettext("%(count)d key", "%(count)d keys", value["count"]) % {"count": value["count"]}
     several = value if isinstance(value, (list, tuple)) else [value]
-    said = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
-    return ", ".join(str(said.get(one, one)) for one in several)
+    choices = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
+    return ", ".join(str(choices.get(one, one)) for one in several)
 
 
 def tick(message: ParkedMessage) -> SafeString:
@@ -181,8 +181,8 @@ def kind(message: ParkedMessage) -> SafeString:
 
 
 def failure(message: ParkedMessage) -> SafeString:
-    said = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
-    return labelled(_("Error"), cut(said or reason_text(message.reason)))
+    text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
+    return labelled(_("Error"), cut(text or reason_text(message.reason)))
 
 
 def queue(message: ParkedMessage) -> SafeString:
@@ -190,10 +190,10 @@ def queue(message: ParkedMessage) -> SafeString:
 
 
 def attempts(message: ParkedMessage) -> SafeString:
-    said = str(message.attempts)
+    text = str(message.attempts)
     if message.cycle > 1:
-        said = _("%(attempts)d (cycle %(cycle)d)") % {"attempts": message.attempts, "cycle": message.cycle}
-    return labelled(_("Attempts"), said)
+        text = _("%(attempts)d (cycle %(cycle)d)") % {"attempts": message.attempts, "cycle": message.cycle}
+    return labelled(_("Attempts"), text)
 
 
 def parked(message: ParkedMessage) -> SafeString:
@@ -241,7 +241,7 @@ class Trend:
         return self.counts[-1] if self.counts else 0
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """Return the bars as a sentence."""
         first, last = self.counts[0], self.counts[-1]
         highest = max(self.counts)
@@ -268,8 +268,8 @@ class Card:
         return ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent) % {"count": recent}
 
     @property
-    def lasting(self) -> bool:
-        return lasting(self.group)
+    def is_permanent(self) -> bool:
+        return is_permanent(self.group)
 
 
 def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
@@ -281,7 +281,7 @@ def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
 def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
     """Return the number of recently parked messages over time, for all groups by one query."""
     starts, counts = parked_lately(groups)
-    return {group: Trend(counts=tuple(found), starts=tuple(starts)) for group, found in counts.items()}
+    return {group: Trend(counts=tuple(columns), starts=tuple(starts)) for group, columns in counts.items()}
 
 
 def plain_words(group: ErrorGroup) -> str:
@@ -289,9 +289,9 @@ def plain_words(group: ErrorGroup) -> str:
     return group.plain or settings().operators.error_labels.get(group.title, "")
 
 
-def lasting(group: ErrorGroup) -> bool:
+def is_permanent(group: ErrorGroup) -> bool:
     """Return True if the same message will fail the same way until its cause is fixed."""
-    return group.reason in LASTING
+    return group.reason in PERMANENT
 
 
 def oldest_open() -> datetime | None:

@@ -17,8 +17,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import pages
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import pages as helping
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
@@ -160,34 +158,34 @@ class ByGroup(Word):
 FILTERS = (ByState, ByQueue, ByType, ByReason, ByAge, ByCycle, ByTime, ByGroup)
 
 
-def view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def view(model_admin: Pages, request: HttpRequest) -> HttpResponse:
     """Return the bar of newer messages alone: a part of a page, for the script."""
-    why = allowing.refusal(request, "view")
+    why = pages.refusal(request, "view")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     try:
-        found = _found(request, _listed(pages, request))
+        count = _found(request, _listed(model_admin, request))
     except ValueError:
         return HttpResponseBadRequest()
     again = request.GET.copy()
     for word in (SINCE, AFTER, "fragment"):
         again.pop(word, None)
-    return pages.page(
+    return model_admin.page(
         request,
         "parts/new_messages.html",
         title="",
-        count=min(found, MOST),
-        number=f"{MOST}+" if found > MOST else str(found),
+        count=min(count, MOST),
+        number=f"{MOST}+" if count > MOST else str(count),
         address=f"?{again.urlencode()}",
     )
 
 
-def _listed(pages: Pages, request: HttpRequest) -> Any:
+def _listed(model_admin: Pages, request: HttpRequest) -> Any:
     """Return the rows that the list would show on all its pages."""
     rows: Any = ParkedMessage.objects.all()
     words: Any = dict(request.GET.lists())
     for kind in FILTERS:
-        rows = kind(request, words, ParkedMessage, pages).queryset(request, rows)
+        rows = kind(request, words, ParkedMessage, model_admin).queryset(request, rows)
     return rows.order_by().values_list("pk", flat=True)
 
 
@@ -197,11 +195,11 @@ def _found(request: HttpRequest, rows: Any) -> int:
     if since is None or since.tzinfo is None or after is None:
         raise ValueError(request.GET)
     late = rows.filter(parked_at__lte=since, pk__gt=after)
-    found = list(rows.filter(parked_at__gt=since).union(late, all=True)[: MOST + 1])
-    if found and helping.rules_apart(request):
-        known = ParkedMessage.objects.filter(pk__in=found).defer(*LEFT_OUT)[: MOST + 1]
-        return sum(not allowing.refusal(request, "view", one) for one in known)
-    return len(found)
+    numbers = list(rows.filter(parked_at__gt=since).union(late, all=True)[: MOST + 1])
+    if numbers and pages.rules_apart(request):
+        known = ParkedMessage.objects.filter(pk__in=numbers).defer(*LEFT_OUT)[: MOST + 1]
+        return sum(not pages.refusal(request, "view", one) for one in known)
+    return len(numbers)
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in the stubs only
@@ -258,24 +256,26 @@ class MessageList(ChangeList):
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""
-        found: dict[str, Any] = {"search": self.query} if self.query else {}
+        filters: dict[str, Any] = {"search": self.query} if self.query else {}
         for spec in self.filter_specs:
             if isinstance(spec, Word):
-                found |= spec.meaning()
-        return found
+                filters |= spec.meaning()
+        return filters
 
     def chosen(self) -> list[tuple[str, str, str]]:
         """Return the filters that narrow the list: title, value, and the address without the filter."""
-        found = []
+        filters = []
         for spec in self.filter_specs:
             if isinstance(spec, Word) and spec.used_parameters:
                 name = str(spec.parameter_name)
                 value = str(spec.value() or "")
-                label = {str(choice): said for choice, said in spec.lookup_choices}.get(value, value)
-                found.append((str(spec.title), str(label), self.get_query_string(remove=[name])))
+                label = {str(choice): label_of_choice for choice, label_of_choice in spec.lookup_choices}.get(
+                    value, value
+                )
+                filters.append((str(spec.title), str(label), self.get_query_string(remove=[name])))
         if self.query:
-            found.append(("", self.query, self.get_query_string(remove=["q"])))
-        return found
+            filters.append(("", self.query, self.get_query_string(remove=["q"])))
+        return filters
 
     @property
     def newer(self) -> str:

@@ -13,11 +13,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import labels, pages
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import timeline as activity
 from django_rmq_retry.admin.labels import plain_words
-from django_rmq_retry.admin.pages import Act, Pages
-from django_rmq_retry.admin.timeline import timeline
+from django_rmq_retry.admin.pages import Button, Pages
+from django_rmq_retry.admin.timeline import timeline, with_reasons
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX, Death, deaths, rejections, well_formed
@@ -57,7 +55,7 @@ PLAIN = (
 )
 
 ATTEMPTS = 20
-ACTS = 20
+ACTIONS = 20
 MOST_TOLD = 2**31 - 1
 """A bound for the count in x-death, which can be forged; no column holds more."""
 
@@ -102,8 +100,8 @@ def beyond_forms(number: int, size: int) -> str:
     """Return the reason that a body of this size cannot be edited on a page; empty if it can."""
     if size <= MOST_EDITED:
         return ""
-    said = _("Its body is too large to be edited in a browser. Edit it with: %(command)s")
-    return said % {"command": f"manage.py rmq_parked edit {number} --editor"}
+    text = _("Its body is too large to be edited in a browser. Edit it with: %(command)s")
+    return text % {"command": f"manage.py rmq_parked edit {number} --editor"}
 
 
 def dump(data: bytes) -> str:
@@ -206,18 +204,18 @@ def heading(raw: bytes, *, whole: bool, shown: Collection[str] = ()) -> Heading:
     try:
         properties = decode_properties(raw)
     except UndecodableHeaders as error:
-        said = _("They cannot be decoded: %(why)s") % {"why": error}
+        text = _("They cannot be decoded: %(why)s") % {"why": error}
         if not whole:
-            return Heading(why=said)
-        return Heading(raw=raw[:LONGEST].hex(" "), why=said)
+            return Heading(why=text)
+        return Heading(raw=raw[:LONGEST].hex(" "), why=text)
     plain = tuple((name, visible(str(getattr(properties, name)))) for name in PLAIN if _given(properties, name))
     headers = tuple(_headers(properties, whole, shown))
-    found = deaths(properties.headers)
+    entries = deaths(properties.headers)
     return Heading(
         headers=headers,
         properties=plain,
-        deaths=tuple(map(Departure.of, found[:DEATHS])),
-        more_deaths=max(len(found) - DEATHS, 0),
+        deaths=tuple(map(Departure.of, entries[:DEATHS])),
+        more_deaths=max(len(entries) - DEATHS, 0),
         unread_deaths=not well_formed(properties.headers),
     )
 
@@ -233,8 +231,8 @@ def _headers(properties: Properties, whole: bool, shown: Collection[str]) -> Ite
         try:
             value = properties.headers[name]
         except UndecodableHeaders as error:
-            said = _("cannot be decoded: %(why)s") % {"why": error.problem}
-            yield Header(name=visible(name), value=said, kind="?", section=_section(name))
+            text = _("cannot be decoded: %(why)s") % {"why": error.problem}
+            yield Header(name=visible(name), value=text, kind="?", section=_section(name))
             continue
         hidden = place not in shown and hides([name], masks)
         seen = HIDDEN if hidden else _text(value if place in shown else without(value, [name], masks))
@@ -249,23 +247,23 @@ def _section(name: str) -> str:
 
 
 def _short(text: str) -> str:
-    said = visible(text[: SHORT + 1])
-    return said if len(text) <= SHORT else f"{said[:SHORT]}…"
+    shown = visible(text[: SHORT + 1])
+    return shown if len(text) <= SHORT else f"{shown[:SHORT]}…"
 
 
 def _text(value: object) -> str:
-    said = visible(plain(value))
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+    text = visible(plain(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:
+def view(model_admin: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:
     """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     message = _found(object_id)
-    why = allowing.refusal(request, "view", message)
+    why = pages.refusal(request, "view", message)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     history = _history(request, message)
-    return pages.page(
+    return model_admin.page(
         request,
         "parkedmessage/message.html",
         title=f"{message.type} {message}".strip(),
@@ -276,7 +274,7 @@ def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str
         unrecorded=_unrecorded(message),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         resolution=labels.resolution(message.resolution),
-        acts=acts_of(pages, request, message),
+        buttons=buttons_of(model_admin, request, message),
         **history,
         **_contents(request, message, shown),
     )
@@ -285,8 +283,8 @@ def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str
 def found_or_404(object_id: str) -> ParkedMessage:
     """Return the parked message with all its columns, or raise Http404."""
     number = number_in(object_id)
-    found = None if number is None else ParkedMessage.objects.select_related("group").filter(pk=number)
-    message = None if found is None else found.first()
+    rows = None if number is None else ParkedMessage.objects.select_related("group").filter(pk=number)
+    message = None if rows is None else rows.first()
     if message is None:
         raise Http404(
             _(
@@ -297,31 +295,35 @@ def found_or_404(object_id: str) -> ParkedMessage:
     return message
 
 
-def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[Act]:
+def buttons_of(model_admin: Pages, request: HttpRequest, message: ParkedMessage) -> list[Button]:
     """Return the actions on the message in its state; one that is not allowed carries the reason."""
     selected = "?" + urlencode({"message": message.pk})
-    preview = pages.address("requeuerun_preview") + selected
+    preview = model_admin.address("requeuerun_preview") + selected
     closed = "" if message.open else _("The message is no longer open, so no action on it is possible.")
 
-    def act(label: str, verb: str, address: str, **more: Any) -> Act:
-        return Act(label=label, address=address, why=closed or allowing.refusal(request, verb, message), **more)
+    def button(label: str, verb: str, address: str, **more: Any) -> Button:
+        return Button(label=label, address=address, why=closed or pages.refusal(request, verb, message), **more)
 
-    uneditable = closed or allowing.refusal(request, "edit", message) or beyond_forms(message.pk, message.size)
-    acts = [
-        act(_("Requeue…"), "requeue", preview, kind="main"),
-        Act(label=_("Edit and requeue…"), address=pages.address("parkedmessage_edit", message.pk), why=uneditable),
-        act(_("Discard…"), "discard", pages.address("parkedmessage_discard") + selected),
-        act(_("Hold…"), "hold", pages.address("parkedmessage_hold") + selected),
+    uneditable = closed or pages.refusal(request, "edit", message) or beyond_forms(message.pk, message.size)
+    buttons = [
+        button(_("Requeue…"), "requeue", preview, kind="main"),
+        Button(
+            label=_("Edit and requeue…"), address=model_admin.address("parkedmessage_edit", message.pk), why=uneditable
+        ),
+        button(_("Discard…"), "discard", model_admin.address("parkedmessage_discard") + selected),
+        button(_("Hold…"), "hold", model_admin.address("parkedmessage_hold") + selected),
     ]
     if message.state == State.ON_HOLD:
-        acts[-1] = act(_("Take off hold"), "unhold", pages.address("parkedmessage_unhold", message.pk), post=True)
-    export = pages.address("parkedmessage_export") + selected
-    exporting = Act(label=_("Export…"), address=export, why=allowing.refusal(request, "export", message))
+        buttons[-1] = button(
+            _("Take off hold"), "unhold", model_admin.address("parkedmessage_unhold", message.pk), post=True
+        )
+    export = model_admin.address("parkedmessage_export") + selected
+    exporting = Button(label=_("Export…"), address=export, why=pages.refusal(request, "export", message))
     if message.state == State.DISCARDED:
-        why = allowing.refusal(request, "restore", message)
-        address = pages.address("parkedmessage_restore", message.pk)
-        return [Act(label=_("Restore"), address=address, why=why, post=True, kind="main"), exporting]
-    return [*acts, exporting] if message.open else [exporting]
+        why = pages.refusal(request, "restore", message)
+        address = model_admin.address("parkedmessage_restore", message.pk)
+        return [Button(label=_("Restore"), address=address, why=why, post=True, kind="main"), exporting]
+    return [*buttons, exporting] if message.open else [exporting]
 
 
 def _found(object_id: str) -> ParkedMessage:
@@ -334,8 +336,8 @@ def _found(object_id: str) -> ParkedMessage:
     behind = blocked_by(message).values("waiting")[:1]
     asked = (Subquery(newer), Subquery(older), Subquery(counted), Subquery(behind))
     beside = ParkedMessage.objects.filter(pk=message.pk).values_list(*asked).first()
-    found = beside or (None, None, None, None)
-    message.newer, message.older, message.known, message.behind = found  # type: ignore[attr-defined]  # page attributes
+    columns = beside or (None, None, None, None)
+    message.newer, message.older, message.known, message.behind = columns  # type: ignore[attr-defined]  # page attributes
     return message
 
 
@@ -353,38 +355,40 @@ def _unrecorded(message: Any) -> str:
 
     The message reports its attempts up to its last arrival in the parked queue.
     """
-    told, known = _told(message), message.known or 0
-    if told <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
+    reported, known = _told(message), message.known or 0
+    if reported <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
         return ""
-    said = ngettext(
+    text = ngettext(
         "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempt was not "
         "recorded: its consumer crashed, or was an older version or another program.",
         "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempts were "
         "not recorded: their consumer crashed, or was an older version or another program.",
-        told - known,
+        reported - known,
     )
-    return said % {"reported": told, "known": known, "count": told - known}
+    return text % {"reported": reported, "known": known, "count": reported - known}
 
 
 def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
     attempts = attempts_of(message)[: ATTEMPTS + 1]
     shown = list(attempts)
-    items = list(RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:ACTS])
+    items = list(RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:ACTIONS])
     about = Q(message=message.pk) | Q(run__in={item.run_id for item in items})
-    acts = list(OperatorAction.objects.filter(about).order_by("-number")[:ACTS])
-    no_traces = allowing.refusal(request, "view_traceback", message)
+    actions = list(OperatorAction.objects.filter(about).order_by("-number")[:ACTIONS])
+    no_traces = pages.refusal(request, "view_traceback", message)
     if no_traces:
         for attempt in shown:
             attempt.chain, attempt.logs = [], ""
-    others = bool(allowing.refusal(request, "view_all_audit"))
-    no_activity = allowing.refusal(request, "view_audit")
-    told = [act for act in acts if not no_activity and (not others or act.actor_id == request.user.pk)]
+    others = bool(pages.refusal(request, "view_all_audit"))
+    no_activity = pages.refusal(request, "view_audit")
+    seen = [action for action in actions if not no_activity and (not others or action.actor_id == request.user.pk)]
     return {
         "items": items,
-        "events": timeline(message, shown[:ATTEMPTS], [act for act in acts if act.message == message.pk], items),
+        "events": timeline(
+            message, shown[:ATTEMPTS], [action for action in actions if action.message == message.pk], items
+        ),
         "more_attempts": len(shown) > ATTEMPTS,
         "no_traces": no_traces,
-        "activity": activity.told(told),
+        "activity": with_reasons(seen),
         "no_activity": no_activity,
     }
 
@@ -402,7 +406,7 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
         "heading": heading(properties, whole=whole, shown=shown),
         "whole": whole,
         "version": version,
-        "why_not_reveal": allowing.refusal(request, "reveal", message),
+        "why_not_reveal": pages.refusal(request, "reveal", message),
         "revealed": shown,
     }
 
@@ -410,25 +414,25 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
 def _become(message: ParkedMessage, items: list[RequeueItem]) -> dict[str, Any]:
     """Return the message's outcome since it was parked, for the top of the page; empty while it is open."""
     run = next((item.run for item in items if item.sent_at), None)
-    told = {"run": run.pk, "name": run.by} if run else {}
+    names = {"run": run.pk, "name": run.by} if run else {}
     if message.state == State.PROCESSED:
-        said = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
-        return {"become": format_html(said, when=rmq_minute(message.succeeded_at or message.resolved_at), **told)}
+        text = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
+        return {"become": format_html(text, when=rmq_minute(message.succeeded_at or message.resolved_at), **names)}
     if message.state in (State.REQUEUED, State.REQUEUEING):
-        said = _("Requeued {when}; its outcome is not known yet.")
+        text = _("Requeued {when}; its outcome is not known yet.")
         if run:
-            said = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
-        return {"become": format_html(said, when=rmq_minute(message.requeued_at), **told)}
+            text = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
+        return {"become": format_html(text, when=rmq_minute(message.requeued_at), **names)}
     return {"become": _("Discarded: it will not be handled.") if message.state == State.DISCARDED else ""}
 
 
 def _summary(message: ParkedMessage) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
-    said = _("It was parked before it reached a handler: %(reason)s.")
+    text = _("It was parked before it reached a handler: %(reason)s.")
     if message.attempts:
-        said = ngettext(
+        text = ngettext(
             "It failed %(count)d time, then it was parked: %(reason)s.",
             "It failed %(count)d times, then it was parked: %(reason)s.",
             message.attempts,
         )
-    return said % {"count": message.attempts, "reason": reason_text(message.reason)}
+    return text % {"count": message.attempts, "reason": reason_text(message.reason)}

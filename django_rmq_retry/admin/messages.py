@@ -18,9 +18,16 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import decisions, exports, key_lists, labels, message_list, message_page, requeue_form
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import pages as helping
+from django_rmq_retry.admin import (
+    decisions,
+    exports,
+    key_lists,
+    labels,
+    message_list,
+    message_page,
+    pages,
+    requeue_form,
+)
 from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
 from django_rmq_retry.admin.message_page import PLACE
 from django_rmq_retry.admin.pages import Pages, frame_of, migrated
@@ -37,26 +44,26 @@ from django_rmq_retry.parked.selection import Selection, narrowed, number_in, nu
 View = Callable[..., HttpResponse]
 
 
-def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def reveal(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Write the reveal to the audit log, then show the page once with the hidden value revealed."""
     message = message_page.found_or_404(str(pk))
-    why = allowing.refusal(request, "view", message) or allowing.refusal(request, "reveal", message)
+    why = pages.refusal(request, "view", message) or pages.refusal(request, "reveal", message)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     place = request.POST.get("place", "")
     if place not in _hidden(message):
         return HttpResponseNotFound()
     with transaction.atomic(using=router.db_for_write(OperatorAction)):
         _note(request, message, Action.REVEAL, {"place": place})
-    return message_page.view(pages, request, str(pk), shown=(place,))
+    return message_page.view(model_admin, request, str(pk), shown=(place,))
 
 
-def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def download(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Return the exact bytes of the body, or of an older version, as a file to save and not to display."""
     message = message_page.found_or_404(str(pk))
-    why = allowing.refusal(request, "view", message) or allowing.refusal(request, "view_payload", message)
+    why = pages.refusal(request, "view", message) or pages.refusal(request, "view_payload", message)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     number = 1 if request.POST.get("version") == "1" else message.version
     body = bytes(message.body) if number == 1 else contents(message).body
     with transaction.atomic(using=router.db_for_write(OperatorAction)):
@@ -96,12 +103,12 @@ def _note(request: HttpRequest, message: ParkedMessage, action: Action, facts: d
 def remembered(view: View) -> View:
     """Answer with 410 and the remaining facts for a message that retention has deleted."""
 
-    def answered(pages: Pages, request: HttpRequest, pk: Any) -> HttpResponse:
+    def answered(model_admin: Pages, request: HttpRequest, pk: Any) -> HttpResponse:
         try:
-            return view(pages, request, pk)
+            return view(model_admin, request, pk)
         except Http404:
             if _was_there(str(pk)):
-                return _page(pages, request, int(pk))
+                return _page(model_admin, request, int(pk))
             raise
 
     update_wrapper(answered, view)
@@ -118,18 +125,18 @@ def _was_there(number: str) -> bool:
     return newer.first() is not None or acted.first() is not None
 
 
-def _page(pages: Pages, request: HttpRequest, number: int) -> HttpResponse:
-    why = allowing.refusal(request, "view")
+def _page(model_admin: Pages, request: HttpRequest, number: int) -> HttpResponse:
+    why = pages.refusal(request, "view")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     known = activity(request, message=number)
-    return pages.page(
+    return model_admin.page(
         request,
         "parkedmessage/deleted.html",
         title=gettext("Message #%(number)d no longer exists") % {"number": number},
         status=410,
-        name=next((act.subject for act, _why in known["activity"] if act.subject), ""),
-        log="" if known["no_activity"] else f"{pages.address('operatoraction_changelist')}?message={number}",
+        name=next((action.subject for action, _why in known["activity"] if action.subject), ""),
+        log="" if known["no_activity"] else f"{model_admin.address('operatoraction_changelist')}?message={number}",
         **known,
     )
 
@@ -196,16 +203,16 @@ class ParkedMessageAdmin(Pages):
         return self._to("parkedmessage_export", request)
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
-        return not allowing.refusal(request, "requeue")
+        return not pages.refusal(request, "requeue")
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
-        return not allowing.refusal(request, "discard")
+        return not pages.refusal(request, "discard")
 
     def has_hold_permission(self, request: HttpRequest) -> bool:
-        return not allowing.refusal(request, "hold")
+        return not pages.refusal(request, "hold")
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        return not allowing.refusal(request, "export")
+        return not pages.refusal(request, "export")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[MessageList]:
         return MessageList
@@ -221,22 +228,22 @@ class ParkedMessageAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view")
+        why = pages.refusal(request, "view")
         if why:
             return self.refused(request, why)
         asked = request.GET.get("q", "").strip()
         if asked and request.method == "GET":
-            found = numbers_of(asked)
-            if len(found) == 1 and self._may_open(request, found[0]):
-                return HttpResponseRedirect(self.address("parkedmessage_change", found[0]))
+            numbers = numbers_of(asked)
+            if len(numbers) == 1 and self._may_open(request, numbers[0]):
+                return HttpResponseRedirect(self.address("parkedmessage_change", numbers[0]))
         more = {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request)}
         return super().changelist_view(request, {**more, **(extra_context or {})})
 
     def _may_open(self, request: HttpRequest, number: int) -> bool:
         """Return False for a message that a rule withholds: the refusal would reveal that it exists."""
-        if not helping.rules_apart(request):
+        if not pages.rules_apart(request):
             return True
-        return any(not allowing.refusal(request, "view", one) for one in self.get_queryset(request).filter(pk=number))
+        return any(not pages.refusal(request, "view", one) for one in self.get_queryset(request).filter(pk=number))
 
     @migrated
     def change_view(
@@ -247,7 +254,7 @@ class ParkedMessageAdmin(Pages):
     @migrated
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         def shown(_pages: Pages, request: HttpRequest, number: str) -> HttpResponse:
-            why = allowing.refusal(request, "view", message_page.found_or_404(number))
+            why = pages.refusal(request, "view", message_page.found_or_404(number))
             stock = super(ParkedMessageAdmin, self).history_view
             return self.refused(request, why) if why else stock(request, number, extra_context)
 

@@ -48,7 +48,7 @@ class OutboxMessageAdmin(Pages):
     ordering = ("pk",)
     sortable_by = ()
     paginator = CappedPaginator
-    actions = ("resend",)
+    actions = ("retry",)
     change_list_template = "admin/rmq_retry/outboxmessage/list.html"
     fields = (
         *("message_id", "exchange", "routing_key", "size", "order_key", "created_at", "due_at"),
@@ -86,9 +86,9 @@ class OutboxMessageAdmin(Pages):
         return not pages.refusal(request, "retry")
 
     @admin.action(description=gettext_lazy("Retry failed messages"), permissions=["retry"])
-    def resend(self, request: HttpRequest, rows: Rows) -> None:
+    def retry(self, request: HttpRequest, rows: Rows) -> None:
         """Send failed rows again; rows that the relay will send anyway are left out."""
         chosen = list(rows.values_list("pk", flat=True))
         count = controls.retry_outbox(Actor.of_request(request), chosen, using=rows.db)
-        said = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)
-        self.message_user(request, said % count, messages.SUCCESS if count == len(chosen) else messages.WARNING)
+        text = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)
+        self.message_user(request, text % count, messages.SUCCESS if count == len(chosen) else messages.WARNING)

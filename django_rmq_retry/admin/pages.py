@@ -58,11 +58,11 @@ class Permission:
 
 def permissions(request: HttpRequest) -> list[Permission]:
     """Return each permission once, even if two actions need it."""
-    found: dict[str, Permission] = {}
+    known: dict[str, Permission] = {}
     for verb, (codename, name) in PERMISSIONS.items():
-        if codename not in found:
-            found[codename] = Permission(name=str(name), why=_why_not(request, verb))
-    return list(found.values())
+        if codename not in known:
+            known[codename] = Permission(name=str(name), why=_why_not(request, verb))
+    return list(known.values())
 
 
 def rules_apart(request: HttpRequest) -> bool:
@@ -198,7 +198,7 @@ def _tables_are_missing(model: type[models.Model]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
+class Button:
     """A button that leads to a page or posts to an address; disabled if ``why`` has a reason."""
 
     label: str
@@ -233,10 +233,10 @@ def counted(selection: Selection) -> int:
 
     Raise Refused if the selection has grown or is empty, unless all of its messages were left out.
     """
-    found = selection.queryset().count()
-    if found or EXCEPT not in selection.filter:
-        selection.check(found)
-    return found
+    count = selection.queryset().count()
+    if count or EXCEPT not in selection.filter:
+        selection.check(count)
+    return count
 
 
 def again(request: HttpRequest, selection: Selection) -> str:

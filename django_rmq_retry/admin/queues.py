@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 
 from django_rmq_retry.admin import labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
-from django_rmq_retry.amqp.declarer import UNREAD, Level
+from django_rmq_retry.amqp.declarer import NO_CONSUMER, Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.models import QueueControl
@@ -46,7 +46,7 @@ class Row:
     kind: str
     sign: str
     label: Any
-    said: str
+    explanation: str
     flowing: bool
     paused: bool
     breaker: bool
@@ -61,7 +61,7 @@ class Row:
             kind=kind,
             sign=sign,
             label=label,
-            said=one.explanation(now),
+            explanation=one.explanation(now),
             flowing=state == FLOWING,
             paused=state == PAUSED,
             breaker=one.circuit.opened,
@@ -76,27 +76,31 @@ class Standstill:
     kind: str
     sign: str
     label: Any
-    said: str
+    explanation: str
     read: bool = True
     """True if consumers may exist: they return when the pause ends, or to probe with the next message."""
 
 
 def standstills_of(queues: Iterable[str]) -> dict[str, Standstill]:
     """Return those of these queues that do not flow, by one query."""
-    now, found = table.now(), {}
+    now, standstills = table.now(), {}
     for one in table.not_flowing(queues, now):
         kind, sign, label = BADGES[one.state(now)]
         paused = one.state(now) == PAUSED
         if paused:
             label = _("paused by %(name)s") % {"name": one.by or "?"}
         read = paused or one.overdue(now) < OVERDUE
-        found[one.queue] = Standstill(kind=kind, sign=sign, label=label, said=one.explanation(now), read=read)
-    return found
+        standstills[one.queue] = Standstill(
+            kind=kind, sign=sign, label=label, explanation=one.explanation(now), read=read
+        )
+    return standstills
 
 
 def troubles(level: Level, still: Standstill | None) -> list[str]:
     """Return a queue's problems as texts; a queue that does not flow may have no consumers for that reason."""
-    return [labels.trouble(problem) for problem in level.problems if not (still and still.read and problem == UNREAD)]
+    return [
+        labels.trouble(problem) for problem in level.problems if not (still and still.read and problem == NO_CONSUMER)
+    ]
 
 
 @admin.register(QueueControl)
@@ -133,14 +137,14 @@ class QueueControlAdmin(Pages):
         why = pages.refusal(request, "view_queue") or pages.refusal(request, "pause_queue")
         if why:
             return self.refused(request, why)
-        queue, reason, act = (request.POST.get(name, "") for name in ("queue", "reason", "act"))
+        queue, reason, action = (request.POST.get(name, "") for name in ("queue", "reason", "action"))
         _label, span = SPANS.get(request.POST.get("span", ""), SPANS[""])
         actor = Actor.of_request(request)
         try:
-            if act == "pause":
+            if action == "pause":
                 controls.pause(queue, actor, reason=reason, until=controls.pause_end(span))
                 messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
-            elif act == "resume":
+            elif action == "resume":
                 controls.resume(queue, actor, reason=reason)
                 messages.success(request, _("Queue %(queue)s is resumed.") % {"queue": queue})
         except Refused as refusal:

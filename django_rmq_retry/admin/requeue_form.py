@@ -14,9 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_rmq_retry.admin import broker_look, key_lists, labels, message_page
-from django_rmq_retry.admin import pages as allowing
-from django_rmq_retry.admin import pages as choosing
+from django_rmq_retry.admin import broker_look, key_lists, labels, message_page, pages
 from django_rmq_retry.admin.message_page import TEXT_LIMIT, beyond_forms
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
@@ -101,22 +99,22 @@ class Wish:
     @classmethod
     def read(cls, request: HttpRequest) -> "Wish":
         """Read the submitted form; a number that is invalid is replaced by its default."""
-        said = request.POST if request.method == "POST" else request.GET
-        if request.method != "POST" and "rate" not in said:
+        form = request.POST if request.method == "POST" else request.GET
+        if request.method != "POST" and "rate" not in form:
             return cls(canary=bool(request.GET.get("canary")))
         wish = cls(
-            rate=number(said.get("rate"), 20.0),
-            max_depth=int(number(said.get("max_depth"), 1000)) if said.get("wait") else None,
-            stop_at=number(said.get("stop_at"), 20.0) if said.get("guard") else None,
-            reason=said.get("reason", "").strip(),
-            target=said.get("target", ""),
-            one_by_one=said.get("order") == "key",
-            canary=bool(said.get("canary")),
-            include=frozenset(said.getlist("include")),
-            fixed=bool(said.get("fixed")),
-            typed=said.get("typed", "").strip(),
+            rate=number(form.get("rate"), 20.0),
+            max_depth=int(number(form.get("max_depth"), 1000)) if form.get("wait") else None,
+            stop_at=number(form.get("stop_at"), 20.0) if form.get("guard") else None,
+            reason=form.get("reason", "").strip(),
+            target=form.get("target", ""),
+            one_by_one=form.get("order") == "key",
+            canary=bool(form.get("canary")),
+            include=frozenset(form.getlist("include")),
+            fixed=bool(form.get("fixed")),
+            typed=form.get("typed", "").strip(),
         )
-        toggled = said.get("toggle")
+        toggled = form.get("toggle")
         return replace(wish, include=wish.include ^ {toggled}) if toggled else wish
 
     @property
@@ -124,45 +122,45 @@ class Wish:
         return Terms(target=self.target, include=self.include, confirmed_permanent=self.fixed)
 
 
-def preview_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+def preview_view(model_admin: Pages, request: HttpRequest) -> HttpResponse:
     """Show the messages to send and the objections; start the requeue run if that button was pressed."""
-    why = allowing.refusal(request, "requeue")
+    why = pages.refusal(request, "requeue")
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     wish = Wish.read(request)
     try:
-        there = choosing.frozen(request) or key_lists.changed(request)
+        there = pages.frozen(request) or key_lists.changed(request)
         if there is not None:
             return there
-        selection = choosing.chosen(request)
+        selection = pages.chosen(request)
         left = key_lists.left_out(request, selection)
-        terms = replace(wish.terms, kept_back=choosing.kept_back(request, "requeue", selection))
-        found = report(selection, terms)
+        terms = replace(wish.terms, kept_back=pages.kept_back(request, "requeue", selection))
+        findings = report(selection, terms)
     except Refused as refusal:
-        return pages.page(request, "refusal.html", title=_("Requeue"), status=400, why=str(refusal))
-    forbidden = choosing.forbidden(request, "requeue", selection)
+        return model_admin.page(request, "refusal.html", title=_("Requeue"), status=400, why=str(refusal))
+    forbidden = pages.forbidden(request, "requeue", selection)
     starting = request.method == "POST" and "start" in request.POST
     if starting and forbidden:
-        return pages.refused(request, forbidden)
-    wrong = {"except": left.wrong} if left.wrong else _wrong(wish, found) if starting else {}
+        return model_admin.refused(request, forbidden)
+    wrong = {"except": left.wrong} if left.wrong else _wrong(wish, findings) if starting else {}
     if starting and not wrong:
         try:
-            return _start(pages, request, selection, wish)
+            return _start(model_admin, request, selection, wish)
         except Refused as refusal:
             wrong = {"all": str(refusal)}
-    return _page(pages, request, selection, wish, left=left, found=found, wrong=wrong, forbidden=forbidden)
+    return _page(model_admin, request, selection, wish, left=left, findings=findings, wrong=wrong, forbidden=forbidden)
 
 
 def number(text: str | None, otherwise: float) -> float:
     """Return the typed number if it is finite and not negative, else the default."""
     try:
-        found = float((text or "").replace(",", "."))
+        value = float((text or "").replace(",", "."))
     except ValueError:
         return otherwise
-    return found if 0 <= found < float("inf") else otherwise
+    return value if 0 <= value < float("inf") else otherwise
 
 
-def _start(pages: Pages, request: HttpRequest, selection: Selection, wish: Wish) -> HttpResponse:
+def _start(model_admin: Pages, request: HttpRequest, selection: Selection, wish: Wish) -> HttpResponse:
     run = start(
         selection,
         Actor.of_request(request),
@@ -177,61 +175,73 @@ def _start(pages: Pages, request: HttpRequest, selection: Selection, wish: Wish)
         confirmed_permanent=wish.fixed,
         planned=request.POST["start"] == "planned",
     )
-    return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+    return HttpResponseRedirect(model_admin.address("requeuerun_change", run.pk))
 
 
-def _wrong(wish: Wish, found: Report) -> dict[str, str]:
+def _wrong(wish: Wish, findings: Report) -> dict[str, str]:
     """Return the messages for fields that have to be filled in first."""
     wrong = {}
-    if found.total > REASON_FROM and not wish.reason:
+    if findings.total > REASON_FROM and not wish.reason:
         wrong["reason"] = _("Enter a reason: it is required for more than %(count)d messages.") % {"count": REASON_FROM}
-    if found.sendable > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(found.sendable):
-        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": found.sendable}
-    if not found.sendable:
+    if findings.sendable > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(findings.sendable):
+        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": findings.sendable}
+    if not findings.sendable:
         wrong["all"] = _("Nothing is left to requeue.")
     return wrong
 
 
 def _page(
-    pages: Pages, request: HttpRequest, selection: Selection, wish: Wish, *, found: Report, wrong: Any, **more: Any
+    model_admin: Pages,
+    request: HttpRequest,
+    selection: Selection,
+    wish: Wish,
+    *,
+    findings: Report,
+    wrong: Any,
+    **more: Any,
 ) -> HttpResponse:
     seen = broker_look.look()
-    title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
-    many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
-    asking = [finding for finding in found.findings if finding.name == "permanent"]
-    return pages.page(
+    title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", findings.total)
+    many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", findings.sendable)
+    asking = [finding for finding in findings.findings if finding.name == "permanent"]
+    return model_admin.page(
         request,
         "requeuerun/preview.html",
-        title=title % {"count": found.total},
+        title=title % {"count": findings.total},
         status=422 if wrong else 200,
         selection=selection,
         chosen=labels.chosen(selection.facts()),
         token=selection.token(),
-        again=choosing.again(request, selection) if "all" in wrong else "",
+        again=pages.again(request, selection) if "all" in wrong else "",
         wish=wish,
-        report=found,
-        findings=[
-            (choosing.seen(request, one), said(one), one.name in wish.include)
-            for one in found.findings
-            if one.name != "permanent"
-        ],
+        report=findings,
+        findings=_listed(request, findings, wish),
         permanent=asking[0] if asking else None,
-        button=many % {"count": found.sendable},
+        button=many % {"count": findings.sendable},
         unasked=_unasked(request, selection),
-        typed_from=TYPED_FROM if found.sendable > TYPED_FROM else 0,
-        reason_needed=found.total > REASON_FROM,
-        seconds=found.sendable / wish.rate if wish.rate else None,
+        typed_from=TYPED_FROM if findings.sendable > TYPED_FROM else 0,
+        reason_needed=findings.total > REASON_FROM,
+        seconds=findings.sendable / wish.rate if wish.rate else None,
         targets=_targets(),
-        sample=choosing.sample(request, selection),
+        sample=pages.sample(request, selection),
         look=seen,
-        levels=levels(found, seen),
+        levels=levels(findings, seen),
         wrong=wrong,
         **more,
-        disabled=bool(more["forbidden"]) or not found.sendable or bool(seen.away),
+        disabled=bool(more["forbidden"]) or not findings.sendable or bool(seen.unreachable),
     )
 
 
-def said(finding: Finding) -> str:
+def _listed(request: HttpRequest, findings: Report, wish: Wish) -> list[tuple[Finding, str, bool]]:
+    """Return the findings except a permanent error, each with its text and whether its messages are included."""
+    return [
+        (pages.seen(request, one), finding_text(one), one.name in wish.include)
+        for one in findings.findings
+        if one.name != "permanent"
+    ]
+
+
+def finding_text(finding: Finding) -> str:
     """Return a finding in words and numbers."""
     return str(SAID[finding.name] % {"count": finding.count})
 
@@ -252,9 +262,9 @@ class Place:
         return bool(self.level and self.level.consumers and not self.still)
 
 
-def levels(found: Report, seen: broker_look.Look) -> list[Place]:
+def levels(findings: Report, seen: broker_look.Look) -> list[Place]:
     """Return the queues that messages would go to, the one with the most messages first."""
-    queues = found.queues[:5]
+    queues = findings.queues[:5]
     still = standstills_of(queue for queue, _count in queues) if queues else {}
     places = []
     for queue, count in queues:
@@ -266,13 +276,13 @@ def levels(found: Report, seen: broker_look.Look) -> list[Place]:
 
 def _unasked(request: HttpRequest, selection: Selection) -> str:
     """Return a note if there are too many messages to call the project's rules for all of them."""
-    if selection.named or selection.count <= choosing.MOST_ASKED or not operators.has_own_rules(request.user):
+    if selection.named or selection.count <= pages.MOST_ASKED or not operators.has_own_rules(request.user):
         return ""
-    said = _(
+    text = _(
         "The project's rules were checked for the %(count)d oldest messages. Others that they forbid are "
         "left out when the run sends them."
     )
-    return said % {"count": choosing.MOST_ASKED}
+    return text % {"count": pages.MOST_ASKED}
 
 
 def _targets() -> list[str]:
@@ -292,46 +302,46 @@ class Draft:
 
     @classmethod
     def read(cls, request: HttpRequest, message: ParkedMessage) -> "Draft":
-        said = request.POST
+        form = request.POST
         known = _free(edit.rows(_headers(message)))
         # Fields are found by their place: a header's name may hold characters that a form does not return unchanged.
-        headers = {name: said.get(f"{FIELD}{place}") for place, name in enumerate(known)}
-        version = said.get("version", "")
+        headers = {name: form.get(f"{FIELD}{place}") for place, name in enumerate(known)}
+        version = form.get("version", "")
         # Browsers have their own line ends in a text area, and drop a first line that is empty.
         return cls(
-            text=said.get("text", ""),
+            text=form.get("text", ""),
             headers={name: text for name, text in headers.items() if text is not None},
-            new_id=said.get("new_id", "").strip(),
+            new_id=form.get("new_id", "").strip(),
             version=int(version) if version.isdecimal() and len(version) < 9 else message.version,  # noqa: PLR2004
-            reason=said.get("reason", "").strip(),
+            reason=form.get("reason", "").strip(),
         )
 
 
-def edit_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def edit_view(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Show the form, then its review; store the version, which the preview then sends."""
     message = message_page.found_or_404(str(pk))
     why = _forbidden(request, message)
     if why:
-        return pages.refused(request, why)
+        return model_admin.refused(request, why)
     refusal = editable(message) or beyond_forms(message.pk, _sent_by_form(message))
     if refusal:
-        return pages.page(
+        return model_admin.page(
             request, "refusal.html", title=_("Edit %(name)s") % {"name": message}, status=409, why=refusal
         )
     if request.method != "POST":
-        return _form(pages, request, message, text_of(message) or "")
+        return _form(model_admin, request, message, text_of(message) or "")
     draft = Draft.read(request, message)
     proposal = propose(message, text=draft.text, headers=draft.headers, new_id=draft.new_id)
     if "back" in request.POST or proposal.problems:
-        return _form(pages, request, message, draft.text, draft=draft, problems=proposal.problems)
+        return _form(model_admin, request, message, draft.text, draft=draft, problems=proposal.problems)
     wrong = ""
     if "store" in request.POST or "send" in request.POST:
         try:
             store(pk, Actor.of_request(request), proposal, version=draft.version, reason=draft.reason)
-            return _stored(pages, request, Selection.of_ids([pk]), draft.reason)
+            return _stored(model_admin, request, Selection.of_ids([pk]), draft.reason)
         except Refused as refused:
             wrong = str(refused)
-    return _review(pages, request, message, draft, proposal=proposal, wrong=wrong)
+    return _review(model_admin, request, message, draft, proposal=proposal, wrong=wrong)
 
 
 def _sent_by_form(message: ParkedMessage) -> int:
@@ -340,37 +350,37 @@ def _sent_by_form(message: ParkedMessage) -> int:
     return len(body) + body.count(b"\n")
 
 
-def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
+def _stored(model_admin: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
     """Redirect to a requeue run on the preview's default terms, or to the preview if a decision is left."""
     usual = Wish()
     if "send" in request.POST and _ready(report(selection)):
         terms: dict[str, Any] = {"rate": usual.rate, "max_depth": usual.max_depth, "stop_at": usual.stop_at}
         try:
             run = start(selection, Actor.of_request(request), reason=reason, **terms)
-            return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+            return HttpResponseRedirect(model_admin.address("requeuerun_change", run.pk))
         except Refused as refused:
             messages.warning(request, str(refused))
-    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
+    return HttpResponseRedirect(f"{model_admin.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
 
 
-def _ready(found: Report) -> bool:
+def _ready(findings: Report) -> bool:
     """Return True if no decision is left before the messages are sent."""
-    return bool(found.sendable) and not broker_look.look().away
+    return bool(findings.sendable) and not broker_look.look().unreachable
 
 
 def _forbidden(request: HttpRequest, message: ParkedMessage) -> str:
     """Return the reason that the user may not edit: that also needs the permissions to see the text and to requeue."""
     verbs = ("view", "edit", "view_payload", "requeue")
-    return next((why for verb in verbs if (why := allowing.refusal(request, verb, message))), "")
+    return next((why for verb in verbs if (why := pages.refusal(request, verb, message))), "")
 
 
-def _form(pages: Pages, request: HttpRequest, message: ParkedMessage, text: str, **more: Any) -> HttpResponse:
+def _form(model_admin: Pages, request: HttpRequest, message: ParkedMessage, text: str, **more: Any) -> HttpResponse:
     draft: Draft | None = more.get("draft")
     problems = more.get("problems", ())
     rows = edit.rows(_headers(message))
     free = _free(rows)
     fields = [(row, f"{FIELD}{free.index(row.name)}" if row.name in free else "", _typed(draft, row)) for row in rows]
-    return pages.page(
+    return model_admin.page(
         request,
         "parkedmessage/edit.html",
         title=_("Edit %(name)s") % {"name": message},
@@ -386,10 +396,10 @@ def _form(pages: Pages, request: HttpRequest, message: ParkedMessage, text: str,
 
 
 def _review(
-    pages: Pages, request: HttpRequest, message: ParkedMessage, draft: Draft, *, proposal: Proposal, wrong: str
+    model_admin: Pages, request: HttpRequest, message: ParkedMessage, draft: Draft, *, proposal: Proposal, wrong: str
 ) -> HttpResponse:
-    found, seen = report(Selection.of_ids([message.pk])), broker_look.look()
-    return pages.page(
+    findings, seen = report(Selection.of_ids([message.pk])), broker_look.look()
+    return model_admin.page(
         request,
         "parkedmessage/review.html",
         title=_("Review the changes of %(name)s") % {"name": message},
@@ -400,10 +410,10 @@ def _review(
         proposal=proposal,
         differing=(lines := _shown(proposal.difference)),
         cut=len(lines) < len(proposal.difference),
-        findings=[(one, said(one)) for one in found.findings],
+        findings=[(one, finding_text(one)) for one in findings.findings],
         look=seen,
-        levels=levels(found, seen),
-        ready=_ready(found),
+        levels=levels(findings, seen),
+        ready=_ready(findings),
         wrong={"all": wrong} if wrong else {},
     )
 

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 
 from django_rmq_retry.admin import broker_look, exports, labels, pages, requeue_form
 from django_rmq_retry.admin.labels import column, labelled
-from django_rmq_retry.admin.pages import Act, Pages, frame_of, migrated
+from django_rmq_retry.admin.pages import Button, Pages, frame_of, migrated
 from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -80,9 +80,9 @@ class RequeueRunAdmin(Pages):
                 "<int:pk>/export/", view(require_POST(partial(exports.run, self))), name="rmq_retry_requeuerun_export"
             ),
             path(
-                "<int:pk>/drive/",
-                non_atomic_requests(view(require_POST(self.drive))),
-                name="rmq_retry_requeuerun_drive",
+                "<int:pk>/send/",
+                non_atomic_requests(view(require_POST(self.send))),
+                name="rmq_retry_requeuerun_send",
             ),
             *super().get_urls(),
         ]
@@ -117,17 +117,17 @@ class RequeueRunAdmin(Pages):
         why = pages.refusal(request, "control")
         if why:
             return self.refused(request, why)
-        actor, reason, act = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("act")
+        actor, reason, action = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("action")
         try:
-            if act == "slow":
+            if action == "slow":
                 requeue.slow(pk, actor, rate=requeue_form.number(request.POST.get("rate"), 1.0), reason=reason)
-            elif act in ("pause", "resume", "stop"):
-                getattr(requeue, str(act))(pk, actor, reason=reason)
+            elif action in ("pause", "resume", "stop"):
+                getattr(requeue, str(action))(pk, actor, reason=reason)
         except Refused as refusal:
             messages.warning(request, str(refusal))
         return HttpResponseRedirect(self.address("requeuerun_change", pk))
 
-    def drive(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def send(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a slice of the requeue run: short ones for the script, longer ones for a user without it."""
         scripted = bool(request.GET.get("fragment"))
         why = pages.refusal(request, "requeue") or (scripted and pages.refusal(request, "view_run"))
@@ -157,51 +157,54 @@ class RequeueRunAdmin(Pages):
             sending=bool(request.GET.get("fragment")) and request.method == "POST",
             silent=alone and (run.beat_at or run.created_at) < now - SILENT,
             mine=run.by_user_id == request.user.pk,
-            why_not_drive=pages.refusal(request, "requeue"),
+            why_not_send=pages.refusal(request, "requeue"),
             why=run.explanation,
             chosen=labels.chosen(run.selection, run.description),
             look=(seen := broker_look.glimpse()),
-            badge=run_badge(run, away=bool(seen.away)),
-            state=run_outcome(run, away=bool(seen.away))[1],
+            badge=run_badge(run, unreachable=bool(seen.unreachable)),
+            state=run_outcome(run, unreachable=bool(seen.unreachable))[1],
             pace=_pace(run, now),
-            left=None if seen.away or run.wait in SILENCED else _left(run, now),
+            left=None if seen.unreachable or run.wait in SILENCED else _left(run, now),
             guard=_guard(run),
             whys=sorted({str(one.get_skip_code_display()) for one in skipped if one.skip_code}),
             waiting=max(run.sent - run.processed - run.failed, 0),
-            acts=self._acts(request, run),
+            buttons=self._buttons(request, run),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
             skipped=[(one, one.get_skip_code_display()) for one in _seen(request, skipped)],
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
 
-    def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
+    def _buttons(self, request: HttpRequest, run: RequeueRun) -> list[Button]:
         address, why = self.address("requeuerun_control", run.pk), pages.refusal(request, "control")
-        acts: list[Act] = []
+        buttons: list[Button] = []
 
-        def act(label: str, name: str, **more: Any) -> None:
-            values = (("act", name), *((key, str(value)) for key, value in more.pop("values", {}).items()))
-            acts.append(Act(label=label, address=address, why=why, post=True, values=values, **more))
+        def add(label: str, action: str, **more: Any) -> None:
+            values = (("action", action), *((key, str(value)) for key, value in more.pop("values", {}).items()))
+            buttons.append(Button(label=label, address=address, why=why, post=True, values=values, **more))
 
         if run.state == RunState.PAUSED:
-            act(_("Resume"), "resume", kind="main")
+            add(_("Resume"), "resume", kind="main")
         elif run.state in (RunState.RUNNING, RunState.PLANNED):
-            act(_("Pause"), "pause")
+            add(_("Pause"), "pause")
         if run.active and run.state != RunState.WAITING:
             slower = max(round(run.rate / 4), 1)
             if slower < run.rate:
-                act(_("Slow to %(rate)d per second") % {"rate": slower}, "slow", values={"rate": slower})
-            act(_("Stop"), "stop", kind="danger")
+                add(_("Slow to %(rate)d per second") % {"rate": slower}, "slow", values={"rate": slower})
+            add(_("Stop"), "stop", kind="danger")
         if run.failed:
             again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
-            acts.append(
-                Act(
+            buttons.append(
+                Button(
                     label=_("Requeue the %(count)d that failed again…") % {"count": run.failed},
                     address=again,
                     why=pages.refusal(request, "requeue", count=run.failed),
                 )
             )
         export = self.address("requeuerun_export", run.pk)
-        return [*acts, Act(label=_("Export CSV"), address=export, why=pages.refusal(request, "export"), post=True)]
+        return [
+            *buttons,
+            Button(label=_("Export CSV"), address=export, why=pages.refusal(request, "export"), post=True),
+        ]
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
@@ -232,10 +235,10 @@ def _guard(run: RequeueRun) -> str:
         return _("guard off: the run continues however many messages fail again")
     most = {"most": floatformat(run.stop_at)}
     ended, failed = run.guarded_outcomes
-    said = _("guard: pauses when more than %(most)s %% fail again") % most
+    text = _("guard: pauses when more than %(most)s %% fail again") % most
     if ended:
-        said = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {
+        text = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {
             "share": round(100 * failed / ended),
             **most,
         }
-    return " · ".join([said, *([_("counted since it was resumed")] if run.spared_failed else [])])
+    return " · ".join([text, *([_("counted since it was resumed")] if run.spared_failed else [])])

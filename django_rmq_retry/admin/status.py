@@ -23,7 +23,7 @@ from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.ordering import keys as limits
+from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.retention import clocks_differ
@@ -41,16 +41,16 @@ MOST = 3
 class Alarm:
     """One problem that needs attention, with a link."""
 
-    said: str
+    text: str
     address: str = ""
     link: str = ""
 
 
-def halted_said(line: QueueControl) -> str:
+def halted_text(line: QueueControl) -> str:
     """Return a sentence with the time since when an ordered queue is halted, and the reason."""
-    said = _("halted since %(time)s at attempt %(count)d: %(error)s")
+    text = _("halted since %(time)s at attempt %(count)d: %(error)s")
     at = "" if line.halted_at is None else date_format(timezone.localtime(line.halted_at), "H:i:s")
-    return said % {"time": at, "count": line.halted_attempt or 0, "error": line.halted_error.rstrip(".")}
+    return text % {"time": at, "count": line.halted_attempt or 0, "error": line.halted_error.rstrip(".")}
 
 
 def alarms(
@@ -65,19 +65,19 @@ def alarms(
     """Yield all alarms; a page shows the first few."""
     apart = clocks_differ()
     if apart:
-        yield Alarm(said=apart)
+        yield Alarm(text=apart)
     yield from _unpublished(request, address)
-    if limits.blocked_figures().full:
+    if blocked_figures().full:
         keys = "" if pages.refusal(request, "view_key") else address("blockedkey_changelist")
-        yield Alarm(said=_too_many(), address=keys, link=_("Blocked keys"))
+        yield Alarm(text=_too_many(), address=keys, link=_("Blocked keys"))
     queues, link = address("queuecontrol_changelist"), _("Open the queues")
     for queue, one in still.items():
-        yield Alarm(said=f"{queue}: {one.said}", address=queues, link=link)
+        yield Alarm(text=f"{queue}: {one.explanation}", address=queues, link=link)
     for line in halts:
-        yield Alarm(said=f"{line.queue}: {halted_said(line)}.")
+        yield Alarm(text=f"{line.queue}: {halted_text(line)}.")
     for level in seen.levels:
         for problem in troubles(level, still.get(level.queue)):
-            yield Alarm(said=f"{level.queue}: {problem}")
+            yield Alarm(text=f"{level.queue}: {problem}")
     if recent:
         yield _just_parked(recent, address)
 
@@ -86,48 +86,48 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
     rows = "" if pages.refusal(request, "view_outbox") else address("outboxmessage_changelist")
     way: dict[str, Any] = {"address": rows, "link": _("Open the outbox")}
     try:
-        found = outbox()
+        figures = outbox()
     except Error:
         # A database is away. The pages that need it report that; this page must still work, now above all.
-        yield Alarm(said=_("The outbox cannot be read: its database does not answer."), **way)
+        yield Alarm(text=_("The outbox cannot be read: its database does not answer."), **way)
         return
-    if found.failed:
-        said = ngettext(
+    if figures.failed:
+        text = ngettext(
             "%(count)d message in the outbox cannot be published and needs an operator.",
             "%(count)d messages in the outbox cannot be published and need an operator.",
-            found.failed,
+            figures.failed,
         )
-        yield Alarm(said=said % {"count": found.failed}, **way)
-    waited = server.now(database()) - found.oldest if found.oldest else timedelta()
+        yield Alarm(text=text % {"count": figures.failed}, **way)
+    waited = server.now(database()) - figures.oldest if figures.oldest else timedelta()
     if waited > LATE:
-        said = ngettext(
+        text = ngettext(
             "%(count)d message in the outbox has not been published for %(span)s.",
             "%(count)d messages in the outbox have not been published; the oldest has waited for %(span)s.",
-            found.waiting,
+            figures.waiting,
         )
-        yield Alarm(said=said % {"count": found.waiting, "span": rmq_span(waited.total_seconds())}, **way)
+        yield Alarm(text=text % {"count": figures.waiting, "span": rmq_span(waited.total_seconds())}, **way)
 
 
 def _just_parked(recent: int, address: Address) -> Alarm:
     group = ErrorGroup.objects.filter(parked__gt=0, muted=False).order_by("-last_seen").first()
-    said = ngettext(
+    text = ngettext(
         "%(count)d message was parked in the last 10 minutes.",
         "%(count)d messages were parked in the last 10 minutes.",
         recent,
     ) % {"count": recent}
     if group is None:
-        return Alarm(said=said)
+        return Alarm(text=text)
     cause = _("Last cause: %(cause)s.") % {"cause": group}
-    return Alarm(said=f"{said} {cause}", address=address("errorgroup_change", group.pk), link=_("Open the group"))
+    return Alarm(text=f"{text} {cause}", address=address("errorgroup_change", group.pk), link=_("Open the group"))
 
 
 def _too_many() -> str:
     """Return the same sentences as on the page of blocked keys."""
-    said = _(
+    text = _(
         "Consumers take only one further message a second, which slows down its queue. Resolve the messages "
         "that go first, or raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
     )
-    return f"{_('Too many messages wait behind blocked keys.')} {said}"
+    return f"{_('Too many messages wait behind blocked keys.')} {text}"
 
 
 @admin.register(LiveStatus)
@@ -148,10 +148,10 @@ class LiveStatusAdmin(Pages):
             return self.refused(request, why)
         broker_look.remember(rows())
         seen, halts = broker_look.look(), halted()
-        stood = {line.queue: halted_said(line) for line in halts}
+        stood = {line.queue: halted_text(line) for line in halts}
         counts = _counts()
         still = standstills_of(work_queue.queue.name for work_queue in registry.work_queues())
-        told = list(alarms(request, seen, still, recent=counts["recent"], address=self.address, halts=halts))
+        problems = list(alarms(request, seen, still, recent=counts["recent"], address=self.address, halts=halts))
         return self.page(
             request,
             "livestatus/status.html",
@@ -169,8 +169,8 @@ class LiveStatusAdmin(Pages):
                 for one in seen.levels
             ],
             blind=labels.trouble(seen.blind) if seen.blind else "",
-            alarms=told[:MOST],
-            more_alarms=told[MOST:],
+            alarms=problems[:MOST],
+            more_alarms=problems[MOST:],
             counts=counts,
             now=timezone.now(),
             declared=bool(registry.registrations()),
@@ -182,8 +182,8 @@ class LiveStatusAdmin(Pages):
 def _counts() -> dict[str, Any]:
     """Return the figures of the database, in three queries."""
     now = timezone.now()
-    told = parked(now)
-    open_ones = {"parked": told.count, "oldest": told.oldest, "recent": told.recent}
+    figures = parked(now)
+    open_ones = {"parked": figures.count, "oldest": figures.oldest, "recent": figures.recent}
     ahead = Attempt.objects.filter(next_at__gt=now).order_by()
     waiting = ahead.aggregate(waiting=Count("pk"), next=Min("next_at"))
     lately = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()

@@ -25,7 +25,7 @@ BESIDE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 ASTEP = timedelta(microseconds=1)
 """The distance by which the later of two events with the same time is shown after the earlier."""
-SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "act": "●", "sent": "→", "published": "→"}
+SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "action": "●", "sent": "→", "published": "→"}
 
 LISTED = 20
 
@@ -59,7 +59,7 @@ class Cause:
         return tuple(line for line in self.lines if line.own)
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         return f"{self.error}: {self.text}" if self.text else self.error
 
 
@@ -73,7 +73,7 @@ class Trace:
     @property
     def full(self) -> str:
         """Return the text as Python prints it, ready to copy; the newest exception is last."""
-        return "\n\n".join("\n".join([*map(str, cause.lines), cause.said]) for cause in reversed(self.causes))
+        return "\n\n".join("\n".join([*map(str, cause.lines), cause.sentence]) for cause in reversed(self.causes))
 
 
 def trace_of(attempt: Attempt) -> Trace | None:
@@ -90,14 +90,14 @@ def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[
     attempts = Attempt.objects.filter(fingerprint=fingerprint).order_by("-started_at", "-pk")
     # Read the chain of one row only, because a chain is long.
     newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
-    told = Case(*newest, default=Value(None), output_field=JSONField(null=True))
-    rows = list(attempts.defer("chain", "logs", "error_text").annotate(told=told)[:LOOKED_AT])
+    newest_chain = Case(*newest, default=Value(None), output_field=JSONField(null=True))
+    rows = list(attempts.defer("chain", "logs", "error_text").annotate(newest_chain=newest_chain)[:LOOKED_AT])
     since: dict[str, datetime | None] = {attempt.deploy: attempt.started_at for attempt in rows if attempt.deploy}
     if len(rows) == LOOKED_AT and rows[-1].deploy:
         since[rows[-1].deploy] = None
     if not rows or not traced:
         return None, list(since.items())[:DEPLOYS]
-    rows[0].chain = rows[0].told
+    rows[0].chain = rows[0].newest_chain
     return trace_of(rows[0]), list(since.items())[:DEPLOYS]
 
 
@@ -123,7 +123,7 @@ class Event:
     at: datetime
     kind: str
     title: str
-    said: str = ""
+    text: str = ""
     attempt: Attempt | None = None
     trace: Trace | None = None
     run: int | None = None
@@ -135,13 +135,13 @@ class Event:
 
 
 def timeline(
-    message: ParkedMessage, attempts: Sequence[Attempt], acts: Iterable[OperatorAction], items: Iterable[RequeueItem]
+    message: ParkedMessage, attempts: Sequence[Attempt], actions: Iterable[OperatorAction], items: Iterable[RequeueItem]
 ) -> list[Event]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
-    found = [*_own(message, attempts), *_acts(acts), *_sent(items, attempts)]
+    events = [*_own(message, attempts), *_actions(actions), *_sent(items, attempts)]
     for place, attempt in enumerate(attempts):
-        found += _attempt(attempt, newest=place == 0)
-    return sorted(found, key=lambda event: event.at, reverse=True)
+        events += _attempt(attempt, newest=place == 0)
+    return sorted(events, key=lambda event: event.at, reverse=True)
 
 
 def _ended(attempts: Sequence[Attempt]) -> datetime | None:
@@ -158,12 +158,12 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]
     ended = _ended(attempts)
     if message.published_at:
         yield Event(at=message.published_at, kind="published", title=_("Published"))
-    said = message.detail or message.error_text
+    text = message.detail or message.error_text
     at = message.parked_at
     if ended is not None and at <= ended < at + BESIDE:
         at = ended + ASTEP
     title = _("Parked: %(reason)s") % {"reason": reason_text(message.reason)}
-    yield Event(at=at, kind="parked", title=title, said=said)
+    yield Event(at=at, kind="parked", title=title, text=text)
     if message.succeeded_at:
         # The clock of the host that handled it may differ: show the outcome after the attempt that caused it.
         done = [_end_of(one) for one in attempts if one.verdict == "ack"]
@@ -175,26 +175,26 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
     ended = _end_of(attempt)
     succeeded = attempt.verdict == "ack"
     if attempt.wait:
-        said = _("waits %(span)s for its next attempt") % {"span": rmq_span(attempt.wait)}
-        yield Event(at=ended + ASTEP, kind="waited", title=said)
+        text = _("waits %(span)s for its next attempt") % {"span": rmq_span(attempt.wait)}
+        yield Event(at=ended + ASTEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
     title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")
     yield Event(
         at=ended,
         kind="succeeded" if succeeded else "failed",
         title=title % values,
-        said=f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error,
+        text=f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error,
         attempt=attempt,
         trace=trace_of(attempt),
         open=newest and not succeeded,
     )
 
 
-def _acts(acts: Iterable[OperatorAction]) -> Iterator[Event]:
-    for act in acts:
-        if act.action in TOLD:
-            title = _("%(act)s by %(name)s") % {"act": act.get_action_display(), "name": act.actor_name}
-            yield Event(at=act.at, kind="act", title=title, said=labels.act_reason(act))
+def _actions(actions: Iterable[OperatorAction]) -> Iterator[Event]:
+    for action in actions:
+        if action.action in TOLD:
+            title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
+            yield Event(at=action.at, kind="action", title=title, text=labels.action_reason(action))
 
 
 def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[Event]:
@@ -204,7 +204,7 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             began = [one.started_at - ASTEP for one in attempts if item.cycle and one.cycle == item.cycle]
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < BESIDE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
-            yield Event(at=at, kind="sent", title=title, said=str(item.get_skip_code_display()), run=item.run_id)
+            yield Event(at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id)
 
 
 def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:
@@ -212,11 +212,11 @@ def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[
     why = refusal(request.user, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
-    acts = OperatorAction.objects.filter(**about).order_by("-number")
-    seen = acts if not refusal(request.user, "view_all_audit") else acts.filter(actor=request.user.pk)
-    return {"activity": told(seen[:most]), "no_activity": ""}
+    actions = OperatorAction.objects.filter(**about).order_by("-number")
+    seen = actions if not refusal(request.user, "view_all_audit") else actions.filter(actor=request.user.pk)
+    return {"activity": with_reasons(seen[:most]), "no_activity": ""}
 
 
-def told(acts: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:
+def with_reasons(actions: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:
     """Return each action with its reason in words."""
-    return [(act, labels.act_reason(act)) for act in acts]
+    return [(action, labels.action_reason(action)) for action in actions]

@@ -127,14 +127,14 @@ def _folder(path: str) -> str:
 
 
 def _host(place: str, port: int) -> Host:
-    found = _HOST.fullmatch(place)
-    number = int(found["port"] or port) if found else 0
-    if not found or not 0 < number < 65536:  # noqa: PLR2004  # the highest port
+    match = _HOST.fullmatch(place)
+    number = int(match["port"] or port) if match else 0
+    if not match or not 0 < number < 65536:  # noqa: PLR2004  # the highest port
         raise ConfigurationError(
             "The broker's URL has no valid host after '@' (or after '://'): a name, an IPv4 address or an IPv6 address "
             f"in brackets, each with or without a port from 1 to 65535, several divided by commas. {HOW}; {ENCODE}."
         )
-    return Host(found["six"] or found["name"], number)
+    return Host(match["six"] or match["name"], number)
 
 
 def _vhost(path: str) -> str:
@@ -268,7 +268,7 @@ class Access:
             return cls(hosts=(), folder=first.folder, **options)  # type: ignore[arg-type]  # by __post_init__
         if tls is not None and first.scheme != "amqps":
             raise ConfigurationError("TLS is set but the broker's URL begins with amqp://. Write amqps://.")
-        found = cls(
+        access = cls(
             hosts=tuple(dict.fromkeys(host for one in urls for host in one.hosts)),
             vhost=first.vhost,
             user=GUEST if first.user is None else first.user,
@@ -277,9 +277,9 @@ class Access:
             **{**options, **first.options},  # type: ignore[arg-type]  # checked by __post_init__
         )
         if not callable(password):
-            return found
+            return access
         asked_for = password
-        return replace(found, source=lambda: replace(found, password=Secret(asked_for())))
+        return replace(access, source=lambda: replace(access, password=Secret(asked_for())))
 
 
 def _agree(urls: Sequence[Url]) -> None:
@@ -297,8 +297,8 @@ def _password(url: Url, given: Password | None) -> Secret:
             "The broker's password is given twice: in the URL and by itself. Take it out of the URL."
         )
     if given is not None:
-        said = given() if callable(given) else given
-        return said if isinstance(said, Secret) else Secret(said)
+        password = given() if callable(given) else given
+        return password if isinstance(password, Secret) else Secret(password)
     if url.password is not None:
         return url.password
     if url.user not in (None, GUEST):

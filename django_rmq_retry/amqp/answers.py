@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection, IoThread
 from django_rmq_retry.amqp.contracts import Cause, Done, Publisher, PublishResult
-from django_rmq_retry.amqp.frames import marshal_publish
+from django_rmq_retry.amqp.frames import DIRECT_PREFIX, marshal_publish
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, Properties, decode_properties, encode_properties
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("django_rmq_retry")
 
-PREFIX = f"{DIRECT}."
 MOST_WAITING = 1000
 """The number of answers that may wait for a test of their address; beyond it the oldest is dropped."""
 MOST_KEPT = 4096
@@ -53,9 +52,9 @@ def family_of(address: str) -> Family | None:
 
     The broker resolves either every address of a family or none.
     """
-    found = _ADDRESS.fullmatch(address.removeprefix(PREFIX))
+    match = _ADDRESS.fullmatch(address.removeprefix(DIRECT_PREFIX))
     try:
-        raw = b64decode(found["pid"], validate=True) if found else b""
+        raw = b64decode(match["pid"], validate=True) if match else b""
     except ValueError:
         return None
     pid = _PID.fullmatch(raw)
@@ -99,12 +98,14 @@ class _Sure(PikaPublisher):
     """Publishes answers whose address has been tried."""
 
     purpose = "answer"
+    answers = True
 
 
 class _Untried(PikaPublisher):
     """Publishes answers whose address may close the connection: an expected loss, not a problem of the broker."""
 
     purpose = "try answers"
+    answers = True
     healthy = 0.0
     losses = logging.DEBUG
 
@@ -189,7 +190,7 @@ class Answers:
             self.under_way -= 1
             done(result)
 
-        if not answer.routing_key.startswith(PREFIX):
+        if not answer.routing_key.startswith(DIRECT_PREFIX):
             self._publisher.send(answer, ended)
         elif answer.routing_key in self._proven:
             self._sure.send(answer, lambda result: self._sent(answer, ended, result))

@@ -11,7 +11,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection, IoThread
-from django_rmq_retry.amqp.frames import Received, marshal_publish
+from django_rmq_retry.amqp.frames import Received, check_address, marshal_publish
 from django_rmq_retry.amqp.link import Link
 from django_rmq_retry.amqp.refusals import above
 from django_rmq_retry.errors import (
@@ -69,6 +69,7 @@ class PikaCaller:
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
         """Return the answer to a message. Its correlation id must be unique: answers are matched by it."""
+        self._io.check_waiting(message)
         request = Request(message, time.monotonic() + timeout)
         name = message.properties.correlation_id or ""
         self._io.call(lambda: self._ask(name, request))
@@ -107,7 +108,11 @@ class PikaCaller:
 
     def _send(self, request: Request) -> None:
         connection, channel, message = self._link.connection, self._channel, request.message
-        if connection is None or channel is None or request.sent or request.deadline <= time.monotonic():
+        if request.sent or request.deadline <= time.monotonic():
+            return
+        # A lost connection closes its channels one by one, and the test of a body ends with its own, before it reports
+        # to us. The request is sent on the next channel.
+        if connection is None or channel is None or not (connection.is_open and channel.is_open):
             return
         sizes, size = connection.sizes, len(message.body)
         if size > sizes.accepted and sizes.limit is None:
@@ -116,10 +121,11 @@ class PikaCaller:
             return
         if sizes.limit is not None and size > sizes.limit:
             self._open.pop(message.properties.correlation_id or "", None)
-            said = above(size, sizes.limit)
-            request.end(error=MessageTooLarge(message.exchange, message.routing_key, said=said))
+            reason = above(size, sizes.limit)
+            request.end(error=MessageTooLarge(message.exchange, message.routing_key, said=reason))
             return
         try:
+            check_address(message)
             frames = marshal_publish(
                 channel.channel_number,
                 encode_properties(replace(message.properties, reply_to=self._answers_to)),
@@ -133,8 +139,8 @@ class PikaCaller:
             self._open.pop(message.properties.correlation_id or "", None)
             request.end(error=MessageUnsent(message.exchange, message.routing_key, said=str(error)))
             return
-        request.sent = True
         connection.send_raw(frames)
+        request.sent = True
 
     def _opened(self, connection: Connection) -> None:
         connection.channel(on_open_callback=self._channel_opened)
@@ -180,8 +186,8 @@ class PikaCaller:
         request = self._open.pop(name, None)
         if request is not None:
             message = request.message
-            said: str = method.reply_text  # type: ignore[attr-defined]  # Basic.Return
-            request.end(error=MessageReturned(message.exchange, message.routing_key, said=said))
+            reason: str = method.reply_text  # type: ignore[attr-defined]  # Basic.Return
+            request.end(error=MessageReturned(message.exchange, message.routing_key, said=reason))
 
     def _channel_closed(self, _channel: object, reason: BaseException) -> None:
         """End all requests that were sent: one to a missing exchange closes the channel on which all answers arrive."""

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pika import frame, spec
@@ -39,7 +40,7 @@ class Acks:
     """The delivery tags of one channel that are settled, so that a slow message does not delay the acks of others."""
 
     def __init__(self, channel_number: int) -> None:
-        self._number = channel_number
+        self._frame = partial(_FRAME, _METHOD, channel_number, _SIZE)
         self._low = 0
         # Settled tags above an unsettled one.
         self._ahead: set[int] = set()
@@ -51,18 +52,18 @@ class Acks:
         under = [tag for tag in new if tag <= self._low]
         if under:
             # Every tag up to the highest is settled here, and the broker has not received its ack yet.
-            yield self._frame(_ACK, max(under), int(len(under) > 1))
+            yield self._frame(_ACK, max(under), int(len(under) > 1), _END)
         for tag in new:
             if tag > self._low:
-                yield self._frame(_ACK, tag)
+                yield self._frame(_ACK, tag, 0, _END)
 
     def nack(self, tag: int, *, requeue: bool) -> bytes:
         self._done((tag,))
-        return self._frame(_NACK, tag, _REQUEUE_NACK if requeue else 0)
+        return self._frame(_NACK, tag, _REQUEUE_NACK if requeue else 0, _END)
 
     def counted_requeue(self, tag: int) -> bytes:
         self._done((tag,))
-        return self._frame(_REJECT, tag, _REQUEUE_REJECT)
+        return self._frame(_REJECT, tag, _REQUEUE_REJECT, _END)
 
     def _done(self, tags: Iterable[int]) -> None:
         ahead, low = self._ahead, self._low
@@ -71,9 +72,6 @@ class Acks:
             low += 1
             ahead.discard(low)
         self._low = low
-
-    def _frame(self, method: int, tag: int, bits: int = 0) -> bytes:
-        return _FRAME(_METHOD, self._number, _SIZE, method, tag, bits, _END)
 
 
 class Owner(Protocol):

@@ -12,16 +12,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import pika
 from pika.adapters.select_connection import IOLoop
+from pika.channel import MAX_CHANNELS
 from pika.credentials import PlainCredentials
-from pika.exceptions import ConnectionWrongStateError
+from pika.exceptions import ConnectionWrongStateError, NoFreeChannels
 
 from django_rmq_retry.amqp.address import UNPLACED, Access, Host, Tls
 from django_rmq_retry.amqp.protocol import Channel, IoServices
 from django_rmq_retry.amqp.refusals import limit_in
-from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.errors import ConfigurationError, MessageUnsent
+from django_rmq_retry.messages.message import Message
 from django_rmq_retry.topology.declarations import Server
 
 log = logging.getLogger("django_rmq_retry")
@@ -52,6 +55,8 @@ Call = Callable[[], None]
 
 ALWAYS_ACCEPTED = 4096
 """A body size in bytes that no broker refuses; each new largest body above it is tested before it is sent."""
+ROOM = 8
+"""The number of a connection's channels that are left to tests of body sizes."""
 UNROUTABLE = "rmq-retry.size"
 """The test's routing key, which no queue has: the broker checks the size and drops the message."""
 
@@ -147,6 +152,8 @@ class IoThread:
         self._woken = False
         self._answered, self._unanswered = True, 0
         self._ending: list[Call] = []
+        self.connections: WeakSet[Connection] = WeakSet()
+        """The connections that run on this thread."""
         self._began = self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -158,6 +165,15 @@ class IoThread:
     def alive(self) -> bool:
         # Read at every publish; the thread's own is_alive() would cost more than everything else there.
         return self._began and not self._ended and self.pid == os.getpid()
+
+    def check_waiting(self, message: Message) -> None:
+        """Raise MessageUnsent on this thread: it would wait for itself, and nothing of the process would be sent."""
+        if self.current:
+            said = (
+                "it was published on the I/O thread, which sends it and would wait for itself. Publish it from another "
+                "thread; a log handler that publishes needs a logging.handlers.QueueListener"
+            )
+            raise MessageUnsent(message.exchange, message.routing_key, said=said)
 
     @property
     def current(self) -> bool:
@@ -190,7 +206,7 @@ class IoThread:
 
     def later(self, seconds: float, call: Call) -> Timer:
         """Run a function after this many seconds. Call it on the I/O thread only; pass the result to ``cancel``."""
-        return self.loop.call_later(seconds, call)
+        return self.loop.call_later(seconds, lambda: self._guarded(call))
 
     def cancel(self, timer: Timer) -> None:
         self.loop.remove_timeout(timer)  # type: ignore[arg-type]  # made by call_later
@@ -210,13 +226,22 @@ class IoThread:
         calls = self._calls
         while True:
             while calls:
-                calls.popleft()()
+                self._guarded(calls.popleft())
             self._woken = False
             # A function added before this assignment caused no wake-up, so check again; one added after it causes
             # a wake-up that may find nothing to do.
             if not calls:
                 return
             self._woken = True
+
+    def _guarded(self, call: Call) -> None:
+        """Run a function. If it fails, end all connections: its work may be half done, and the broker redelivers."""
+        try:
+            call()
+        except Exception as error:
+            log.exception("A function failed on the I/O thread; its connections are closed and opened again")
+            for connection in list(self.connections):
+                connection.services.fail(error)
 
     def _run(self) -> None:
         hide_pika_logs()
@@ -259,7 +284,10 @@ class _SizeTest:
         self._callback: Callable[[], None] | None = callback
 
     def start(self, connection: "Connection") -> None:
-        connection.channel(on_open_callback=self._opened)
+        try:
+            connection.channel(on_open_callback=self._opened)
+        except NoFreeChannels:
+            self._end(None)
 
     def _opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._closed)
@@ -276,7 +304,8 @@ class _SizeTest:
     def _end(self, limit: int | None) -> None:
         """Record the result of the test and call back.
 
-        If the broker names no limit, for example because the user may not write there, the real body is the test.
+        If the broker names no limit, for example because the user may not write there, or no channel is free, the real
+        body is the test.
         """
         callback, self._callback = self._callback, None
         if callback is None:
@@ -315,6 +344,12 @@ class Connection(pika.SelectConnection):
         """The negotiated frame size in bytes, for `marshal_publish`."""
         return int(self.params.frame_max)
 
+    @property
+    def crowded(self) -> bool:
+        """True if the last channels should be left to tests of body sizes; fewer than half are left to them."""
+        most = self.params.channel_max or MAX_CHANNELS
+        return len(self.services.channels) >= most - min(ROOM, most // 2)
+
     def channel(self, *, on_open_callback: Callable[[Channel], object]) -> Channel:  # type: ignore[override]  # narrower
         """Open a channel."""
         inner = super().channel(on_open_callback=lambda _inner: on_open_callback(channel))
@@ -325,5 +360,6 @@ class Connection(pika.SelectConnection):
         """Send frames that are already marshalled, in one piece."""
         if self.is_closed:
             raise ConnectionWrongStateError("The connection is closed; nothing can be sent on it.")
-        if data:
-            self.services.send(data)
+        transport = self.services.transport
+        if data and transport is not None:
+            transport.write(data)

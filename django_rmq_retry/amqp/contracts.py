@@ -51,6 +51,7 @@ class Cause(Enum):
     BODY_LIMIT = "body limit"
     CONNECTION_LOST = "connection lost"
     TIMEOUT = "timeout"
+    NO_CHANNEL = "no free channel"
     IO_STOPPED = "I/O thread stopped"
     OTHER = "other"
 

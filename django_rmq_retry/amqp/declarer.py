@@ -29,7 +29,7 @@ _UNREPORTED = object()
 MOVING = ".moving"
 """The suffix of the queue that holds the messages of a queue while it is recreated."""
 
-UNREAD = "no consumer reads this queue"
+NO_CONSUMER = "no consumer reads this queue"
 
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
@@ -38,22 +38,22 @@ def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
     Each refusal names one argument and the broker's value; declaring again with that value shows the next difference.
     """
     here = wanted(declaration)
-    trial, found = dict(here), dict[str, Difference]()
+    trial, differences = dict(here), dict[str, Difference]()
     while True:
         try:
             session.ask(declaring(declaration, trial))
         except Refusal as refusal:
             named = _named(refusal)
-            if named is None and not found:
+            if named is None and not differences:
                 raise
-            if named is None or named.argument in found:
-                return tuple(found.values())
-            found[named.argument] = replace(named, here=here.get(named.argument))
+            if named is None or named.argument in differences:
+                return tuple(differences.values())
+            differences[named.argument] = replace(named, here=here.get(named.argument))
             trial[named.argument] = named.broker
             if not named.reported:
-                return tuple(found.values())
+                return tuple(differences.values())
         else:
-            return tuple(found.values())
+            return tuple(differences.values())
 
 
 def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[str, tuple[Difference, ...]]:
@@ -147,7 +147,7 @@ class Declarer:
         named = [self._look(declaration) for declaration in declarations]
         states = {(item.kind, item.name): item.state for item in named}
         rows = self.inspector.bindings() if self.inspector and topology.bindings else None
-        bindings = [_bound(said, states, rows, foreign=topology.foreign(said)) for said in topology.bindings]
+        bindings = [_bound(binding, states, rows, foreign=topology.foreign(binding)) for binding in topology.bindings]
         left = [item for queue in topology.queues for item in self._left(queue)]
         return Plan(server=self.session.server, items=(*named, *bindings, *left))
 
@@ -176,28 +176,30 @@ class Declarer:
                 return _absent(declaration, unfit)
             if declaration.existing:
                 return self._of_others(declaration)
-            found = self._differences(declaration)
+            differences = self._differences(declaration)
         except (Refusal, AMQPError) as error:
             return _refused(Item(declaration=declaration, state=State.REFUSED), error)
         if unfit:
-            return Item(declaration=declaration, state=State.REFUSED, differences=found, problem=unfit)
-        return Item(declaration=declaration, state=State.DIFFERS if found else State.SAME, differences=found)
+            return Item(declaration=declaration, state=State.REFUSED, differences=differences, problem=unfit)
+        return Item(
+            declaration=declaration, state=State.DIFFERS if differences else State.SAME, differences=differences
+        )
 
     def _of_others(self, declaration: Named) -> Item:
         try:
-            kind, found = of_others(self.session, declaration, self._row(declaration))
+            kind, differences = of_others(self.session, declaration, self._row(declaration))
         except Refusal as refusal:
             # It exists; comparing its arguments needs a permission that its owners need not grant.
             if not refusal.forbidden:
                 raise
-            kind, found = "", ()
-        state = State.DIFFERS if found else State.SAME
-        return Item(declaration=declaration, state=state, differences=found, type=kind)
+            kind, differences = "", ()
+        state = State.DIFFERS if differences else State.SAME
+        return Item(declaration=declaration, state=state, differences=differences, type=kind)
 
     def _differences(self, declaration: Named) -> tuple[Difference, ...]:
         row = self._row(declaration)
-        found = None if row is None else by_row(declaration, row)
-        return by_trial(self.session, declaration) if found is None else found
+        differences = None if row is None else by_row(declaration, row)
+        return by_trial(self.session, declaration) if differences is None else differences
 
     def _row(self, declaration: Named) -> Row | None:
         if self.inspector is None:
@@ -237,7 +239,7 @@ class Declarer:
 
 def _absent(declaration: Named, unfit: str | None) -> Item:
     if declaration.existing:
-        problem = "It is somebody else's (existing=True), and it is not there."
+        problem = "It is external (existing=True) and does not exist."
         return Item(declaration=declaration, state=State.MISSING, problem=problem)
     if unfit:
         return Item(declaration=declaration, state=State.REFUSED, problem=unfit)
@@ -253,29 +255,29 @@ def _refused(item: Item, error: Refusal | AMQPError) -> Item:
 
 
 def _bound(
-    said: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None, *, foreign: bool
+    binding: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None, *, foreign: bool
 ) -> Item:
-    state = _standing(said, states, rows)
+    state = _standing(binding, states, rows)
     if not foreign or state is not State.CREATE:
-        return Item(declaration=said, state=state, foreign=foreign)
+        return Item(declaration=binding, state=state, foreign=foreign)
     problem = "Both ends belong to others (existing=True), and they have not bound them."
-    return Item(declaration=said, state=State.MISSING, problem=problem, foreign=True)
+    return Item(declaration=binding, state=State.MISSING, problem=problem, foreign=True)
 
 
-def _standing(said: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None) -> State:
-    ends = (("exchange", said.source), ("exchange" if said.to_exchange else "queue", said.destination))
+def _standing(binding: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None) -> State:
+    ends = (("exchange", binding.source), ("exchange" if binding.to_exchange else "queue", binding.destination))
     if any(states.get(end) is State.CREATE for end in ends):
         return State.CREATE
     if rows is None:
         return State.UNSEEN
-    return State.SAME if any(_is_row(said, row) for row in rows) else State.CREATE
+    return State.SAME if any(_is_row(binding, row) for row in rows) else State.CREATE
 
 
-def _is_row(said: BindingDeclaration, row: Row) -> bool:
+def _is_row(binding: BindingDeclaration, row: Row) -> bool:
     return (
-        (row["source"], row["destination"], row["routing_key"]) == (said.source, said.destination, said.key)
-        and (row["destination_type"] == "exchange") is said.to_exchange
-        and row["arguments"] == dict(said.arguments)
+        (row["source"], row["destination"], row["routing_key"]) == (binding.source, binding.destination, binding.key)
+        and (row["destination_type"] == "exchange") is binding.to_exchange
+        and row["arguments"] == dict(binding.arguments)
     )
 
 
@@ -348,7 +350,7 @@ def _read(levels: Sequence[Level], bounds: Bounds) -> list[Level]:
         waits = level.role is Role.QUARANTINE and level.ready and work not in bounds.stopped
         return bool(waits and not level.consumers and not consumers.get(work))
 
-    return [replace(level, problems=(UNREAD, *level.problems)) if unread(level) else level for level in levels]
+    return [replace(level, problems=(NO_CONSUMER, *level.problems)) if unread(level) else level for level in levels]
 
 
 def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds: Bounds) -> Level:
@@ -418,19 +420,19 @@ def _judged(level: Level, whole: str, *, returns: bool) -> Level:
 
 
 def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bounds) -> list[str]:
-    found = []
+    problems = []
     read = queue.name not in bounds.stopped
     if holding.ready and not holding.consumers and _is_read(queue) and read:
-        found.append(UNREAD)
+        problems.append(NO_CONSUMER)
     if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
-        found.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
+        problems.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
     if queue.role is Role.WAITING and holding.consumers:
-        found.append("a consumer reads it, so retries arrive too early")
+        problems.append("a consumer reads it, so retries arrive too early")
     if _full(queue.arguments, holding.ready):
-        found.append("full: it rejects or drops messages")
+        problems.append("full: it rejects or drops messages")
     if row.get("messages_dlx"):
-        found.append(f"{row['messages_dlx']} dead letters wait: their target queue is full or missing")
-    return found
+        problems.append(f"{row['messages_dlx']} dead letters wait: their target queue is full or missing")
+    return problems
 
 
 def _is_read(queue: QueueDeclaration) -> bool:

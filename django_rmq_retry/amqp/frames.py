@@ -11,9 +11,9 @@ from typing import NoReturn, TypeAlias
 import pika
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import encode_properties
+from django_rmq_retry.messages.properties import DIRECT, encode_properties
 
 FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_END = 1, 2, 3, 0xCE
 FRAME_OVERHEAD = 8
@@ -21,6 +21,9 @@ FRAME_MAX = 131_072
 """The frame size in bytes that RabbitMQ and pika negotiate; a consumer refuses a broker with less."""
 CLASS_BASIC = 60
 
+DIRECT_PREFIX = f"{DIRECT}."
+"""The beginning of each address that RabbitMQ writes into the reply_to of a request."""
+_DIRECT_PREFIX = DIRECT_PREFIX.encode()
 _PUBLISH = (CLASS_BASIC << 16) | 40
 _SHORT_STRING_LIMIT = 255
 _FRAME = struct.Struct(">BHI")
@@ -109,6 +112,7 @@ def marshal_publish(
 
 def check_writable(message: Message) -> None:
     """Raise HeadersTooLarge or ValueError if a message cannot be written, before anything depends on sending it."""
+    check_address(message)
     marshal_publish(
         1,
         encode_properties(message.properties),
@@ -118,6 +122,28 @@ def check_writable(message: Message) -> None:
         mandatory=message.mandatory,
         frame_max=FRAME_MAX,
     )
+
+
+def check_address(message: Message) -> None:
+    """Raise ConfigurationError for a direct reply-to address: only answers are sent there, on other connections.
+
+    RabbitMQ before 4.3 closes the connection over such an address that it cannot resolve, with everything in flight on
+    it. A sender may invent the address, and the broker resolves it in no other exchange than the default one.
+    """
+    if message.exchange:
+        return
+    keys, headers = [message.routing_key], message.properties.headers
+    # The headers are decoded only if they may name such an address.
+    if _DIRECT_PREFIX in headers.raw:
+        for name in ("CC", "BCC"):
+            more = headers.get(name)
+            keys += [key for key in more if isinstance(key, str)] if isinstance(more, list) else []
+    for key in keys:
+        if key.startswith(DIRECT_PREFIX):
+            raise ConfigurationError(
+                f"{key!r:.60} is a direct reply-to address, and accepts only answers. Return the answer from the "
+                "handler, or have the caller wait on a named queue."
+            )
 
 
 def short_string(text: str) -> bytes:

@@ -87,8 +87,8 @@ class Inspector:
         return [row for row in rows or [] if row["source"]]
 
     def _one(self, what: str, name: str) -> Row | None:
-        found: Row | None = self._get(f"{what}/{quote(self.vhost, safe='')}/{quote(name, safe='')}")
-        return found
+        row: Row | None = self._get(f"{what}/{quote(self.vhost, safe='')}/{quote(name, safe='')}")
+        return row
 
     def _get(self, path: str) -> Any:
         parts = urlsplit(self.url.reveal())
@@ -115,14 +115,14 @@ class Inspector:
 
 def _whole(answer: HTTPResponse, until: float) -> bytes:
     """Return the whole answer; its size and its time are limited."""
-    found = bytearray()
+    body = bytearray()
     while chunk := answer.read1(CHUNK):
-        found += chunk
-        if len(found) > LARGEST:
+        body += chunk
+        if len(body) > LARGEST:
             raise ValueError(f"its answer has more than {LARGEST} bytes")
         if time.monotonic() > until:
             raise TimeoutError("its answer does not come to an end")
-    return bytes(found)
+    return bytes(body)
 
 
 class WouldLose(RmqRetryError):
@@ -189,9 +189,9 @@ def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> H
     """Return the same as ``look``, but first wait a moment for consumers that may be leaving."""
     deadline = time.monotonic() + _REST
     while True:
-        found = look(session, inspector, queue)
-        if found is None or not found.consumers or time.monotonic() > deadline:
-            return found
+        holding = look(session, inspector, queue)
+        if holding is None or not holding.consumers or time.monotonic() > deadline:
+            return holding
         time.sleep(_REST_STEP)
 
 
@@ -220,15 +220,15 @@ def _count(number: int, what: str) -> str:
 
 def peek(access: Access, queue: str) -> list[Delivery]:
     """Return the messages of a queue in their order; each counts as redelivered from now on."""
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
     connection = BlockingConnection(parameters(access, access.current().hosts[0], purpose="peek"))
     try:
         channel = connection.channel()
         while True:
             method, properties, body = channel.basic_get(queue)
             if method is None or properties is None:
-                return found
-            found.append(
+                return deliveries
+            deliveries.append(
                 Delivery(
                     queue=queue,
                     body=body or b"",

@@ -71,14 +71,15 @@ class Link:
         host = hosts[self._tries % len(hosts)]
         self._tries += 1
         try:
-            said = parameters(self._access, host, purpose=self._purpose)
+            dial_parameters = parameters(self._access, host, purpose=self._purpose)
             self._dialled = Connection(
-                said,
+                dial_parameters,
                 on_open_callback=self._opened,
                 on_open_error_callback=self._not_opened,
                 on_close_callback=self._closed,
                 custom_ioloop=self._io.loop,
             )
+            self._io.connections.add(self._dialled)
         except Exception as error:  # noqa: BLE001 - a certificate or a credentials provider may fail in any way
             self._dialled = None
             self._not_opened(None, error)

@@ -120,7 +120,15 @@ class Channel:
         self._inner.close()
 
     def add_on_close_callback(self, callback: Callable[[Any, BaseException], object]) -> None:
-        self._inner.add_on_close_callback(lambda _channel, reason: callback(self, reason))
+        def closed(_channel: object, reason: BaseException) -> None:
+            try:
+                callback(self, reason)
+            except Exception as error:
+                # An error would keep pika from notifying the other channels and the owner of a lost connection.
+                log.exception("A function failed as a channel closed; its connection is closed")
+                self._services.fail(error)
+
+        self._inner.add_on_close_callback(closed)
 
     def add_on_return_callback(self, callback: Callable[..., object]) -> None:
         self._on_return = callback
@@ -216,7 +224,7 @@ class Channel:
         self._replies.setdefault(reply, deque()).append(callback)
 
     def _send(self, method: Any) -> None:
-        self._services.send(frame.Method(self.channel_number, method).marshal())
+        self._services.connection.send_raw(frame.Method(self.channel_number, method).marshal())
 
     def _closed(self, *_: object) -> None:
         self.consumers.clear()
@@ -244,7 +252,7 @@ class BasicProtocol(AbstractStreamProtocol):
         self._tags = Tags()
         self._places = Places()
 
-    def connection_made(self, transport: AbstractStreamTransport) -> None:
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # made by create_streaming_connection
         self._services.transport = transport
         self.inner.connection_made(transport)
 
@@ -259,22 +267,18 @@ class BasicProtocol(AbstractStreamProtocol):
     def data_received(self, data: bytes) -> None:
         """Handle all complete frames. An invalid frame, or an exception of a callback, ends the connection."""
         buffer, self.left, self._at = self.left + data if self.left else data, b"", 0
-        end = len(buffer)
+        start, end = -1, len(buffer)
         try:
-            while self._at < end and self._handle(buffer, end):
-                pass
+            # A turn that handles nothing has reached the end, or a frame that is not complete.
+            while start < self._at < end:
+                start = self._at
+                self._deliveries(buffer, end)
+                if self._at == start:
+                    self._acks(buffer, end)
+                if self._at == start:
+                    self._frame(buffer, end)
         finally:
             self.left = buffer[self._at :]
-
-    def _handle(self, buffer: bytes, end: int) -> bool:
-        """Handle some frames; return False if the next one is not complete."""
-        start = self._at
-        self._deliveries(buffer, end)
-        if self._at == start:
-            self._acks(buffer, end)
-        if self._at == start:
-            self._frame(buffer, end)
-        return self._at > start
 
     def _deliveries(self, buffer: bytes, end: int) -> None:
         """Pass on the plain deliveries at the current position."""
@@ -352,22 +356,22 @@ class IoServices(SelectorIOServicesAdapter):
 
     def __init__(self, loop: IOLoop, connection: Any) -> None:
         super().__init__(loop)  # type: ignore[arg-type]  # pika's own connection passes it, too
-        self._connection = connection
+        self.connection = connection
         self.channels: dict[int, Channel] = {}
         self.confirms: dict[int, Callable[[int, bool], None]] = {}
         """By channel number, the callback for the broker's acks (tag, multiple), read from the received bytes."""
-        self.transport: AbstractStreamTransport | None = None
+        self.transport: Transport | None = None
         """The transport of the connection while it lasts."""
 
-    def send(self, data: bytes) -> None:
-        """Send frames that are already marshalled."""
+    def fail(self, error: Exception) -> None:
+        """End the connection because of an error, without a word to the broker, which requeues what is unacked."""
         if self.transport is not None:
-            self.transport.write(data)
+            self.transport.fail(error)
 
     def count(self, size: int, *, frames: int) -> None:
         """Count received bytes that pika does not see: its heartbeat checker closes a connection that receives none."""
-        self._connection.bytes_received += size
-        self._connection.frames_received += frames
+        self.connection.bytes_received += size
+        self.connection.frames_received += frames
 
     def create_streaming_connection(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pika.exceptions import ChannelClosed
+from pika.exceptions import ChannelClosed, NoFreeChannels
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection, IoThread
@@ -24,7 +24,7 @@ from django_rmq_retry.amqp.contracts import (
     unsent,
     unwritable,
 )
-from django_rmq_retry.amqp.frames import marshal_publish, text_of
+from django_rmq_retry.amqp.frames import check_address, marshal_publish, text_of
 from django_rmq_retry.amqp.link import HEALTHY, Link
 from django_rmq_retry.amqp.refusals import above, channel_closed, limit_in
 from django_rmq_retry.errors import HeadersTooLarge, PublishError
@@ -44,6 +44,9 @@ UNANSWERED = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
 NEVER = float("inf")
 LOOK = 0.1
 """The shortest time between two checks of the deadlines, in seconds."""
+MOST_CLOSED = 64
+"""The number of idle channels that are closed together."""
+NO_CHANNEL = "no channel of the connection is free: messages to too many exchanges are in flight"
 GRACE = 1.0
 """Seconds after a deadline within which the I/O thread reports the result of a publish."""
 
@@ -78,8 +81,11 @@ class Pending:
 class ConfirmChannel:
     """The channel for publishes to one exchange: a missing exchange closes it, and other exchanges must not suffer."""
 
-    def __init__(self, connection: "Connection", *, closed: Callable[["ConfirmChannel"], None]) -> None:
+    def __init__(
+        self, connection: "Connection", *, closed: Callable[["ConfirmChannel"], None], answers: bool = False
+    ) -> None:
         self._connection = connection
+        self._answers = answers
         self._closed = closed
         self._channel: Channel | None = None
         self._waiting: list[Pending] = []
@@ -88,6 +94,15 @@ class ConfirmChannel:
         self._lowest = 1
         self._open = False
         connection.channel(on_open_callback=self._opened)
+
+    @property
+    def idle(self) -> bool:
+        return self._open and not self._sent and not self._waiting
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._open = False
+            self._channel.close()
 
     def send(self, pending: Pending) -> None:
         """Send a publish now, or as soon as the channel is open."""
@@ -111,6 +126,8 @@ class ConfirmChannel:
             pending.end(unwritable(f"only a consumer of {DIRECT!r} may send it as reply_to"))
             return b""
         try:
+            if not self._answers:
+                check_address(message)
             if len(message.body) <= self._connection.sizes.accepted:
                 return marshal_publish(
                     channel_number,
@@ -141,7 +158,7 @@ class ConfirmChannel:
         sizes.test(size, self._size_tested)
 
     def _size_tested(self) -> None:
-        if self._channel is not None and self._channel.is_open:
+        if self._channel is not None and self._channel.is_open and self._connection.is_open:
             self._ready(None)
 
     def take_waiting(self) -> list[Pending]:
@@ -218,7 +235,8 @@ class ConfirmChannel:
             limit = limit_in(text)
             if limit is not None:
                 self._connection.sizes.learn(limit)
-            self._end_sent(lambda message: channel_closed(code, text, message=message))
+            alone = len(self._sent) == 1
+            self._end_sent(lambda message: channel_closed(code, text, message=message, alone=alone))
         else:
             # A lost connection closes its channels first: that says nothing about the messages sent on them.
             self.lost(_connection_lost(text or str(reason) or type(reason).__name__, code))
@@ -300,6 +318,8 @@ class PikaPublisher:
     purpose = "publish"
     healthy = HEALTHY
     """Seconds after which a connection counts as healthy; once lost, it is reopened without a long wait."""
+    answers = False
+    """True if messages may go to direct reply-to addresses."""
     losses = logging.WARNING
     """The level at which a lost connection is logged."""
 
@@ -316,6 +336,10 @@ class PikaPublisher:
             refused=self._refused,
         )
         self._channels: dict[str, ConfirmChannel] = {}
+        self._closing: set[ConfirmChannel] = set()
+        """The idle channels that are being closed to make room."""
+        self._queued: set[str] = set()
+        """The exchanges whose publishes wait for that room; later ones wait behind them."""
         self._waiting: deque[Pending] = deque()
         self._handed: deque[Pending] = deque()
         self._blocked = False
@@ -327,6 +351,7 @@ class PikaPublisher:
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed the message, else raise the PublishError for its end."""
+        self._io.check_waiting(message)
         waiter = Waiter()
         self._hand_over(message, waiter.done, timeout)
         result = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
@@ -340,6 +365,7 @@ class PikaPublisher:
         batch = Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
         try:
             for message in messages:
+                self._io.check_waiting(message)
                 self._begin(batch, message, timeout)
                 if batch.failure is not None:
                     break
@@ -400,7 +426,7 @@ class PikaPublisher:
             if connection is None:
                 self._waiting.append(pending)
             else:
-                self._channel(connection, pending.message.exchange).send(pending)
+                self._send(connection, pending)
         if not self._dialling:
             self._dialling = True
             self._link.open()
@@ -411,17 +437,50 @@ class PikaPublisher:
         connection = self._link.connection
         return None if connection is None or not connection.is_open or self._blocked else connection
 
-    def _channel(self, connection: Connection, exchange: str) -> ConfirmChannel:
-        channel = self._channels.get(exchange)
-        if channel is None:
+    def _send(self, connection: Connection, pending: Pending) -> None:
+        exchange = pending.message.exchange
+        channel = self._channels.get(exchange) or self._new_channel(connection, exchange)
+        if channel is not None:
+            channel.send(pending)
+        elif self._closing:
+            self._queued.add(exchange)
+            self._waiting.append(pending)
+        else:
+            pending.end(unsent(Cause.NO_CHANNEL, NO_CHANNEL))
+
+    def _new_channel(self, connection: Connection, exchange: str) -> ConfirmChannel | None:
+        """Return a new channel; None if none is free. Idle ones are then closed, because each exchange has one."""
+        if exchange in self._queued:
+            return None
+        if not (connection.crowded and self._channels):
             forget: Callable[[ConfirmChannel], None] = lambda gone: self._forget(exchange, gone)  # noqa: E731
-            channel = self._channels[exchange] = ConfirmChannel(connection, closed=forget)
-        return channel
+            with suppress(NoFreeChannels):
+                channel = ConfirmChannel(connection, closed=forget, answers=self.answers)
+                self._channels[exchange] = channel
+                return channel
+        if not self._closing:
+            self._make_room()
+        return None
+
+    def _make_room(self) -> None:
+        idle = [exchange for exchange, channel in self._channels.items() if channel.idle]
+        for exchange in idle[:MOST_CLOSED]:
+            channel = self._channels.pop(exchange)
+            self._closing.add(channel)
+            channel.close()
 
     def _forget(self, exchange: str, gone: ConfirmChannel) -> None:
         if self._channels.get(exchange) is gone:
             del self._channels[exchange]
         self._waiting.extend(gone.take_waiting())
+        if gone in self._closing:
+            # pika frees the number of the channel after this callback only.
+            self._io.call(lambda: self._made_room(gone))
+        else:
+            self._resume()
+
+    def _made_room(self, gone: ConfirmChannel) -> None:
+        self._closing.discard(gone)
         self._resume()
 
     def _opened(self, connection: Connection) -> None:
@@ -445,14 +504,17 @@ class PikaPublisher:
         if connection is None:
             return
         waiting, self._waiting = self._waiting, deque()
+        self._queued.clear()
         for pending in waiting:
             if not pending.ended:
-                self._channel(connection, pending.message.exchange).send(pending)
+                self._send(connection, pending)
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._trouble = reason
         log.log(self.losses, "No connection to %s (%s), next try in %.1f s", self.purpose, reason, retry_in)
         channels, self._channels = self._channels, {}
+        self._closing.clear()
+        self._queued.clear()
         for channel in channels.values():
             self._waiting.extend(channel.take_waiting())
             channel.lost(_connection_lost(reason))

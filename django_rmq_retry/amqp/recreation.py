@@ -1,13 +1,15 @@
 """Moves messages between queues, recreates queues with other arguments, and deletes queues.
 
 A queue cannot be changed in place. Its messages wait in ``<queue>.moving`` meanwhile, which has the queue's bindings,
-so that messages published in between are kept, too. If the process is killed at any point, run the operation again.
+so that messages published to its exchanges in between are kept, too. If the process is killed at any point, run the
+operation again. Messages published by the queue's name cannot be kept: see ``Doubt.PUBLISHERS``.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from pika import spec
@@ -36,16 +38,31 @@ EXPIRATION = PREFIX + "expiration"
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 Change = Callable[[bytes], bytes]
 Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
-
-UNSEEN = (
-    "A message that is still unacked at a consumer, or that is on its way as a dead letter, would be lost; only the "
-    'management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
-)
 _RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", re.DOTALL)
 
 TRIAL = ".trial"
 """The suffix of the queue on which new arguments are tried."""
-Confirm = Callable[[str], None]
+
+
+class Doubt(StrEnum):
+    """A possible loss that the command cannot see, as a question to the operator."""
+
+    CONSUMERS = (
+        "A message that is still unacked at a consumer, or that is on its way as a dead letter, would be lost; only "
+        'the management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
+    )
+    # While RabbitMQ deletes a queue, for some milliseconds, it still routes messages to it, and confirms them when the
+    # queue is gone; neither `if-empty` nor the count in the answer covers them. No AMQP method closes a queue. A policy
+    # of `max-length: 0` with `reject-publish` is no way either: a classic queue applies the length first and drops its
+    # messages, and a quorum queue accepts a message afterwards and refuses publishers even after the policy is gone.
+    PUBLISHERS = (
+        "A message that is published by the queue's name while the broker deletes the queue is confirmed and lost. "
+        "publish() without an exchange, the outbox, requeue runs, rmq_publish and consumers' retries publish by name. "
+        "Are all publishers by its name stopped?"
+    )
+
+
+Confirm = Callable[[Doubt], None]
 """Asks the operator; returns only if the answer is yes."""
 
 
@@ -223,42 +240,42 @@ def delete_queues(
     declarer: Declarer, queues: Iterable[str], *, feeders: Sequence[QueueDeclaration] = (), force: bool = False
 ) -> Deleted:
     """Delete queues that are empty, not consumed and expect no retries; with ``force``, all, with their messages."""
-    found = Deleted()
-    free = [queue for queue in queues if force or _is_free(declarer, queue, found)]
+    deleted = Deleted()
+    free = [queue for queue in queues if force or _is_free(declarer, queue, deleted)]
     if not force:
-        free = [queue for queue in free if not _is_awaited(declarer, queue, feeders, found)]
+        free = [queue for queue in free if not _is_awaited(declarer, queue, feeders, deleted)]
     # The management API lags: it shows a message that was just delivered only later.
     later = {} if force else watch(declarer.session, declarer.inspector, free)
     for queue in free:
         try:
             if force:
-                _delete_forced(declarer, queue, found)
+                _delete_forced(declarer, queue, deleted)
             elif queue in later:
                 later[queue].refuse_use()
                 delete_empty(declarer, queue)
-                found.deleted.append(queue)
+                deleted.deleted.append(queue)
         except WouldLose as refusal:
-            found.refused[queue] = refusal.reason
+            deleted.refused[queue] = refusal.reason
         except Refusal as refusal:
-            found.refused[queue] = refusal.sentence()
-    return found
+            deleted.refused[queue] = refusal.sentence()
+    return deleted
 
 
 def delete_exchanges(
     declarer: Declarer, exchanges: Iterable[str], bindings: Iterable[BindingDeclaration] = ()
 ) -> Deleted:
     """Remove these bindings, then delete the exchanges that have no other bindings."""
-    found = Deleted()
+    deleted = Deleted()
     for one in bindings:
         with suppress(Refusal):
             declarer.session.ask(unbinding(one))
     for name in exchanges:
         try:
             declarer.session.ask(_dropping(name))
-            found.deleted.append(name)
+            deleted.deleted.append(name)
         except Refusal as refusal:
-            found.refused[name] = refusal.sentence()
-    return found
+            deleted.refused[name] = refusal.sentence()
+    return deleted
 
 
 def delete_empty(declarer: Declarer, queue: str) -> None:
@@ -266,7 +283,7 @@ def delete_empty(declarer: Declarer, queue: str) -> None:
     holding = look_at_rest(declarer.session, declarer.inspector, queue)
     if holding is None:
         return
-    _refuse(holding, "Something was published to it meanwhile. Run it again.")
+    _refuse(holding, "They were published to it meanwhile: stop its publishers, and run it again.")
     # Quorum queues do not support a conditional delete: the broker closes the connection instead.
     declarer.session.ask(lambda channel, done: channel.queue_delete(queue, callback=done))
 
@@ -275,45 +292,45 @@ def stale(topology: Topology, there: Iterable[str]) -> list[str]:
     """Return the existing queues that this project once derived from its work queues and no longer uses."""
     # Owners of a foreign queue may have queues of their own with such names.
     work = {queue.name for queue in topology.queues.values() if queue.role is Role.WORK and not queue.existing}
-    found = []
+    feeders = []
     for name in sorted(there):
         rung = _RUNG.fullmatch(name)
         if rung and rung["work"] in work and name not in topology.queues:
-            found.append(name)
-    return found
+            feeders.append(name)
+    return feeders
 
 
 def _dropping(exchange: str) -> Question:
     return lambda channel, done: channel.exchange_delete(exchange, if_unused=True, callback=done)
 
 
-def _is_free(declarer: Declarer, queue: str, found: Deleted) -> bool:
+def _is_free(declarer: Declarer, queue: str, deleted: Deleted) -> bool:
     try:
         holding = look_at_rest(declarer.session, declarer.inspector, queue)
         if holding is None:
-            found.missing.append(queue)
+            deleted.missing.append(queue)
             return False
         _refuse(holding, "Let them be handled or move them, or delete them too with --force.")
     except WouldLose as refusal:
-        found.refused[queue] = refusal.reason
+        deleted.refused[queue] = refusal.reason
         return False
     except Refusal as refusal:
-        found.refused[queue] = refusal.sentence()
+        deleted.refused[queue] = refusal.sentence()
         return False
     return True
 
 
-def _is_awaited(declarer: Declarer, queue: str, feeders: Iterable[QueueDeclaration], found: Deleted) -> bool:
+def _is_awaited(declarer: Declarer, queue: str, feeders: Iterable[QueueDeclaration], deleted: Deleted) -> bool:
     for feeder in feeders:
         if feeder.role is not Role.WAITING or not feeds(feeder, queue):
             continue
         try:
             waiting = look(declarer.session, declarer.inspector, feeder.name)
         except Refusal as refusal:
-            found.refused[queue] = refusal.sentence()
+            deleted.refused[queue] = refusal.sentence()
             return True
         if waiting is not None and not waiting.empty:
-            found.refused[queue] = (
+            deleted.refused[queue] = (
                 f"{waiting.ready} messages in {feeder.name!r} come back to it. Wait until they are back."
             )
             return True
@@ -331,10 +348,10 @@ def _refuse(holding: Holding, advice: str) -> None:
     holding.refuse_messages(advice)
 
 
-def _delete_forced(declarer: Declarer, queue: str, found: Deleted) -> None:
+def _delete_forced(declarer: Declarer, queue: str, deleted: Deleted) -> None:
     there = look(declarer.session, declarer.inspector, queue)
     declarer.session.ask(lambda channel, done: channel.queue_delete(queue, callback=done))
-    (found.missing if there is None else found.deleted).append(queue)
+    (deleted.missing if there is None else deleted.deleted).append(queue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +388,8 @@ class Departure:
     def run(self, queue: str, confirm: Confirm) -> Departed:
         """Move the messages and delete the queues.
 
-        If the process is killed at any point, run it again: a message may be duplicated, and none is lost.
+        If the process is killed at any point, run it again: a message may be duplicated, and none is lost of those that
+        were published before it, or to an exchange.
         """
         self._check(confirm)
         for former in self._family.values():
@@ -392,7 +410,9 @@ class Departure:
             if look(self._session, None, target) is None:
                 raise WouldLose(name, f"the queue {target!r} that shall take its messages does not exist.")
         if any(holding.hidden is None for holding in seen.values()):
-            confirm(UNSEEN)
+            confirm(Doubt.CONSUMERS)
+        if seen:
+            confirm(Doubt.PUBLISHERS)
 
     def _moved(self, name: str) -> int:
         target = self._targets.get(name)
@@ -416,7 +436,7 @@ class Recreation:
 
     def run(self, confirm: Confirm) -> Recreated:
         if self._wanted.existing:
-            raise WouldLose(self._name, "it is somebody else's (existing=True).")
+            raise WouldLose(self._name, "it is external (existing=True).")
         state = self._state()
         interrupted = self._look(self._aside) is not None
         if state is State.SAME and not interrupted:
@@ -454,7 +474,8 @@ class Recreation:
                 )
         self._try_out()
         if holding.hidden is None:
-            confirm(UNSEEN)
+            confirm(Doubt.CONSUMERS)
+        confirm(Doubt.PUBLISHERS)
 
     def _try_out(self) -> None:
         """Declare the new arguments on a queue with another name: invalid ones are refused before any change."""

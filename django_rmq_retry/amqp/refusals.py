@@ -81,22 +81,22 @@ class Refusal(RmqRetryError):
 
     @property
     def unequal(self) -> Unequal | None:
-        found = _UNEQUAL.search(self.text) if self.code == UNEQUAL else None
-        if found is None:
+        match = _UNEQUAL.search(self.text) if self.code == UNEQUAL else None
+        if match is None:
             return None
         _, found_current, current = self.text.rpartition(" but current is ")
         if not found_current:
-            return Unequal(argument=found["argument"], reported=False)
-        return Unequal(argument=found["argument"], value=_value(current))
+            return Unequal(argument=match["argument"], reported=False)
+        return Unequal(argument=match["argument"], value=_value(current))
 
     def sentence(self, right: Callable[[str, str], str] = lambda *_: "configure") -> str:
         """Return a sentence for an operator; ``right`` names the missing permission if the broker does not."""
-        found = _ACCESS.search(self.text) if self.code == FORBIDDEN else None
-        if found is not None:
-            needed = found["right"] or right(found["what"], found["name"])
+        match = _ACCESS.search(self.text) if self.code == FORBIDDEN else None
+        if match is not None:
+            needed = match["right"] or right(match["what"], match["name"])
             return (
-                f"The user {found['user']!r} lacks the {needed} right on the "
-                f"{found['what']} {found['name']!r}. Grant it with `rabbitmqctl set_permissions`."
+                f"The user {match['user']!r} lacks the {needed} right on the "
+                f"{match['what']} {match['name']!r}. Grant it with `rabbitmqctl set_permissions`."
             )
         if self.away:
             return "The node that holds it is down or does not answer. Nothing was created; try again when it is back."
@@ -119,8 +119,8 @@ def _value(current: str) -> object:
 
 def limit_in(text: str) -> int | None:
     """Return the broker's body limit in bytes; None if its refusal does not name one."""
-    found = _TOO_LARGE.search(text)
-    return int(found["limit"]) if found else None
+    match = _TOO_LARGE.search(text)
+    return int(match["limit"]) if match else None
 
 
 def above(size: int, limit: int) -> str:
@@ -128,16 +128,23 @@ def above(size: int, limit: int) -> str:
     return f"{size} bytes are above the broker's {limit}"
 
 
-def channel_closed(code: int, text: str, *, message: Message) -> PublishResult:
-    """Return the result of a message that was unconfirmed on a channel that the broker closed."""
+def channel_closed(code: int, text: str, *, message: Message, alone: bool) -> PublishResult:
+    """Return the result of a message that was unconfirmed on a channel that the broker closed.
+
+    Only if it was `alone` is it the one that the broker refused. Of several to an exchange that was deleted, some may
+    have been stored before.
+    """
     missing = _NO_EXCHANGE.search(text)
     if missing is not None and missing["exchange"] == message.exchange:
         gone = f"exchange {message.exchange!r} does not exist"
-        return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_EXCHANGE, code=code, text=gone)
+        kind, scope = (Outcome.RETURNED, Scope.MESSAGE) if alone else (Outcome.UNKNOWN, Scope.CHANNEL)
+        return PublishResult(kind=kind, scope=scope, cause=Cause.NO_EXCHANGE, code=code, text=gone)
     limit, size = limit_in(text), len(message.body)
     if limit is not None and size > limit:
         return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
-    cause = next((cause for known, said, cause in _PUBLISH_CAUSES if code == known and said.search(text)), Cause.OTHER)
+    cause = next(
+        (cause for known, pattern, cause in _PUBLISH_CAUSES if code == known and pattern.search(text)), Cause.OTHER
+    )
     return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
 
 
@@ -160,8 +167,9 @@ def refusal_in(error: object) -> str:
         return "it refused the user name or password"
     if denied(error):
         return "the virtual host does not exist, or this user may not use it"
-    if isinstance(error, IncompatibleProtocolError):
-        return "what answers there does not speak AMQP 0-9-1"
+    # pika keeps only the text of its cause. A broker that is just starting or stopping also resets connections.
+    if isinstance(error, IncompatibleProtocolError) and ConnectionResetError.__name__ not in str(error):
+        return "the server there does not use AMQP 0-9-1"
     return ""
 
 
@@ -200,7 +208,7 @@ def forbidden(reason: BaseException | str) -> bool:
     return isinstance(reason, ChannelClosedByBroker) and reason.reply_code == FORBIDDEN
 
 
-def ended(reason: BaseException | str) -> bool:
+def queue_may_be_gone(reason: BaseException | str) -> bool:
     """True if the queue may be gone: the subscription was cancelled, or the queue was not found.
 
     For other reasons only the channel is gone.

@@ -124,10 +124,10 @@ class Session:
     def _open(self) -> Connection:
         failures: list[str] = []
         for host in self.access.current().hosts or (Host("", 0),):
-            found = self._dial(host)
-            if isinstance(found, Connection):
-                return found
-            cause = cause_of(found)
+            connection = self._dial(host)
+            if isinstance(connection, Connection):
+                return connection
+            cause = cause_of(connection)
             refusal = refusal_in(cause)
             if refusal:
                 raise BrokerRefused(self.access.shown, refusal)
@@ -178,10 +178,10 @@ def wanted(declaration: Named) -> dict[str, object]:
     return {**own, **declaration.arguments}
 
 
-def declaring(declaration: Named, said: Mapping[str, object]) -> Question:
-    """Return a request to declare a queue or exchange with the values in ``said``; None leaves an argument out."""
-    own: dict[str, Any] = {name: value for name, value in said.items() if name in OWN}
-    arguments = {name: value for name, value in said.items() if name not in OWN and value is not None}
+def declaring(declaration: Named, values: Mapping[str, object]) -> Question:
+    """Return a request to declare a queue or exchange with these values; None leaves an argument out."""
+    own: dict[str, Any] = {name: value for name, value in values.items() if name in OWN}
+    arguments = {name: value for name, value in values.items() if name not in OWN and value is not None}
     name = declaration.name
     if isinstance(declaration, QueueDeclaration):
         name = "" if declaration.named_by_broker else name
@@ -198,21 +198,21 @@ def passively(declaration: Named) -> Question:
     return lambda channel, done: channel.exchange_declare(name, passive=True, callback=done)
 
 
-def binding(said: BindingDeclaration) -> Question:
-    key, arguments = said.key, dict(said.arguments)
-    if said.to_exchange:
+def binding(declaration: BindingDeclaration) -> Question:
+    key, arguments = declaration.key, dict(declaration.arguments)
+    if declaration.to_exchange:
         return lambda channel, done: channel.exchange_bind(
-            said.destination, said.source, routing_key=key, arguments=arguments, callback=done
+            declaration.destination, declaration.source, routing_key=key, arguments=arguments, callback=done
         )
     return lambda channel, done: channel.queue_bind(
-        said.destination, said.source, routing_key=key, arguments=arguments, callback=done
+        declaration.destination, declaration.source, routing_key=key, arguments=arguments, callback=done
     )
 
 
-def unbinding(said: BindingDeclaration) -> Question:
-    key, arguments = said.key, dict(said.arguments)
+def unbinding(declaration: BindingDeclaration) -> Question:
+    key, arguments = declaration.key, dict(declaration.arguments)
     return lambda channel, done: channel.queue_unbind(
-        said.destination, said.source, routing_key=key, arguments=arguments, callback=done
+        declaration.destination, declaration.source, routing_key=key, arguments=arguments, callback=done
     )
 
 

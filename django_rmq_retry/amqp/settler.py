@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from django_rmq_retry.amqp.contracts import Done, Line, Outcome, Publisher, PublishResult
+from django_rmq_retry.amqp.contracts import Cause, Done, Line, Outcome, Publisher, PublishResult
 from django_rmq_retry.messages.history import rejectable
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("django_rmq_retry")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+_UNDECLARED = (Cause.NO_EXCHANGE, Cause.NO_ROUTE)
 LARGE_PAUSE = 300.0
 """Seconds until a copy above the broker's size limit is tried again: it fails until that limit is raised."""
 SPREAD = 0.25
@@ -26,7 +27,9 @@ SPREAD = 0.25
 class Copies:
     """The copies of one connection that are in flight. Used on its I/O thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        """Called when a copy has ended for which a callback may wait."""
         self._sent = 0
         self._under_way: set[int] = set()
         self.awaiting: list[tuple[set[int], Callable[[], None]]] = []
@@ -44,6 +47,8 @@ class Copies:
     def end(self, number: int) -> None:
         """Count a copy as ended: stored, refused, or with an unknown result."""
         self._under_way.discard(number)
+        if self.awaiting:
+            self._ended()
 
     def wait(self, then: Callable[[], None]) -> None:
         """Register ``then``, to call once all copies now in flight have ended; later copies do not delay it."""
@@ -116,7 +121,7 @@ class Settler:
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
         self._waiting: dict[Delivery, tuple[Timer, Settlement]] = {}
         self._stopping = False
-        self._copies = Copies()
+        self._copies = Copies(lambda: io.call(self.flush))
 
     @property
     def copying(self) -> bool:
@@ -206,7 +211,7 @@ class Settler:
         number = self._copies.begin()
 
         def done(result: PublishResult) -> None:
-            self._end(number)
+            self._copies.end(number)
             line: SettledLine = delivery.channel
             if not line.open:
                 return
@@ -228,7 +233,7 @@ class Settler:
                 result.kind.value,
                 f": {result.text}" if result.text else "",
                 wait,
-                " Declare what is missing with `manage.py rmq_declare`." if result.kind is Outcome.RETURNED else "",
+                " Declare what is missing with `manage.py rmq_declare`." if result.cause in _UNDECLARED else "",
             )
             longer = min(pause * 2, LONGEST_PAUSE)
             self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
@@ -242,7 +247,7 @@ class Settler:
         if delivery.channel.open:
             self._copy(delivery, settlement, copy, pause)
 
-    def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, said: str) -> None:
+    def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, reason: str) -> None:
         """Handle a message stored under a higher limit: the broker can park it if its queue dead-letters rejects."""
         line: SettledLine = delivery.channel
         if line.line.parks and rejectable(delivery):
@@ -251,7 +256,7 @@ class Settler:
                 "Raise max_message_size on the broker before it is requeued.",
                 copy.properties.message_id,
                 delivery.queue,
-                said,
+                reason,
             )
             line.instruct(delivery, Instruction.REJECT)
             return
@@ -261,7 +266,7 @@ class Settler:
             "broker takes it: next try in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
             copy.properties.message_id,
             delivery.queue,
-            said,
+            reason,
             wait,
         )
         self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
@@ -271,7 +276,7 @@ class Settler:
         number = self._copies.begin()
 
         def done(result: PublishResult) -> None:
-            self._end(number)
+            self._copies.end(number)
             if not result.confirmed:
                 ended = result.kind.value, result.text
                 log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", *ended)
@@ -280,9 +285,9 @@ class Settler:
             if known:
                 self._publisher.send(copy, done)
                 return
-            self._end(number)
+            self._copies.end(number)
             log.critical(
-                "Message %r of queue %r comes again, or is lost: AckFirst (the channel closed before it was heard)",
+                "Message %r of queue %r is redelivered or lost: AckFirst (the channel closed before the ack arrived)",
                 copy.properties.message_id,
                 delivery.queue,
             )
@@ -290,11 +295,6 @@ class Settler:
         line: SettledLine = delivery.channel
         line.instruct(delivery, instruction)
         line.when_processed(processed)
-
-    def _end(self, number: int) -> None:
-        self._copies.end(number)
-        if self._copies.awaiting:
-            self._io.call(self.flush)
 
     def _give_back(self, delivery: Delivery) -> None:
         """Return a delivery; an ordered line keeps it until its channel closes, because a nack may lose its place."""

@@ -5,6 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from pika.exceptions import NoFreeChannels
+
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.answers import Answers
 from django_rmq_retry.amqp.channel import OpenLine
@@ -12,11 +14,11 @@ from django_rmq_retry.amqp.connection import Connection, IoThread
 from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
 from django_rmq_retry.amqp.demand import EmptinessCheck, ExistenceCheck, Pauses, Turns
 from django_rmq_retry.amqp.link import Link
-from django_rmq_retry.amqp.refusals import ended, forbidden, interruption_text, unrecoverable
+from django_rmq_retry.amqp.refusals import forbidden, interruption_text, queue_may_be_gone, unrecoverable
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.errors import QueueUnusable, TopologyMissing
-from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
+from django_rmq_retry.messages.message import Delivery, Instruction
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -53,6 +55,8 @@ class PikaSource:
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = Answers(io, access, publisher)
         self._settler = Settler(io, publisher, answers=self._answers, again=self.arrived, renew=self._renew)
+        self.settle = self._settler.settle
+        """Settles a delivery; see ``Source``."""
         self._lines: dict[str, OpenLine] = {}
         self._wanted: tuple[Line, ...] = ()
         self._tries: dict[str, int] = {}
@@ -80,9 +84,6 @@ class PikaSource:
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = tuple(lines), receiver
         self._io.call(self._link.open)
-
-    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
-        self._settler.settle(delivery, settlement)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Return to their queue the deliveries that were not attempted."""
@@ -143,7 +144,7 @@ class PikaSource:
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
         """Subscribe again after the broker ended a subscription; fail only if subscribing again cannot help."""
         queue = line.line.queue
-        if ended(reason):
+        if queue_may_be_gone(reason):
             self._named.pop(queue, None)
         if self._lines.get(queue) is line:
             del self._lines[queue]
@@ -187,9 +188,12 @@ class PikaSource:
         connection = self._link.connection
         wanted = not self._quiet and line.queue not in self._lines and line.queue not in self._pauses
         if wanted and connection is not None and connection.is_open:
-            self._lines[line.queue] = OpenLine(
-                connection, self._pauses.shaped(line), self, name=self._named.get(line.queue, "")
-            )
+            name = self._named.get(line.queue, "")
+            try:
+                self._lines[line.queue] = OpenLine(connection, self._pauses.shaped(line), self, name=name)
+            except NoFreeChannels:
+                advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
+                self._failed(QueueUnusable(line.queue, "the connection has no free channel", advice=advice))
 
     def _pause(self, queue: str) -> None:
         self._pauses.pause(queue)

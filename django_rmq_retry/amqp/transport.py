@@ -40,6 +40,10 @@ class Transport(AbstractStreamTransport):
     def abort(self) -> None:
         self._end(None)
 
+    def fail(self, error: Exception) -> None:
+        """End the connection because of an error."""
+        self._end(error)
+
     def get_protocol(self) -> AbstractStreamProtocol:
         return self._protocol
 

@@ -82,25 +82,25 @@ class QueueState:
         return "" if state == FLOWING else self._why_open(probing=state == PROBING)
 
     def _why_paused(self) -> str:
-        said = _("Paused by %(name)s since %(time)s.") % {"name": self.by or "?", "time": _clock(self.since)}
+        text = _("Paused by %(name)s since %(time)s.") % {"name": self.by or "?", "time": _clock(self.since)}
         if self.reason:
-            said += " " + _("Reason: %(reason)s.") % {"reason": self.reason.rstrip(".")}
+            text += " " + _("Reason: %(reason)s.") % {"reason": self.reason.rstrip(".")}
         if self.until is not None:
-            said += " " + _("It resumes automatically at %(time)s.") % {"time": _clock(self.until)}
+            text += " " + _("It resumes automatically at %(time)s.") % {"time": _clock(self.until)}
         if self.circuit.opened:
-            said += " " + _("Its breaker is open as well.")
-        return said
+            text += " " + _("Its breaker is open as well.")
+        return text
 
     def _why_open(self, *, probing: bool) -> str:
         circuit = self.circuit
-        told = {"handler": circuit.handler, "cause": circuit.cause.rstrip("."), "time": _clock(circuit.since)}
-        said = _("The breaker of %(handler)s is open since %(time)s: %(cause)s.") % told
+        facts = {"handler": circuit.handler, "cause": circuit.cause.rstrip("."), "time": _clock(circuit.since)}
+        text = _("The breaker of %(handler)s is open since %(time)s: %(cause)s.") % facts
         if circuit.failed:
             failed = ngettext("%(count)d probe has failed.", "%(count)d probes have failed.", circuit.failed)
-            said += " " + failed % {"count": circuit.failed}
+            text += " " + failed % {"count": circuit.failed}
         if probing:
-            return said + " " + _("A probe is in flight now.")
-        return said + " " + _("Next probe at %(time)s.") % {"time": _clock(circuit.probe_at)}
+            return text + " " + _("A probe is in flight now.")
+        return text + " " + _("Next probe at %(time)s.") % {"time": _clock(circuit.probe_at)}
 
 
 def _clock(epoch: float) -> str:
@@ -221,8 +221,8 @@ def apply(local: LocalQueue, now: float, control: PauseControl) -> Consuming:
 def cause_of(failures: int, error: BaseException | ErrorNote | None) -> str:
     """Return a short text for the error that opened a breaker, with the number of failures."""
     note = ErrorNote.of(error) if isinstance(error, BaseException) else error
-    said = str(note or "")
-    return short(f"{said} (×{failures})" if failures > 1 else said, 600)  # noqa: RUF001 - times, not the letter
+    text = str(note or "")
+    return short(f"{text} (×{failures})" if failures > 1 else text, 600)  # noqa: RUF001 - times, not the letter
 
 
 def announce(queue: str, before: Circuit, after: Circuit) -> None:
@@ -236,12 +236,12 @@ def announce(queue: str, before: Circuit, after: Circuit) -> None:
             extra={**names, "seconds": round(wait, 3)},
         )
     elif after.opened:
-        said = "The breaker of %s has opened: %r. Queue %r is not consumed, and no attempt is counted. Next probe at %s"
-        log.warning(said, *(after.handler, after.cause, queue, _clock_time(after.probe_at)), extra=names)
+        text = "The breaker of %s has opened: %r. Queue %r is not consumed, and no attempt is counted. Next probe at %s"
+        log.warning(text, *(after.handler, after.cause, queue, _clock_time(after.probe_at)), extra=names)
         _send(signals.breaker_opened, queue, after)
     else:
-        said = "The breaker of %s has closed after %s failed probes. Queue %r resumes"
-        log.warning(said, *(before.handler, before.failed, queue), extra=names)
+        text = "The breaker of %s has closed after %s failed probes. Queue %r resumes"
+        log.warning(text, *(before.handler, before.failed, queue), extra=names)
         _send(signals.breaker_closed, queue, before)
 
 
@@ -255,14 +255,14 @@ def log_change(local: LocalQueue, before: QueueState, mode: Consuming, now: floa
     elif not held and mode is Consuming.NONE and local.mode is Consuming.ALL:
         log.warning("Queue %r resumes", local.queue, extra=extra)
     elif not held and mode is Consuming.ALL and local.mode is not Consuming.ALL:
-        said = "Queue %r is not consumed. Another process has opened the breaker of %s: %r"
-        log.warning(said, *(local.queue, local.circuit.handler, local.circuit.cause), extra=extra)
+        text = "Queue %r is not consumed. Another process has opened the breaker of %s: %r"
+        log.warning(text, *(local.queue, local.circuit.handler, local.circuit.cause), extra=extra)
 
 
 def log_store_away(error: Exception, *, warn: bool) -> None:
-    said = "The shared state of breakers and pauses cannot be read (%s). Until it can, this process uses its own state"
+    text = "The shared state of breakers and pauses cannot be read (%s). Until it can, this process uses its own state"
     words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-    log.log(logging.WARNING if warn else logging.DEBUG, said, words, extra={"event": "alone"})
+    log.log(logging.WARNING if warn else logging.DEBUG, text, words, extra={"event": "alone"})
 
 
 def log_store_back(*, warn: bool) -> None:

@@ -162,9 +162,9 @@ class Pace:
             first = self._meters.take(handler, count, rate, now)
         except Exception as error:  # noqa: BLE001 - any error of a database driver
             if not self._database_away:
-                said = "Processes cannot share the rate (%s). Until they can, each process uses the whole rate"
+                text = "Processes cannot share the rate (%s). Until they can, each process uses the whole rate"
                 words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-                log.warning(said, words, extra={"event": "alone", "handler": handler})
+                log.warning(text, words, extra={"event": "alone", "handler": handler})
             self._database_away = True
             return self._own.take(handler, count, rate, now)
         if self._database_away:

@@ -31,8 +31,8 @@ LONG = 600.0
 @register(TAG)
 @with_settings
 def check_once(settings: Settings) -> Iterator[CheckMessage]:
-    found = [one for one in map(registry.subscription, joined()) if one.once]
-    for one in found:
+    handlers = [one for one in map(registry.subscription, joined()) if one.once]
+    for one in handlers:
         yield from _forgets(one, settings)
         if isinstance(one.policy.via, AckFirst):
             yield warning(
@@ -42,14 +42,14 @@ def check_once(settings: Settings) -> Iterator[CheckMessage]:
                 hint="Use the default, via=Ladder(): once=True skips the second copy of a message.",
                 at=one.name,
             )
-    if found and settings.inbox_days < settings.operators.resolved_days:
+    if handlers and settings.inbox_days < settings.operators.resolved_days:
         yield warning(
             "W031",
             f"INBOX_DAYS is {settings.inbox_days}, but closed messages can be requeued for RESOLVED_DAYS, "
             f"{settings.operators.resolved_days}: a handled message may then run again.",
             hint="Set RMQ_RETRY['INBOX_DAYS'] to at least RESOLVED_DAYS.",
         )
-    for alias, names in _databases(found).items():
+    for alias, names in _databases(handlers).items():
         yield from _database(alias, names)
 
 
@@ -70,10 +70,10 @@ def check_inbox_tables(*, databases: Collection[str] | None = None, **_: object)
     ]
 
 
-def _databases(found: Iterable[Subscription]) -> dict[str, list[str]]:
+def _databases(handlers: Iterable[Subscription]) -> dict[str, list[str]]:
     """Return the names of the handlers of each database."""
     named: dict[str, list[str]] = {}
-    for one in found:
+    for one in handlers:
         named.setdefault(one.using or DEFAULT_DB_ALIAS, []).append(one.name)
     return named
 

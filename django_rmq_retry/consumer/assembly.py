@@ -1,17 +1,15 @@
 """Builds a consumer and a drainer from the project's settings."""
 
 import random
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connections
-from django.db.backends.signals import connection_created
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, DataError, IntegrityError, InterfaceError
 
-from django_rmq_retry import server as clock
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
@@ -35,19 +33,22 @@ from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import UNRECORDED_QUEUE, set_aside
+from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import Order
 from django_rmq_retry.ordering.keys import EVERY, unblock_resolved
-from django_rmq_retry.parked import attempts
+from django_rmq_retry.parked.attempts import FreshConnectionsAndLog
 from django_rmq_retry.parked.history import Recorder
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
 FLUSH_TIMEOUT = 5.0
 """Seconds at the end of a run in which paused queues and breakers are still written to the database."""
 
+KEY_TIMEOUT = 10.0
+"""Seconds for ``order_by``, for whose result the later messages of its queue wait."""
 PREFETCH = 500
 PATIENCE = 10.0
 HOUR = 3600.0
@@ -67,12 +68,13 @@ def consumer(
     recorder = Recorder() if now.records else None
     # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
     warn = now.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
-    breaker_gate = BreakerGate(work_queues, Table(), now=_now, chance=random.random, who=process_name(), warn=warn)
-    pace = Pace(work_queues, MeterTable(), now=_now)
+    seconds = partial(epoch, _clock())
+    breaker_gate = BreakerGate(work_queues, Table(), now=seconds, chance=random.random, who=process_name(), warn=warn)
+    pace = Pace(work_queues, MeterTable(), now=seconds)
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()))
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
-    made = Recorded(
+    recorded = Recorded(
         work_queues,
         source,
         Attempts(work_queues, surroundings),
@@ -81,11 +83,11 @@ def consumer(
         threads=threads,
         prefetch=prefetch,
         limits=limits,
-        refusal=lambda server: _refusal(work_queues, server),
+        refusal=lambda broker: _refusal(work_queues, broker),
         watchers=watchers,
     )
-    breaker_gate.control = made.pauses
-    return made
+    breaker_gate.control = recorded.pauses
+    return recorded
 
 
 def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gate]) -> Surroundings:
@@ -95,13 +97,14 @@ def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gat
         # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=(events,) if recorder is None else (recorder, events),
         clock=time.monotonic,
-        now_ms=_now_ms,
+        now_ms=partial(epoch_ms, _clock()),
         chance=random.random,
         crash_limit=now.crash_limit,
         reply_to=now.reply_to,
         refused=events.refuse_answer,
         once=once,
-        interrupted=_interrupted,
+        key_timeout=KEY_TIMEOUT,
+        interrupted=interrupted,
         check=check_writable,
         away=_away,
         gates=gates,
@@ -125,30 +128,25 @@ class Recorded(Consumer):
             self._watch.stop(FLUSH_TIMEOUT)
 
 
-def _refusal(work_queues: Sequence[WorkQueue], server: Server) -> str | None:
+def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:
     """Return the reason why this broker's version lacks a feature that a handler's carrier needs, or None.
 
     The version is known only once the consumer is connected.
     """
     for work_queue in work_queues:
         for subscription in work_queue.subscriptions:
-            reason = subscription.policy.via.version_refusal(server)
+            reason = subscription.policy.via.version_refusal(broker)
             if reason:
                 return f"Handler {subscription.name}: {reason}"
     return None
 
 
-def _now() -> float:
-    """Return the time in seconds by the clock of the database, which all processes share."""
-    return clock.epoch(database())
-
-
-def _now_ms() -> int:
-    """Return milliseconds since the epoch. Stamps of messages are compared with times of the database."""
+def _clock() -> str:
+    """Return the database whose clock all processes share; stamps of messages are compared with its times."""
     try:
-        return int(_now() * 1000)
+        return database()
     except Exception:  # noqa: BLE001 - a project's database router may fail: without a time no failure can be settled
-        return time.time_ns() // 1_000_000
+        return DEFAULT_DB_ALIAS
 
 
 def _away(error: BaseException) -> bool:
@@ -156,66 +154,6 @@ def _away(error: BaseException) -> bool:
     if isinstance(error, DatabaseError):
         return not isinstance(error, DataError | IntegrityError)
     return isinstance(error, InterfaceError | ImproperlyConfigured) or machine_fails(error)
-
-
-class _Thread(threading.local):
-    """The state of one worker thread."""
-
-    connects = False
-    """True once this thread has connected to a database: checking all of Django's connections costs more."""
-    interrupted = False
-    """True if a deadline has interrupted a handler here: a connection may hold an answer that was never read."""
-
-
-_thread = _Thread()
-
-
-def _connected(**_: object) -> None:
-    _thread.connects = True
-
-
-connection_created.connect(_connected, dispatch_uid="django_rmq_retry.consumer.assembly")
-
-
-def _interrupted() -> None:
-    _thread.interrupted = True
-
-
-class FreshConnections:
-    """Close unusable and obsolete database connections before and after an attempt, as Django does for a request."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        if _thread.connects:
-            _renew()
-
-    def __exit__(self, *_error: object) -> None:
-        if not _thread.connects:
-            return
-        interrupted, _thread.interrupted = _thread.interrupted, False
-        for connection in connections.all(initialized_only=True):
-            if interrupted:
-                connection.close()
-            else:
-                connection.close_if_unusable_or_obsolete()
-
-
-class FreshConnectionsAndLog(FreshConnections):
-    """Like ``FreshConnections``; it also keeps the log lines of the attempt until its verdict is known."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        attempts.begin()
-        if _thread.connects:
-            _renew()
-
-
-def _renew() -> None:
-    for connection in connections.all(initialized_only=True):
-        connection.queries_log.clear()
-        connection.close_if_unusable_or_obsolete()
 
 
 def parked_queues() -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """One attempt as a pipeline: identify, decode, gate, run, judge, record, settle."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from weakref import WeakKeyDictionary
 
 from django_rmq_retry.arguments import LONGEST
-from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run
+from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run, keyless
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import (
     FinishedAttempt,
@@ -24,7 +25,7 @@ from django_rmq_retry.handlers.attempt import (
 from django_rmq_retry.handlers.settlement import (
     answer_to,
     copied_to,
-    ended,
+    failed_attempts,
     feasible,
     lost,
     parked_in_bytes,
@@ -32,13 +33,13 @@ from django_rmq_retry.handlers.settlement import (
     unhandled,
     waits_on,
 )
-from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, at_origin, in_work_queue, key_of
+from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, counts_losses_only, returns, stamp_of
+from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, counts_losses_only, returns, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
-from django_rmq_retry.messages.parked import ROOM
+from django_rmq_retry.messages.parked_copy import ROOM
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import Failure, Policy
+from django_rmq_retry.policies.policy import Failure
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
 
 log = logging.getLogger("django_rmq_retry")
@@ -117,7 +118,7 @@ class Attempts:
     """Make attempts and keep the state of each message that stays unacked. Shared by all worker threads."""
 
     def __init__(self, work_queues: Sequence[WorkQueue], surroundings: Surroundings) -> None:
-        self.deadlines = Deadlines(surroundings.interrupted)
+        self.deadlines = Deadlines(surroundings.interrupted, shortest=surroundings.key_timeout or math.inf)
         work_queues = [self.deadlines.limited(work_queue) for work_queue in work_queues]
         self._work_queues = {work_queue.queue.name: work_queue for work_queue in work_queues}
         self._work_queues |= {
@@ -159,10 +160,15 @@ class Attempts:
             subscription = self._find(state)
             if subscription is None or subscription.order_by is None:
                 return None
-            self._read(state, subscription)
-        except (UndecodableHeaders, UndecodableBody, NoKey):
+            self._read_in_time(state, subscription)
+        except (UndecodableHeaders, UndecodableBody):
             return None
-        state.fresh = True
+        except NoKey as error:
+            # The attempt must not call order_by again, which may have taken long. Without its traceback, because that
+            # refers to the delivery, whose state would then never be dropped; the traceback of its cause remains.
+            state.key, state.unreadable, state.fresh = None, error.with_traceback(None), True
+            return None
+        state.unreadable, state.fresh = None, True
         return subscription.name, state.key or ""
 
     def after_outside_failure(self, arrival: Delivery, error: BaseException) -> Settlement:
@@ -187,10 +193,19 @@ class Attempts:
         return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
 
     def abandoned(self, run: Run) -> Settlement:
-        """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded."""
+        """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded.
+
+        If its ``order_by`` hangs, the message has no ordering key.
+        """
         state = AttemptState(run.delivery, run.delivery)
-        state.subscription, state.outcome = run.subscription, (None, run.error())
         state.began = self._surroundings.clock() - HUNG * run.seconds
+        if run.part:
+            settlement = self._identify(state)
+            if settlement is not None:
+                return settlement
+            state.unreadable, state.fresh = keyless(run.error()), True
+        else:
+            state.subscription, state.outcome = run.subscription, (None, run.error())
         with self._surroundings.around():
             settlement = self._attempt(state, None)
         # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
@@ -223,12 +238,15 @@ class Attempts:
         if subscription is None:
             return self._unattempted(state, _unhandled(state.delivery))
         if not state.plain:
-            settlement = self._returned(state, subscription)
+            settlement = self._returned(state, subscription) if state.delivery.redelivered else None
             if settlement is None and PREFIX_BYTES in state.delivery.raw:
                 settlement = waits_on(state.delivery, subscription)
             if settlement is not None:
                 return settlement
-        state.number = self._number(state, subscription)
+        # Count the attempts that the carrier knows, and those made while the message was unacked.
+        state.number = state.earlier + (
+            1 if state.plain else subscription.policy.via.attempt(subscription.route, state.delivery)
+        )
         return None
 
     def _find(self, state: AttemptState) -> Subscription | None:
@@ -240,11 +258,13 @@ class Attempts:
         subscription = self._only.get(arrival.queue) if arrival.plain else None
         state.plain = subscription is not None
         if subscription is None:
-            work_queue = self._work_queues[arrival.queue]
-            state.subscription, state.delivery = None, in_work_queue(arrival, work_queue.queue.name)
-            state.delivery = at_origin(state.delivery, came_by=arrival)
+            state.subscription, work_queue = None, self._work_queues[arrival.queue]
+            work = work_queue.queue.name
+            quarantined = arrival.queue != work
+            moved = replace(arrival, queue=work, quarantined=True) if quarantined else arrival
+            state.delivery = at_origin(moved, came_by=arrival)
             state.delivery.headers.check()
-            subscription = work_queue.choose(state.delivery)
+            subscription = self._only.get(work) or work_queue.choose(state.delivery)
         state.subscription = subscription
         return subscription
 
@@ -263,35 +283,40 @@ class Attempts:
             self._note(state, verdict, since=self._surroundings.clock())
             return settlement
         # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
-        state.number = ended(delivery) + 1
+        state.number = failed_attempts(delivery) + 1
         state.delivery = replace(delivery, attempt=state.number)
         state.subscription = None
         return self._unattempted(state, verdict)
 
-    def _number(self, state: AttemptState, subscription: Subscription) -> int:
-        """Return the number of this attempt, after those that the carrier counts and those made while unacked."""
-        if state.plain:
-            return state.earlier + 1
-        return state.earlier + subscription.policy.via.attempt(subscription.route, state.delivery)
-
     def _decode(self, state: AttemptState, subscription: Subscription) -> None:
         """Make the delivery that the handler receives."""
-        state.unreadable = None
         if state.fresh:
             # Use the decoded data only once: a handler may change them, so its next attempt decodes the body again.
             state.fresh = False
         else:
+            state.unreadable = None
             try:
                 self._read(state, subscription)
             except (UndecodableBody, NoKey) as error:
                 state.unreadable = error
         state.delivery = state.delivery.ready(attempt=state.number, data=state.data, key=state.key)
 
+    def _read_in_time(self, state: AttemptState, subscription: Subscription) -> None:
+        """Decode the body and compute the ordering key; raise NoKey if that takes too long."""
+        seconds = self._surroundings.key_timeout
+        if seconds is None:
+            self._read(state, subscription)
+            return
+        run = Run(state.arrival, subscription, seconds, part="order_by")
+        self.deadlines.run_key(lambda _arrival: self._read(state, subscription), run)
+
     def _read(self, state: AttemptState, subscription: Subscription) -> None:
         state.data = None
         state.data = decoded(state.delivery, subscription.codec)
         if subscription.order_by is not None and state.key is None:
-            state.key = key_of(subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data))
+            state.key = ordering_key_of(
+                subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data)
+            )
 
     def _enter(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
         """Enter the gates; return the settlement of the first gate that refuses the message (no attempt), or None."""
@@ -307,7 +332,7 @@ class Attempts:
         limit = self._surroundings.crash_limit
         crash = crashed(state.delivery, subscription, limit, movable=False) if subscription.order_by else None
         if crash is not None:
-            state.number = ended(state.delivery) + 1
+            state.number = failed_attempts(state.delivery) + 1
             state.delivery = replace(state.delivery, attempt=state.number)
             state.outcome = None, HandlerSkipped(crash)
             return
@@ -435,7 +460,10 @@ class Attempts:
             verdict = state.verdict = grouped(verdict, delivery, subscription, state.error)
         try:
             settlement = settle(verdict, delivery, subscription, now=self._surroundings.now_ms(), nonce=self._nonce())
-            state.settlement = self._writable(settlement)
+            if settlement.copy is not None:
+                # A copy that fails in the connection would be sent again without end.
+                self._surroundings.check(settlement.copy)
+            state.settlement = settlement
         except Exception as broken:  # noqa: BLE001 - no content of a message may keep it in the queue
             self._park_in_bytes(state, _unsettled(broken, verdict), subscription.park)
 
@@ -465,10 +493,15 @@ class Attempts:
         since = stamp_of(delivery).since
         age = max(0.0, (self._surroundings.now_ms() - since) / 1000) if since else 0.0
         failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age)
+        broken: BaseException
         try:
-            return _judged(subscription.policy, failure)
-        except BaseException as broken:  # noqa: BLE001 - a predicate or back-off function of the project may raise
-            return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
+            verdict = subscription.policy.judge(failure)
+            if 0 <= verdict.after <= LONGEST:
+                return verdict
+            broken = ValueError(f"the wait of {verdict.after!r} s is invalid")
+        except BaseException as raised:  # noqa: BLE001 - a predicate or back-off function of the project may raise
+            broken = raised
+        return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
     def _unattempted(self, state: AttemptState, verdict: Verdict) -> Settlement:
         """Park a message that is not attempted."""
@@ -479,19 +512,15 @@ class Attempts:
             state.verdict = grouped(verdict, state.delivery, None, None)
             try:
                 now, nonce = self._surroundings.now_ms(), self._nonce()
-                made = unhandled(state.verdict, state.delivery, work_queue, now=now, nonce=nonce)
-                state.settlement = self._writable(made)
+                settlement = unhandled(state.verdict, state.delivery, work_queue, now=now, nonce=nonce)
+                if settlement.copy is not None:
+                    self._surroundings.check(settlement.copy)
+                state.settlement = settlement
             except Exception as broken:  # noqa: BLE001 - as above
                 self._park_in_bytes(state, _unsettled(broken, state.verdict), work_queue.park)
         with self._surroundings.around():
             self._note(state, state.verdict, since=state.began)
         return state.settlement
-
-    def _writable(self, settlement: Settlement) -> Settlement:
-        """Check that the copy can be sent: a copy that fails in the connection would be retried without end."""
-        if settlement.copy is not None:
-            self._surroundings.check(settlement.copy)
-        return settlement
 
     def _give_up(self, state: AttemptState, error: BaseException) -> Settlement:
         """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
@@ -568,10 +597,3 @@ def _taker(work_queue: WorkQueue, delivery: Delivery) -> Subscription | None:
         return work_queue.choose(delivery)
     except Exception:  # noqa: BLE001 - the headers that decide the handler may be the reason for giving up
         return None if work_queue.dispatches else work_queue.subscriptions[0]
-
-
-def _judged(policy: Policy, failure: Failure) -> Verdict:
-    verdict = policy.judge(failure)
-    if not 0 <= verdict.after <= LONGEST:
-        raise ValueError(f"the wait of {verdict.after!r} s is invalid")
-    return verdict

@@ -278,11 +278,11 @@ class Consumer:
         self._source = source
         self._attempts = attempts
         self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
-        self._sequencer = Sequencer(attempts.key)
         self._limits = limits
         self._watchers = watchers
         self._refusal = refusal
         self._workers: Workers[Delivery] = Workers(threads, self._work)
+        self._sequencer = Sequencer(attempts.key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -378,7 +378,7 @@ class Consumer:
             return
         # With order_by the job is only a token: the sequencer chooses the message. The thread that is done with a
         # message continues with the messages that waited behind it.
-        turn = self._sequencer.take()
+        turn = self._sequencer.take(delivery)
         while turn is not None:
             turn = self._make(turn)
 
@@ -450,7 +450,7 @@ class Consumer:
         self.hung = True
         self._located.add(run)
         self.stop(
-            f"{_located(run)} Its message is settled as a failed attempt. "
+            f"{_located(run)} Its message is {'parked' if run.part else 'settled as a failed attempt'}. "
             "This process ends once its other handlers have ended; start a new one.",
             BROKEN,
         )

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")
@@ -28,14 +28,15 @@ class HandlerAbandoned(BaseException):
 
 
 class Run:
-    """One run of a handler under its deadline."""
+    """One run of a handler under its deadline, or of another function of the project, its ``part``."""
 
-    __slots__ = ("delivery", "due", "expired", "over", "raised", "seconds", "subscription", "thread")
+    __slots__ = ("delivery", "due", "expired", "over", "part", "raised", "seconds", "subscription", "thread")
 
-    def __init__(self, delivery: Delivery, subscription: Subscription, seconds: float) -> None:
+    def __init__(self, delivery: Delivery, subscription: Subscription, seconds: float, *, part: str = "") -> None:
         self.delivery = delivery
         self.subscription = subscription
         self.seconds = seconds
+        self.part = part
         self.due = math.inf
         self.thread = threading.get_ident()
         self.expired = self.over = False
@@ -50,14 +51,24 @@ class Run:
 
     def error(self) -> DeadlineExceeded:
         """Return the DeadlineExceeded of a hung handler, with a traceback to the line that it executes now."""
-        return DeadlineExceeded(self.subscription.name, self.seconds, hung=True).with_traceback(self._place())
+        error = DeadlineExceeded(self.subscription.name, self.seconds, hung=True, part=self.part)
+        return error.with_traceback(self._place())
+
+    def late(self) -> DeadlineExceeded:
+        """Return the DeadlineExceeded of a run that its deadline has ended."""
+        return DeadlineExceeded(self.subscription.name, self.seconds, part=self.part)
+
+    @property
+    def interruptible(self) -> bool:
+        """True if an exception may be raised in its thread: an async handler is cancelled in its own event loop."""
+        return bool(self.part) or not self.subscription.asynchronous
 
     def _place(self) -> TracebackType | None:
-        frame, found = sys._current_frames().get(self.thread), None  # noqa: SLF001 - the documented way to look at a thread
+        frame, traceback = sys._current_frames().get(self.thread), None  # noqa: SLF001 - the documented way to look at a thread
         while frame is not None and frame.f_code is not Deadlines.run.__code__:
-            found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno)
+            traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
             frame = frame.f_back
-        return found
+        return traceback
 
 
 class Deadlines:
@@ -66,12 +77,12 @@ class Deadlines:
     A run is in one of two tables, armed or expired. The thread that takes it out of a table owns it from then on.
     """
 
-    def __init__(self, interrupted: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, interrupted: Callable[[], None] = lambda: None, *, shortest: float = math.inf) -> None:
         self._interrupted = interrupted
         """Called in the handler's thread after a deadline has interrupted the handler."""
         self._armed: dict[Run, bool] = {}
         self._expired: dict[Run, bool] = {}
-        self._shortest = math.inf
+        self._shortest = shortest
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._unwatched = False
@@ -134,16 +145,32 @@ class Deadlines:
             if run.expired:
                 self._claim(run)
             if isinstance(error, DeadlineExceeded) and not error.handler:
-                raise DeadlineExceeded(run.subscription.name, run.seconds).with_traceback(error.__traceback__) from None
+                raise run.late().with_traceback(error.__traceback__) from None
             raise
         if run.expired:
             self._claim(run)
             log.warning(
-                "Handler %s returned after its deadline of %g s: it caught DeadlineExceeded, or was about to end.",
-                *(run.subscription.name, run.seconds),
+                "%s %s returned after its deadline of %g s: it caught DeadlineExceeded, or was about to end.",
+                *(f"The {run.part} of handler" if run.part else "Handler", run.subscription.name, run.seconds),
                 extra={"event": "late", "handler": run.subscription.name, "queue": run.delivery.queue},
             )
         return answer
+
+    def run_key(self, function: Callable[[Delivery], object], run: Run) -> None:
+        """Call the function that computes an ordering key under its deadline; raise NoKey if it is late."""
+        try:
+            self.run(function, run)
+        except HandlerAbandoned:
+            raise
+        except Unready:
+            # No thread can be started to watch it. Without its key the message would pass others.
+            function(run.delivery)
+        except BaseException as error:
+            if not run.expired:
+                raise
+            raised = error.__cause__ if isinstance(error, NoKey) and error.__cause__ is not None else error
+            late = run.late().with_traceback(raised.__traceback__)
+            raise keyless(late) from late
 
     def _arm(self, run: Run) -> None:
         with self._lock:
@@ -211,10 +238,16 @@ class Deadlines:
             return
         run.expired = True
         self._expired[run] = True
-        # An async handler is cancelled in its own event loop; its worker only waits for that.
-        if not run.subscription.asynchronous:
+        if run.interruptible:
             _raise_in(run.thread, DeadlineExceeded)
         run.raised.release()
+
+
+def keyless(late: DeadlineExceeded) -> NoKey:
+    """Return the error of a message whose ordering key was not computed in time."""
+    error = NoKey(f"raised DeadlineExceeded: {late}")
+    error.__cause__ = late
+    return error
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:

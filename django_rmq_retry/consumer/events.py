@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from django_rmq_retry import signals
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, key_of, message_id, notify_each
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, business_key_of, notify_each
+from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 
 log = logging.getLogger("django_rmq_retry")
@@ -70,7 +70,8 @@ class Events:
         with self._lock:
             self.counts[attempt.verdict.kind] += 1
             self.duplicates += attempt.verdict is DUPLICATE
-            self._mark_halt(attempt)
+            if attempt.verdict.kind is Kind.HALT or attempt.delivery.queue in self._halts:
+                self._mark_halt(attempt)
 
     def refuse_answer(self, address: str) -> None:
         """Count an answer that the settings do not allow, and log the first one for each pattern of addresses."""
@@ -89,10 +90,11 @@ class Events:
         )
 
     def _mark_halt(self, attempt: FinishedAttempt) -> None:
+        """Note that the queue is halted, or that it has resumed."""
         queue = attempt.delivery.queue
         if attempt.verdict.kind is not Kind.HALT:
-            if self._halts.pop(queue, None) is not None:
-                log.warning("Queue %r has resumed", queue, extra={"event": "resumed", "queue": queue})
+            del self._halts[queue]
+            log.warning("Queue %r has resumed", queue, extra={"event": "resumed", "queue": queue})
             return
         known = self._halts.get(queue)
         self._halts[queue] = Halt(
@@ -100,7 +102,7 @@ class Events:
             since=known.since if known else self._clock(),
             attempt=attempt.delivery.attempt,
             error=str(attempt.verdict.error or ""),
-            message_id=message_id(attempt),
+            message_id=message_id(attempt.delivery),
         )
 
 
@@ -117,8 +119,8 @@ def _write(attempt: FinishedAttempt) -> None:
         "event": event,
         "queue": delivery.queue,
         "handler": handler,
-        "key": key_of(attempt),
-        "message_id": message_id(attempt),
+        "key": business_key_of(attempt),
+        "message_id": message_id(attempt.delivery),
         "attempt": number,
         "attempts": limit,
         "seconds": round(attempt.seconds, 6),

@@ -20,17 +20,17 @@ from django.db import connections
 from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, events, status_line
-from django_rmq_retry.consumer import supervisor as shutdown
 from django_rmq_retry.consumer.assembly import parked_queues
 from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.status_line import LastRow, last_row
-from django_rmq_retry.consumer.supervisor import RENEW, Supervisor
+from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay import RelayThread
+from django_rmq_retry.server import FreshConnections
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -269,8 +269,8 @@ class Process:
         self._memory = Memory(start.memory) if start.memory else None
         self._events = Events(time.time, (*events.observers(), *((trace,) if start.verbosity >= TRACES else ())))
         self._drainer = assembly.drainer() if start.parks else None
-        self._runs = RunDriver(around=assembly.FreshConnections) if start.parks else None
-        self._relaying = RelayThread(around=assembly.FreshConnections) if outbox_rows.served() else None
+        self._runs = RunDriver(around=FreshConnections) if start.parks else None
+        self._relaying = RelayThread(around=FreshConnections) if outbox_rows.served() else None
         watchers = Watchers(reached=reached, ticked=self._tick, others_empty=self._others_empty)
         self._consumer = assembly.consumer(
             start.work_queues,
@@ -290,7 +290,7 @@ class Process:
 
     def run(self) -> int:
         """Consume until a limit or a signal ends it."""
-        shutdown.listen(self._stop, at_once=shutdown.ignore if self._number else self._end_at_once)
+        listen(self._stop, at_once=ignore if self._number else self._end_at_once)
         return self._consume()
 
     def run_reloadable(self) -> int:

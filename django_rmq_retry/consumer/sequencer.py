@@ -6,7 +6,9 @@ This module does not use the database: the package ``ordering`` blocks a key aft
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
 
+from django_rmq_retry.consumer.deadlines import HandlerAbandoned
 from django_rmq_retry.messages.message import Delivery
 
 Key = Hashable
@@ -14,17 +16,34 @@ Keyed = Callable[[Delivery], Key | None]
 """Returns the key of a delivery, or None if the delivery does not wait for others."""
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The deliveries of one queue whose key is not known yet, in order of arrival."""
+
+    arrived: deque[Delivery] = field(default_factory=deque)
+    due: deque[Delivery] = field(default_factory=deque)
+    """The deliveries that were kept and are due for their next attempt; their keys are known."""
+    busy: bool = False
+    """True while a thread computes a key. Only one does, so one hanging ``order_by`` occupies one thread."""
+    tokens: list[Delivery] = field(default_factory=list)
+    """The tokens that threads brought meanwhile."""
+
+
 class Sequencer:
     """Lets the deliveries of one key run one after the other.
 
-    The I/O thread adds deliveries and worker threads take them. Keys are computed under the lock, so that deliveries
-    get their turns in order of arrival.
+    The I/O thread adds deliveries and worker threads take them, each with a token. Keys are computed one at a time for
+    each queue, so that deliveries get their turns in order of arrival, and outside the lock, because that is code of
+    the project: it may hang, and no other queue and no stop may wait for it.
     """
 
-    def __init__(self, key_of: Keyed) -> None:
+    def __init__(self, key_of: Keyed, *, again: Callable[[Delivery], None] = lambda _token: None) -> None:
         self._key_of = key_of
+        self._again = again
+        """Called with each token that was brought too early, once another key may be computed."""
         self._lock = threading.Lock()
-        self._arrived: deque[Delivery] = deque()
+        self._lines: dict[str, _Line] = {}
+        self._clearings = 0
         self._keys: dict[Delivery, Key] = {}
         """The keys of the deliveries whose turn it is; each occupies its key until ``done``."""
         self._behind: dict[Key, deque[Delivery]] = {}
@@ -35,37 +54,50 @@ class Sequencer:
 
     @property
     def waiting(self) -> int:
-        """The number of deliveries that wait for another delivery of their key."""
-        return sum(map(len, list(self._behind.values())))
+        """The number of deliveries that wait for another delivery of their key, or for the key of an earlier one."""
+        behind = sum(map(len, list(self._behind.values())))
+        return behind + sum(len(line.tokens) for line in list(self._lines.values()))
 
     def add(self, delivery: Delivery) -> None:
         """Add a delivery that has arrived, or one that was kept and is due for its next attempt."""
-        self._arrived.append(delivery)
+        # Without the lock, for which the I/O thread never waits.
+        line = self._line(delivery.queue)
+        (line.due if delivery in self._kept else line.arrived).append(delivery)
 
-    def take(self) -> Delivery | None:
-        """Take the next arrival and return it if it is its turn; None if it must wait, or its channel has closed."""
+    def take(self, token: Delivery) -> Delivery | None:
+        """Take the next arrival of the token's queue and return it if it is its turn.
+
+        Return None if it must wait, if its channel has closed, or if another thread computes a key of that queue.
+        """
+        line = self._line(token.queue)
         with self._lock:
-            if not self._arrived:
+            while line.due:
+                delivery = line.due.popleft()
+                if delivery in self._kept:
+                    self._kept.discard(delivery)
+                    return delivery
+            if line.busy:
+                line.tokens.append(token)
                 return None
-            delivery = self._arrived.popleft()
-            if delivery in self._kept:
-                self._kept.discard(delivery)
-                return delivery
+            if not line.arrived:
+                return None
+            delivery = line.arrived.popleft()
             if not self._lives(delivery):
                 return None
-            try:
-                key = self._key_of(delivery)
-            except BaseException:  # noqa: BLE001 - the attempt raises the same error and reports it
-                key = None
-            if key is None:
-                return delivery
-            behind = self._behind.get(key)
-            if behind is not None:
-                behind.append(delivery)
-                return None
-            self._behind[key] = deque()
-            self._keys[delivery] = key
-            return delivery
+            line.busy, clearings = True, self._clearings
+        try:
+            key = self._key_of(delivery)
+        except HandlerAbandoned:
+            # The message was settled without its key.
+            clearings = -1
+        except BaseException:  # noqa: BLE001 - the attempt raises the same error and reports it
+            key = None
+        with self._lock:
+            turn = self._turn(delivery, key) if clearings == self._clearings else None
+            line.busy, tokens, line.tokens = False, line.tokens, []
+        for one in tokens:
+            self._again(one)
+        return turn
 
     def done(self, delivery: Delivery) -> Delivery | None:
         """End the turn of a delivery; return the next one of its key, whose turn it is now, or None."""
@@ -84,22 +116,43 @@ class Sequencer:
             return None
 
     def give_up(self, queues: Collection[str]) -> list[Delivery]:
-        """Remove the deliveries of these queues that have not begun, and return them."""
+        """Remove the deliveries of these queues that have not begun, and return them, except one being looked at."""
         with self._lock:
             given: list[Delivery] = []
-            for line in (self._arrived, *self._behind.values()):
+            arrived = [line.arrived for line in list(self._lines.values())]
+            for line in (*arrived, *self._behind.values()):
                 # Take them out one by one, because the I/O thread adds to the deque at the same time.
-                found = [line.popleft() for _ in range(len(line))]
-                given += [one for one in found if one.queue in queues and one not in self._kept]
-                line.extendleft(reversed([one for one in found if one.queue not in queues or one in self._kept]))
+                deliveries = [line.popleft() for _ in range(len(line))]
+                given += [one for one in deliveries if one.queue in queues]
+                line.extendleft(reversed([one for one in deliveries if one.queue not in queues]))
             return given
 
     def clear(self) -> None:
         """Forget all deliveries that have not begun."""
         with self._lock:
-            self._arrived.clear()
+            self._clearings += 1
+            for line in list(self._lines.values()):
+                line.arrived.clear()
+                line.due.clear()
+                line.tokens.clear()
             for behind in self._behind.values():
                 behind.clear()
+
+    def _line(self, queue: str) -> _Line:
+        line = self._lines.get(queue)
+        return self._lines.setdefault(queue, _Line()) if line is None else line
+
+    def _turn(self, delivery: Delivery, key: Key | None) -> Delivery | None:
+        """Return the delivery if it is its turn; otherwise let it wait behind the others of its key."""
+        if key is None:
+            return delivery
+        behind = self._behind.get(key)
+        if behind is not None:
+            behind.append(delivery)
+            return None
+        self._behind[key] = deque()
+        self._keys[delivery] = key
+        return delivery
 
     def _lives(self, delivery: Delivery) -> bool:
         """True if the delivery came over its queue's newest channel; the broker redelivers those of older channels."""

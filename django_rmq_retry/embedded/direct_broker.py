@@ -102,7 +102,7 @@ class DirectBroker:
     def queue(self, name: str) -> Queue | None:
         return self.vhost.router.queues.get(name)
 
-    def lying(self, name: str) -> list[Delivery]:
+    def messages_in(self, name: str) -> list[Delivery]:
         """Return the ready messages of a queue in order, without removing them."""
         queue = self.queue(name)
         return [] if queue is None else [seen(entry, name) for entry in queue.ready]
@@ -201,7 +201,7 @@ class DirectPublisher:
         except Refused as refused:
             self._session.close()
             self._channel = None
-            return channel_closed(refused.code, refused.text, message=message)
+            return channel_closed(refused.code, refused.text, message=message, alone=True)
         events = self._session.drain()
         if any(isinstance(event, Returned) for event in events):
             return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
@@ -406,10 +406,10 @@ class DirectSource:
             else:
                 line.instruct(delivery, Instruction.REQUEUE)
 
-    def empty(self, told: Callable[[bool], None]) -> None:
+    def empty(self, answer: Callable[[bool], None]) -> None:
         """Call back with True if the queues are empty and no message is unacked."""
         queues = (self._broker.queue(line.queue) for line in self._wanted if line.queue not in self._paused)
-        told(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
+        answer(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
 
     def pause(self, queue: str) -> None:
         """Stop consuming this queue; its channel ends once all unacked deliveries are settled."""

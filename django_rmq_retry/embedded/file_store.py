@@ -118,8 +118,8 @@ def _read(value: Any) -> object:
         case {"decimal": str(text)}:
             return Decimal(text)
         case {"time": str(text)}:
-            found = datetime.fromisoformat(text)
-            return found if found.tzinfo is None else found.astimezone(UTC)
+            moment = datetime.fromisoformat(text)
+            return moment if moment.tzinfo is None else moment.astimezone(UTC)
         case {"table": dict(table)}:
             return {key: _read(item) for key, item in table.items()}
         case list():
@@ -169,9 +169,9 @@ def _check(path: Path) -> None:
     with closing(_connected(path, "ro")) as connection:
         if _owner(connection) != _OURS:
             raise UnusableFile(path, f"was not written by it and was left unchanged. {_MOVE}")
-        found = _number(connection, "user_version")
-        if found != _FORMAT:
-            raise UnusableFile(path, f"has format {found}; this version reads format {_FORMAT}. {_MOVE}")
+        version = _number(connection, "user_version")
+        if version != _FORMAT:
+            raise UnusableFile(path, f"has format {version}; this version reads format {_FORMAT}. {_MOVE}")
         result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if result != "ok":
             raise UnusableFile(path, f"is damaged ({result}) and was left unchanged. {_MOVE}")
@@ -246,10 +246,10 @@ class FileStore:
     def queue_deleted(self, name: str) -> None:
         number = self._numbers.pop(name)
         self._emptied.append(number)
-        for found in [one for one in self._added if one >> _SHIFT == number]:
-            del self._added[found]
-        for found in [one for one in self._moved if one >> _SHIFT == number]:
-            del self._moved[found]
+        for row_id in [one for one in self._added if one >> _SHIFT == number]:
+            del self._added[row_id]
+        for row_id in [one for one in self._moved if one >> _SHIFT == number]:
+            del self._moved[row_id]
         self._change("DELETE FROM queues WHERE number = ?", (number,))
         self._change("DELETE FROM bindings WHERE NOT to_exchange AND destination = ?", (name_bytes(name),))
 
@@ -281,16 +281,16 @@ class FileStore:
         self._added[self._id(queue, entry.position)] = entry
 
     def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
-        found = self._id(queue, entry.position)
+        row_id = self._id(queue, entry.position)
         # Moved to the end, because the order of the places is the order in which messages reached them.
-        self._moved.pop(found, None)
-        self._moved[found] = entry, place, detail
+        self._moved.pop(row_id, None)
+        self._moved[row_id] = entry, place, detail
 
     def removed(self, queue: str, position: int) -> None:
-        found = self._id(queue, position)
-        self._moved.pop(found, None)
-        if self._added.pop(found, None) is None:
-            self._gone.append((found,))
+        row_id = self._id(queue, position)
+        self._moved.pop(row_id, None)
+        if self._added.pop(row_id, None) is None:
+            self._gone.append((row_id,))
 
     def commit(self) -> None:
         """Write every change since the last commit in one transaction, or raise UnusableFile."""
@@ -343,11 +343,11 @@ class FileStore:
         names = {number: name for name, number in self._numbers.items()}
         places = {row[0]: row[1:] for row in self._file.execute("SELECT * FROM places")}
         moved: list[tuple[int, KeptMessage]] = []
-        for found, exchange, key, raw, body, expires, past in self._file.execute("SELECT * FROM messages ORDER BY id"):
-            turn, place, until, reason, redelivered, count, unkept, acquired = places.get(found, _UNTOUCHED)
+        for row_id, exchange, key, raw, body, expires, past in self._file.execute("SELECT * FROM messages ORDER BY id"):
+            turn, place, until, reason, redelivered, count, unkept, acquired = places.get(row_id, _UNTOUCHED)
             one = KeptMessage(
-                queue=names[found >> _SHIFT],
-                position=found & ((1 << _SHIFT) - 1),
+                queue=names[row_id >> _SHIFT],
+                position=row_id & ((1 << _SHIFT) - 1),
                 message=message_of(exchange, key, raw, body, past),
                 expires=NEVER if expires is None else expires - self._epoch - _SOONER,
                 place=place,
@@ -384,19 +384,19 @@ class FileStore:
             raise
 
     def _message_rows(self) -> Iterator[Row]:
-        for found, entry in self._added.items():
+        for row_id, entry in self._added.items():
             message = entry.message
             expires = None if entry.expires == NEVER else entry.expires + self._epoch
             place = name_bytes(message.exchange), name_bytes(message.key)
-            yield (found, *place, message.raw, message.body, expires, past_text(message))
+            yield (row_id, *place, message.raw, message.body, expires, past_text(message))
 
     def _place_rows(self) -> Iterator[Row]:
-        for found, (entry, place, detail) in self._moved.items():
+        for row_id, (entry, place, detail) in self._moved.items():
             self._turn += 1
             until = detail + self._epoch if isinstance(detail, float) else None
             reason = detail if isinstance(detail, str) else None
             counts = entry.count, entry.unkept, entry.acquired
-            yield (found, self._turn, place, until, reason, entry.redelivered, *counts)
+            yield (row_id, self._turn, place, until, reason, entry.redelivered, *counts)
 
     def _change(self, statement: str, row: Row) -> None:
         self._changes.append((statement, row))

@@ -3,6 +3,6 @@
 `handler` and `Handler` are imported from `django_rmq_retry`; the names here describe handlers and their work queues.
 """
 
-from django_rmq_retry.handlers.subscription import Match, Subscription, WorkQueue, work_queues
+from django_rmq_retry.handlers.subscription import Match, Subscription, WorkQueue, work_queues_of
 
-__all__ = ["Match", "Subscription", "WorkQueue", "work_queues"]
+__all__ = ["Match", "Subscription", "WorkQueue", "work_queues_of"]

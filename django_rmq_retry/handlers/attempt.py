@@ -77,14 +77,6 @@ class Halt:
     message_id: str | None
 
 
-def message_id(attempt: FinishedAttempt) -> str | None:
-    """Return the message's own id, or None if its properties cannot be read."""
-    try:
-        return attempt.delivery.id
-    except Exception:  # noqa: BLE001 - even a malformed message gets a log line
-        return None
-
-
 class Gate(Protocol):
     """A check around each run of a handler, such as its breaker, rate or ordering key.
 
@@ -116,9 +108,11 @@ def grouped(
     """Return a verdict to park, with the failure's group; an error in the grouping does not prevent the parking."""
     reason = verdict.reason.value if verdict.reason else ""
     kind = verdict.error.kind if verdict.error else ""
-    found = ruled(() if error is None else trace(error, projects_own), reason=reason, kind=kind, queue=delivery.queue)
+    fingerprint = ruled(
+        () if error is None else trace(error, projects_own), reason=reason, kind=kind, queue=delivery.queue
+    )
     own = named_by_handler(delivery, subscription, error)
-    return replace(verdict, fingerprint=own or found.fingerprint, culprit=found.culprit)
+    return replace(verdict, fingerprint=own or fingerprint.fingerprint, culprit=fingerprint.culprit)
 
 
 def ruled(causes: Sequence[Cause], *, reason: str, kind: str, queue: str) -> Grouping:
@@ -213,6 +207,8 @@ class Surroundings:
     """Called with the address of each answer that the settings do not allow."""
     gates: Sequence[Gate] = ()
     """Entered in their order before each run of a gated subscription."""
+    key_timeout: float | None = None
+    """Seconds after which the computation of an ordering key is ended; None without a limit, such as in tests."""
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
@@ -225,7 +221,7 @@ def texts(given: str | Iterable[object]) -> list[str]:
     return list(dict.fromkeys(short(key, LIMIT) for key in named if key not in (None, "")))
 
 
-def key_of(attempt: FinishedAttempt) -> str:
+def business_key_of(attempt: FinishedAttempt) -> str:
     """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
     subscription = attempt.subscription
     if subscription is None or subscription.keys is None or isinstance(attempt.error, UndecodableBody):

@@ -200,7 +200,7 @@ def _registration(function: Callable[[Any], Any], name: str | None, **written: A
     _check_function(function)
     name = name or f"{function.__module__}.{function.__qualname__}"
     asynchronous = _is_async(function)
-    made = registry.Registration(
+    registration = registry.Registration(
         name=name,
         run=_run_of(function, name, written["timeout"]) if asynchronous else function,
         asynchronous=asynchronous,
@@ -209,8 +209,10 @@ def _registration(function: Callable[[Any], Any], name: str | None, **written: A
         **written,
     )
     # Build a subscription now, to report invalid options where they are written; the settings are not known yet.
-    made.joined(made.queue if isinstance(made.queue, Queue) else Queue(made.queue), RetryThenPark())
-    return made
+    registration.joined(
+        registration.queue if isinstance(registration.queue, Queue) else Queue(registration.queue), RetryThenPark()
+    )
+    return registration
 
 
 def _is_async(function: Callable[[Any], Any]) -> bool:

@@ -53,23 +53,23 @@ def needed(work_queues: Sequence[WorkQueue]) -> tuple[ExchangeDeclaration | Queu
 
     These are the work queues and every queue and exchange into which a message may be copied.
     """
-    found = Topology()
+    topology = Topology()
     for work_queue in work_queues:
         own = [work_queue.queue.name] if work_queue.queue.lasting else []
         names = (*own, work_queue.park, *([work_queue.quarantine] if work_queue.quarantine else []))
-        found += Topology(queues={name: QueueDeclaration(name=name) for name in names})
+        topology += Topology(queues={name: QueueDeclaration(name=name) for name in names})
         for subscription in work_queue.subscriptions:
-            found += _bare(subscription.policy.via.additions(subscription.route).topology)
-    return (*found.exchanges.values(), *found.queues.values())
+            topology += _bare(subscription.policy.via.additions(subscription.route).topology)
+    return (*topology.exchanges.values(), *topology.queues.values())
 
 
 def temporary(work_queue: WorkQueue) -> Topology | None:
     """Return the queue and bindings that a consumer declares for itself; None if the queue outlives its consumer."""
     if work_queue.queue.lasting:
         return None
-    found, name = _of_work_queue(work_queue), work_queue.queue.name
-    bindings = tuple(one for one in found.bindings if one.destination == name and not one.to_exchange)
-    return Topology(queues={name: found.queues[name]}, bindings=bindings)
+    declared, name = _of_work_queue(work_queue), work_queue.queue.name
+    bindings = tuple(one for one in declared.bindings if one.destination == name and not one.to_exchange)
+    return Topology(queues={name: declared.queues[name]}, bindings=bindings)
 
 
 def parks(work_queue: WorkQueue) -> bool:
@@ -93,7 +93,7 @@ def _bare(topology: Topology) -> Topology:
 
 
 def _of_work_queue(work_queue: WorkQueue) -> Topology:
-    found = Topology()
+    topology = Topology()
     arguments: dict[str, object] = {}
     vital: set[str] = set()
     for subscription in work_queue.subscriptions:
@@ -106,8 +106,8 @@ def _of_work_queue(work_queue: WorkQueue) -> Topology:
                     f"The handlers of queue {work_queue.queue.name!r} need {name}={arguments[name]!r} "
                     f"and {value!r}. Give them the same carrier, or two queues."
                 )
-        found += additions.topology
-    return _of_queue(work_queue.queue, Role.WORK, arguments, vital=vital) + found + _quarantine(work_queue)
+        topology += additions.topology
+    return _of_queue(work_queue.queue, Role.WORK, arguments, vital=vital) + topology + _quarantine(work_queue)
 
 
 def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: Iterable[str] = ()) -> Topology:
@@ -173,17 +173,17 @@ def _keys_back(topology: Topology, waiting: QueueDeclaration) -> set[str]:
 
 def _reached(topology: Topology, exchange: str, key: str, *, seen: frozenset[str] = frozenset()) -> set[str]:
     """Return the work and waiting queues to which an exchange routes a key; headers exchanges cannot be predicted."""
-    found: set[str] = set()
+    reached: set[str] = set()
     if exchange in seen:
-        return found
+        return reached
     for binding in topology.bindings:
         if binding.source != exchange or not _passes(_kind(topology, exchange), binding.key, key):
             continue
         if binding.to_exchange:
-            found |= _reached(topology, binding.destination, key, seen=seen | {exchange})
+            reached |= _reached(topology, binding.destination, key, seen=seen | {exchange})
         elif topology.role(binding.destination) in {Role.WORK, Role.WAITING}:
-            found.add(binding.destination)
-    return found
+            reached.add(binding.destination)
+    return reached
 
 
 def _kind(topology: Topology, exchange: str) -> str:
@@ -218,17 +218,17 @@ def homes_of(work_queues: Sequence[WorkQueue]) -> dict[str, str]:
 
 def copies_of(work_queues: Iterable[WorkQueue]) -> list[Edge]:
     """Return the edges along which consumers copy messages: to parked, quarantine and waiting queues."""
-    found = []
+    edges = []
     for work_queue in work_queues:
         work = (False, work_queue.queue.name)
         quarantine = [] if work_queue.quarantine is None else [work_queue.quarantine]
-        found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (work_queue.park, *quarantine)]
+        edges += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (work_queue.park, *quarantine)]
         for subscription in work_queue.subscriptions:
             added = subscription.policy.via.additions(subscription.route).topology
             reached = {binding.destination for binding in added.bindings}
             unbound = [name for name in added.queues if name not in reached]
-            found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in unbound]
+            edges += [Edge(source=work, target=(False, name), way=Way.COPY) for name in unbound]
             if subscription.policy.via.waits:
                 exchanges = {binding.source for binding in added.bindings}
-                found += [Edge(source=work, target=(True, name), way=Way.COPY) for name in exchanges]
-    return found
+                edges += [Edge(source=work, target=(True, name), way=Way.COPY) for name in exchanges]
+    return edges

@@ -9,9 +9,17 @@ from django.utils.module_loading import autodiscover_modules
 
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers import subscription as joining
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Subscription, WorkQueue
+from django_rmq_retry.handlers.subscription import (
+    Ack,
+    Fingerprint,
+    Keys,
+    Match,
+    Named,
+    Subscription,
+    WorkQueue,
+    work_queues_of,
+)
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.breaker import Breaker
@@ -115,11 +123,11 @@ def register(registration: Registration) -> None:
 
 def subscription(name: str) -> Subscription:
     """Return the handler of this name, joined with its queue and policy."""
-    found = _subscriptions.get(name)
-    if found is None:
+    joined = _subscriptions.get(name)
+    if joined is None:
         registration = _registrations[name]
-        found = _subscriptions[name] = registration.joined(_queue(registration), settings().policy)
-    return found
+        joined = _subscriptions[name] = registration.joined(_queue(registration), settings().policy)
+    return joined
 
 
 def subscriptions() -> tuple[Subscription, ...]:
@@ -129,16 +137,16 @@ def subscriptions() -> tuple[Subscription, ...]:
 
 def work_queues() -> tuple[WorkQueue, ...]:
     """Return the work queues, each with the handlers that share it."""
-    return joining.work_queues(subscriptions())
+    return work_queues_of(subscriptions())
 
 
 def topology() -> Topology:
     """Return the topology to declare: that of the handlers, and the additions of the setting TOPOLOGY."""
-    found = work_queues()
-    work = {work_queue.queue.name for work_queue in found}
+    joined = work_queues()
+    work = {work_queue.queue.name for work_queue in joined}
     # A work queue that TOPOLOGY defines is already in the handlers' work queues, with its dead-letter target.
     extra = [one for one in settings().topology if not (isinstance(one, Queue) and one.name in work)]
-    return layout(found, extra=extra)
+    return layout(joined, extra=extra)
 
 
 def registrations() -> Mapping[str, Registration]:

@@ -10,6 +10,7 @@ from django_rmq_retry.messages.history import (
     ANSWER,
     BROKERS,
     BROKERS_OWN,
+    DEATHS_BYTES,
     FAILED,
     HANDLER_LIMIT,
     MOST,
@@ -24,9 +25,15 @@ from django_rmq_retry.messages.history import (
     rejections,
     stamp_of,
 )
-from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
-from django_rmq_retry.messages.parked import KEPT, ROOM, kept_properties
-from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, Properties, encode_entry, lasting
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
+from django_rmq_retry.messages.parked_copy import KEPT, ROOM, kept_properties
+from django_rmq_retry.messages.properties import (
+    SHORT_STRING_LIMIT,
+    Headers,
+    Properties,
+    copied_properties,
+    encode_entry,
+)
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park
@@ -67,7 +74,7 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
             instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_WAIT
         )
     if verdict.kind is Kind.PARK:
-        return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
+        return park_copy(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
     try:
         hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now))
         return subscription.policy.via.carry(subscription.route, delivery, hop)
@@ -135,23 +142,24 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
 def unhandled(verdict: Verdict, delivery: Delivery, work_queue: WorkQueue, *, now: int, nonce: int = 0) -> Settlement:
     """Park a message without an attempt, because no handler takes it or its headers cannot be read."""
     uncounted = replace(verdict, counted=False)
-    return parked(uncounted, delivery, work_queue.park, handler="", now=now, nonce=nonce)
+    return park_copy(uncounted, delivery, work_queue.park, handler="", now=now, nonce=nonce)
 
 
-def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
+def park_copy(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
     """Park a message: a confirmed copy into the parked queue, then the ack."""
     stamp = _after(verdict, delivery, now=now)
     if not verdict.counted:
         # Add the attempts that only the broker has counted: the stamp does not include them.
-        stamp = replace(stamp, attempts=ended(delivery))
-    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
+        stamp = replace(stamp, attempts=failed_attempts(delivery))
+    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if message_id(delivery) else nonce)
     put = {**replace(stamp, wait=0).headers(), **about_parking}
     try:
         known = delivery.properties
         # Drop headers with our names that a sender has set: readers of the copy would trust them.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
-        headers = with_brokers(headers, known.headers)
-        properties = lasting(known, headers)
+        if known.headers.raw:
+            headers = with_brokers(headers, known.headers)
+        properties = copied_properties(known, headers)
         readable = len(headers.raw) <= ROOM
     except UndecodableHeaders:
         readable = False
@@ -164,7 +172,7 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
 def parked_in_bytes(
     verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int
 ) -> Settlement:
-    """Park a message whose content makes ``parked`` fail: its headers are copied as bytes and not decoded."""
+    """Park a message whose content makes ``park_copy`` fail: its headers are copied as bytes and not decoded."""
     # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
     stamp = Stamp(
         attempts=min(delivery.attempt, MOST) if verdict.counted else 0,
@@ -172,41 +180,33 @@ def parked_in_bytes(
         routing_key=short(delivery.routing_key, SHORT_STRING_LIMIT),
         queue=delivery.queue,
     )
-    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
+    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if message_id(delivery) else nonce)
     return _in_bytes(delivery, park, {**stamp.headers(), **about_parking})
 
 
 def _in_bytes(delivery: Delivery, park: str, put: Mapping[str, object]) -> Settlement:
     """Return the settlement with a copy whose headers hold the original properties as one value of bytes."""
     kept, leading = kept_properties(delivery.raw)
-    properties = Properties(delivery_mode=2, message_id=_id(delivery), headers=Headers.of({**put, **kept}))
+    properties = Properties(delivery_mode=2, message_id=message_id(delivery), headers=Headers.of({**put, **kept}))
     copy = Message(body=leading + delivery.body, exchange="", routing_key=park, properties=properties)
     return Settlement(instruction=Instruction.ACK, copy=copy)
 
 
-def with_brokers(made: Headers, came: Headers) -> Headers:
+def with_brokers(headers: Headers, came: Headers) -> Headers:
     """Return the headers plus one header with the broker's own headers of the original, if there is room for it."""
     theirs = brokers_part(came)
     if not theirs:
-        return made
-    whole = made.raw + encode_entry(BROKERS, theirs)
-    return Headers(whole) if len(whole) <= ROOM else made
+        return headers
+    whole = headers.raw + encode_entry(BROKERS, theirs)
+    return Headers(whole) if len(whole) <= ROOM else headers
 
 
-def ended(delivery: Delivery) -> int:
+def failed_attempts(delivery: Delivery) -> int:
     """Return the number of failed attempts, counted in the stamp or by the broker; 0 if the headers are unreadable."""
     try:
         return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
     except UndecodableHeaders:
         return 0
-
-
-def _id(delivery: Delivery) -> str | None:
-    """Return the message's id, by which an operator can find it, or None if it cannot be read."""
-    try:
-        return delivery.id
-    except UndecodableHeaders:
-        return None
 
 
 def answer_to(delivery: Delivery, answer: object, codec: Codec) -> Message:
@@ -237,27 +237,16 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
 
 
 def _after(verdict: Verdict, delivery: Delivery, *, now: int) -> Stamp:
-    """Return the stamp with this attempt added, if the attempt counts."""
-    stamp = _failed(delivery, now=now)
+    """Return the stamp with this attempt added, if the attempt counts, and with the time of the first failure."""
+    stamp = _with_origin(delivery)
+    if not stamp.since and DEATHS_BYTES in delivery.raw:
+        # A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
+        since = first_rejected(delivery, now=now)
+        stamp = replace(stamp, since=since) if since else stamp
     if not verdict.counted:
         return stamp
     waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
     return stamp.after(f"{verdict.error or verdict.detail}{waits}", attempt=delivery.attempt, now=now)
-
-
-def _failed(delivery: Delivery, *, now: int) -> Stamp:
-    """Return the stamp, with the time of the first failure.
-
-    A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
-    """
-    stamp = _with_origin(delivery)
-    if stamp.since:
-        return stamp
-    try:
-        since = first_rejected(delivery.headers, delivery.queue, now=now)
-    except UndecodableHeaders:
-        return stamp
-    return replace(stamp, since=since) if since else stamp
 
 
 def _with_origin(delivery: Delivery) -> Stamp:

@@ -1,7 +1,7 @@
 """Subscriptions: a handler joined with its queue and policy, and all subscriptions of one queue."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from itertools import combinations
@@ -10,7 +10,6 @@ from uuid import UUID
 
 from django_rmq_retry.errors import ConfigurationError, RmqRetryError
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.history import stamp_of
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.policies.breaker import Breaker
@@ -38,22 +37,22 @@ class NoKey(RmqRetryError):
         )
 
 
-def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
+def ordering_key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
     """Return the ordering key of a decoded message, computed by ``order_by``.
 
     Raise NoKey unless the result is a text, a whole number, a Decimal, a date or a UUID, or a sequence of these.
     """
     try:
-        found = order_by(delivery)
+        value = order_by(delivery)
     except BaseException as broken:
         raise NoKey(f"raised {type(broken).__name__}: {short(broken)}") from broken
     try:
-        return _text(found)
+        return _text(value)
     except NoKey:
         raise
     except Exception as broken:
         # A sender can cause this with deeply nested lists or numbers of too many digits, the project with its __str__.
-        raise NoKey(f"returned a {type(found).__name__} that cannot be a text: {short(broken)}") from broken
+        raise NoKey(f"returned a {type(value).__name__} that cannot be a text: {short(broken)}") from broken
 
 
 def unordered(via: Carrier) -> str | None:
@@ -71,20 +70,20 @@ def unordered(via: Carrier) -> str | None:
     return None
 
 
-def _text(found: object) -> str:
-    if type(found) is str and found:
-        return found
-    if isinstance(found, tuple | list) and found:
-        return BETWEEN.join(map(_text, found))
-    text = "" if isinstance(found, bool) or not isinstance(found, PLAIN) else str(found)
+def _text(value: object) -> str:
+    if type(value) is str and value:
+        return value
+    if isinstance(value, tuple | list) and value:
+        return BETWEEN.join(map(_text, value))
+    text = "" if isinstance(value, bool) or not isinstance(value, PLAIN) else str(value)
     if not text:
-        raise NoKey(f"returned {_described(found)}, not a text, a whole number, a date or a UUID, or several of them")
+        raise NoKey(f"returned {_described(value)}, not a text, a whole number, a date or a UUID, or several of them")
     return text
 
 
-def _described(found: object) -> str:
-    empty = isinstance(found, str) and not found
-    return "nothing" if found is None else "an empty text" if empty else f"a {type(found).__name__}"
+def _described(value: object) -> str:
+    empty = isinstance(value, str) and not value
+    return "nothing" if value is None else "an empty text" if empty else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +266,7 @@ class WorkQueue:
         return None
 
 
-def work_queues(subscriptions: Sequence[Subscription]) -> tuple[WorkQueue, ...]:
+def work_queues_of(subscriptions: Sequence[Subscription]) -> tuple[WorkQueue, ...]:
     """Return the subscriptions grouped by queue, in the order in which the queues were first named."""
     shared: dict[str, list[Subscription]] = {}
     for subscription in subscriptions:
@@ -310,20 +309,3 @@ def _agree(first: Subscription, other: Subscription) -> None:
                 f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r} "
                 f"but not its {what}: {one!r} against {two!r}. Use the same for both, or use two queues."
             )
-
-
-def in_work_queue(delivery: Delivery, work: str) -> Delivery:
-    """Return the delivery with its work queue as its queue, also if it arrived by the quarantine queue."""
-    return delivery if delivery.queue == work else replace(delivery, queue=work, quarantined=True)
-
-
-def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
-    """Return the delivery with the exchange and routing key to which its message was first published.
-
-    After a wait, a message arrives by the default exchange, and only then is its stamp used. Any other message keeps
-    the routing key of its delivery, because a sender must not choose another handler by a forged header.
-    """
-    stamp = stamp_of(delivery)
-    if not stamp.queue or came_by.exchange or came_by.routing_key != came_by.queue:
-        return delivery
-    return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)

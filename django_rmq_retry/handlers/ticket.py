@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from django.core.signing import BadSignature, Signer
 
+from django_rmq_retry.messages.history import identity
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import TICKET, identity
+from django_rmq_retry.messages.parked_copy import TICKET
 
 SALT = "django_rmq_retry.ticket"
 

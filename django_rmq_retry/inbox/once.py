@@ -22,7 +22,7 @@ from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import Reason, stamp_of
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import name_of, nameless
+from django_rmq_retry.messages.parked_copy import name_of, nameless
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE, park
@@ -76,8 +76,8 @@ def alike(handler: str) -> HandlerSkipped:
 
 def unnamed(handler: str, why: str, error: BaseException | None = None) -> HandlerSkipped:
     note = None if error is None else ErrorNote.of(error)
-    said = f"{why} {note}" if note else why
-    return _parked(Reason.UNNAMED, f"once=… of handler {handler} {said}. The handler was not run.", note)
+    text = f"{why} {note}" if note else why
+    return _parked(Reason.UNNAMED, f"once=… of handler {handler} {text}. The handler was not run.", note)
 
 
 def unreadable(error: UndecodableHeaders) -> HandlerSkipped:
@@ -235,9 +235,9 @@ def _statements(vendor: str) -> Statements:
 
 def guard(connection: Any, handler: str, name: Name) -> None:
     """Raise EffectsLost if the following commit would not store the handler's effects."""
-    found = _problem(connection, name)
-    if found is not None:
-        what, advice = found
+    problem = _problem(connection, name)
+    if problem is not None:
+        what, advice = problem
         raise EffectsLost(handler, connection.alias, what=what, advice=advice)
 
 
@@ -466,10 +466,10 @@ class Run:
         if ticket is None:
             return None
         records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk=ticket.record)
-        found = records.values_list("reason", "requeued_at").first()
-        if found is None:
+        record = records.values_list("reason", "requeued_at").first()
+        if record is None:
             return None
-        reason, at = found
+        reason, at = record
         return Requeue(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
 
     def _handled_before_requeue(self, requeue: Requeue | None, name: Name) -> bool:

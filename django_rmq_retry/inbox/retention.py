@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox.once import alias_of, digest_of, key_by_id
-from django_rmq_retry.messages.parked import nameless
+from django_rmq_retry.messages.parked_copy import nameless
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind
 from django_rmq_retry.parked.claims import handled_elsewhere
@@ -84,9 +84,9 @@ def forget(alias: str, rows: Collection[Row]) -> int:
     if not rows:
         return 0
     parked = ParkedMessage.objects.using(router.db_for_read(ParkedMessage))
-    found = parked.filter(message_id__in={name for _, _, _, name in rows}, state__in=UNRESOLVED)
+    parked_again = parked.filter(message_id__in={name for _, _, _, name in rows}, state__in=UNRESOLVED)
     # A message parked by the broker itself has no handler in its record.
-    still = set(found.values_list("handler", "message_id"))
+    still = set(parked_again.values_list("handler", "message_id"))
     keys = [key for _, key, handler, name in rows if not still & {(handler, name), ("", name)}]
     InboxEntry.objects.using(alias).filter(key__in=keys).delete()
     return len(keys)
@@ -99,7 +99,7 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
     """
     days = timedelta(days=settings().inbox_days)
     parked = ParkedMessage.objects.using(router.db_for_read(ParkedMessage)).filter(state__in=UNRESOLVED)
-    found: dict[tuple[str, bool], datetime] = {}
+    oldest_times: dict[tuple[str, bool], datetime] = {}
     for one in once:
         of_it = Q(handler=one.name) | Q(handler="", queue=one.queue.name)
         if one.once is True:
@@ -108,8 +108,10 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
         if oldest is not None:
             # A record can be found by message id, but not by the result of a once=… function or by a name made of
             # bytes.
-            found |= {(one.name, made): oldest - days for made in ((True,) if one.once is True else (True, False))}
-    return found
+            oldest_times |= {
+                (one.name, by_bytes): oldest - days for by_bytes in ((True,) if one.once is True else (True, False))
+            }
+    return oldest_times
 
 
 def _kept(row: Row, longer: Longer) -> bool:
@@ -173,22 +175,22 @@ def _close(alias: str, rows: Iterable[Waiting]) -> None:
     if not known:
         return
     entries = InboxEntry.objects.using(alias).filter(key__in=known)
-    found = {key: (digest, at) for key, digest, at in entries.values_list("key", "digest", "handled_at")}
-    for row, at in _same(known, found):
+    handled = {key: (digest, at) for key, digest, at in entries.values_list("key", "digest", "handled_at")}
+    for row, at in _same(known, handled):
         if handled_elsewhere(row.pk, at):
-            said = "Message %r of %s was parked, and another copy of it was handled. Its record %s is closed"
+            text = "Message %r of %s was parked, and another copy of it was handled. Its record %s is closed"
             extra = {"event": "twin_handled", "handler": row.handler, "message_id": row.message_id}
-            log.info(said, row.message_id, row.handler, row.pk, extra=extra)
+            log.info(text, row.message_id, row.handler, row.pk, extra=extra)
 
 
 def _same(
-    known: Mapping[UUID, Waiting], found: Mapping[UUID, tuple[UUID, datetime]]
+    known: Mapping[UUID, Waiting], handled: Mapping[UUID, tuple[UUID, datetime]]
 ) -> Iterator[tuple[Waiting, datetime]]:
     """Yield the records with the same body as the handled message, and the time of handling.
 
     A record with another body under the same id is another message.
     """
-    for key, (digest, at) in found.items():
+    for key, (digest, at) in handled.items():
         row = known[key]
         body = _parked().filter(pk=row.pk).values_list("body", flat=True).first()
         if body is not None and digest_of(bytes(body)) == digest:

@@ -157,23 +157,24 @@ def excluded_from(chosen: Selection) -> Excluded | None:
 
 def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
     """Write the matches of the keys by which messages were chosen; return PARTLY if a key matches no message."""
-    told, left = answer_of(chosen), excluded_from(chosen)
-    if told:
+    lookup, left = answer_of(chosen), excluded_from(chosen)
+    if lookup:
         command.say(
-            f"{_counted(len(told.keys), 'key')}: {len(told.found)} found and parked, {len(told.missing)} not found, "
-            f"{len(told.several)} found several times, {len(told.closed)} not open."
+            f"{_counted(len(lookup.keys), 'key')}: {len(lookup.found)} found and parked, "
+            f"{len(lookup.missing)} not found, {len(lookup.several)} found several times, "
+            f"{len(lookup.closed)} not open."
         )
-        _say_some(command, "not found", told.missing)
-        _say_some(command, "differs in case only", _spelled(told.alike))
-        _say_some(command, "found several times", [f"{key} ({_states(told.matches[key])})" for key in told.several])
-        _say_some(command, "not open", [f"{key} ({_states(told.matches[key])})" for key in told.closed])
+        _say_some(command, "not found", lookup.missing)
+        _say_some(command, "differs in case only", _spelled(lookup.alike))
+        _say_some(command, "found several times", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.several])
+        _say_some(command, "not open", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.closed])
     if left:
         command.say(f"{_counted(left.messages, 'message')} left out by {_counted(len(left.keys), 'key')}.")
         _say_some(command, "not found, so no message is left out", left.missing)
         _say_some(command, "differs in case only", _spelled(left.alike))
         _say_some(command, "not in the selection", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
         _say_some(command, "leaves out several messages", [f"{key} ({count})" for key, count in left.several.items()])
-    return Exit.PARTLY if (told and told.missing) or (left and left.missing) else Exit.DONE
+    return Exit.PARTLY if (lookup and lookup.missing) or (left and left.missing) else Exit.DONE
 
 
 def _say_some(command: RmqCommand, what: str, keys: Sequence[str]) -> None:
@@ -195,16 +196,16 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def keys_data(told: Lookup) -> dict[str, Any]:
+def keys_data(lookup: Lookup) -> dict[str, Any]:
     """Return the matches of each key as JSON data."""
-    matches = {key: [_match(one) for one in told.matches.get(key, ())] for key in told.keys}
+    matches = {key: [_match(one) for one in lookup.matches.get(key, ())] for key in lookup.keys}
     return {
-        "keys": len(told.keys),
-        "found": len(told.found),
-        "not_found": told.missing,
-        "several": {key: matches[key] for key in told.several},
-        "not_open": {key: matches[key] for key in told.closed},
-        "differs_in_case": told.alike,
+        "keys": len(lookup.keys),
+        "found": len(lookup.found),
+        "not_found": lookup.missing,
+        "several": {key: matches[key] for key in lookup.several},
+        "not_open": {key: matches[key] for key in lookup.closed},
+        "differs_in_case": lookup.alike,
     }
 
 
@@ -226,8 +227,8 @@ def excluded_data(left: Excluded) -> dict[str, Any]:
 
 def lists_data(chosen: Selection) -> dict[str, Any]:
     """Return a selection's key lists as JSON data; null for a list that it does not use."""
-    told, left = answer_of(chosen), excluded_from(chosen)
-    return {"keys": keys_data(told) if told else None, "except": excluded_data(left) if left else None}
+    lookup, left = answer_of(chosen), excluded_from(chosen)
+    return {"keys": keys_data(lookup) if lookup else None, "except": excluded_data(left) if left else None}
 
 
 def refused(error: Refused) -> CommandError:
@@ -236,11 +237,11 @@ def refused(error: Refused) -> CommandError:
 
 
 def _filter(options: Options) -> dict[str, Any]:
-    found = {NAMED.get(name, name): options[name] for name in FILTERS if options[name] is not None}
+    words = {NAMED.get(name, name): options[name] for name in FILTERS if options[name] is not None}
     for name, word in (("since", "parked_after"), ("until", "parked_before")):
         if options[name] is not None:
-            found[word] = options[name].isoformat()
-    return found
+            words[word] = options[name].isoformat()
+    return words
 
 
 def _ids(given: list[str]) -> list[int] | None:
@@ -252,16 +253,16 @@ def _ids(given: list[str]) -> list[int] | None:
     try:
         return [int(word.removeprefix("#")) for word in words]
     except ValueError:
-        said = "An ID is not a record number. Pass the numbers that `manage.py rmq_parked list` shows in the column ID."
-        raise CommandError(said, returncode=Exit.USAGE) from None
+        text = "An ID is not a record number. Pass the numbers that `manage.py rmq_parked list` shows in the column ID."
+        raise CommandError(text, returncode=Exit.USAGE) from None
 
 
 def age(text: str) -> timedelta:
     """Parse an argument: ``90s``, ``10m``, ``1h``, ``7d``."""
-    found = _AGE.fullmatch(text)
-    if not found:
+    match = _AGE.fullmatch(text)
+    if not match:
         raise argparse.ArgumentTypeError(f"takes an age such as 90s, 10m, 1h or 7d, not {text!r}")
-    seconds = float(found[1]) * UNITS[found[2]]
+    seconds = float(match[1]) * UNITS[match[2]]
     if seconds > OLDEST:
         raise argparse.ArgumentTypeError(f"takes an age of at most 100 years, not {text!r}")
     return timedelta(seconds=seconds)

@@ -84,18 +84,20 @@ class BrokerStatus:
 
 def look(limits: Limits) -> BrokerStatus:
     """Query the database first: it has the queues that are stopped on purpose."""
-    found, trouble = _asked(limits.timeout)
-    stopped = frozenset(switch.queue for switch in found.stopped) if found else frozenset()
+    survey, trouble = _asked(limits.timeout)
+    stopped = frozenset(switch.queue for switch in survey.stopped) if survey else frozenset()
     bounds = Bounds(min_consumers=limits.min_consumers, stopped=stopped)
     with declarer(timeout=limits.timeout) as it:
         round_trip = _round_trip(it.session)
         topology = registry.topology()
-        former = former_queues(found.declared, topology, Place.of(it.session)) if found else ()
+        former = former_queues(survey.declared, topology, Place.of(it.session)) if survey else ()
         gauged = gauge(it, topology, bounds, former)
         # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
-    opened = [f"{switch.queue}: {opened_since(switch)}" for switch in (found.stopped if found else ()) if switch.opened]
+    opened = [
+        f"{switch.queue}: {opened_since(switch)}" for switch in (survey.stopped if survey else ()) if switch.opened
+    ]
     problems = [*gauged.problems, *opened, *_drift(plan, gauged)]
     if trouble:
         problems.append(f"database: {trouble}")
@@ -104,10 +106,10 @@ def look(limits: Limits) -> BrokerStatus:
         round_trip=round_trip,
         gauged=gauged,
         plan=plan,
-        survey=found,
+        survey=survey,
         trouble=trouble,
         of_queues=len(gauged.problems) + len(opened),
-        problems=(*problems, *_exceeded_limits(limits, gauged, found)),
+        problems=(*problems, *_exceeded_limits(limits, gauged, survey)),
     )
 
 
@@ -155,15 +157,15 @@ def _surveyed() -> tuple[Survey | None, str]:
     except Unmigrated as error:
         return None, str(error) if used else ""
     except (DatabaseError, ImproperlyConfigured) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        return None, said if used or isinstance(error, DatabaseError) else ""
+        text = " ".join(str(error).split()) or type(error).__name__
+        return None, text if used or isinstance(error, DatabaseError) else ""
 
 
 def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:
     """Yield the items that differ from their definition, except queues whose own problem is shown already."""
-    told = {level.queue for level in gauged.levels if level.problems}
+    shown = {level.queue for level in gauged.levels if level.problems}
     for item in plan.of(State.CREATE, State.DIFFERS, State.MISSING, State.REFUSED):
-        if item.kind == "queue" and item.name in told and item.state is not State.DIFFERS:
+        if item.kind == "queue" and item.name in shown and item.state is not State.DIFFERS:
             continue
         yield f"{item.kind} {item.name}: {_drifted(item)}"
 
@@ -171,41 +173,41 @@ def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:
 def _drifted(item: Item) -> str:
     if item.state is State.CREATE:
         return "it does not exist: manage.py rmq_declare"
-    return f"differs, {item.said}" if item.state is State.DIFFERS else item.said
+    return f"differs, {item.text}" if item.state is State.DIFFERS else item.text
 
 
-def _exceeded_limits(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[str]:
+def _exceeded_limits(limits: Limits, gauged: Gauged, survey: Survey | None) -> Iterator[str]:
     """Yield the figures that exceed a limit."""
     unrecorded = sum(level.ready or 0 for level in gauged.levels if level.role is Role.PARKED)
-    parked = unrecorded + (found.parked.count if found else 0)
+    parked = unrecorded + (survey.parked.count if survey else 0)
     if limits.max_parked is not None and parked > limits.max_parked:
         yield f"{counted(parked, 'message')} parked, more than {limits.max_parked}"
-    if found is None:
+    if survey is None:
         return
-    if abs(found.apart) > server.TOLERANCE:
-        yield f"clocks: {server.difference(found.apart, found.alias)} Synchronize both by NTP."
-    now = server.now(found.alias)
-    for what, oldest in (("parked message", found.parked.oldest), ("message in the outbox", found.outbox.oldest)):
+    if abs(survey.apart) > server.TOLERANCE:
+        yield f"clocks: {server.difference(survey.apart, survey.alias)} Synchronize both by NTP."
+    now = server.now(survey.alias)
+    for what, oldest in (("parked message", survey.parked.oldest), ("message in the outbox", survey.outbox.oldest)):
         if limits.max_oldest is not None and oldest is not None and now - oldest > limits.max_oldest:
             waited, most = (now - oldest).total_seconds(), limits.max_oldest.total_seconds()
             yield f"the oldest {what} has waited {waited:.0f} s, longer than {most:g} s"
-    yield from _halted_lines(limits, found, now)
-    if found.outbox.failed:
-        count = counted(found.outbox.failed, "message")
+    yield from _halted_lines(limits, survey, now)
+    if survey.outbox.failed:
+        count = counted(survey.outbox.failed, "message")
         yield f"{count} in the outbox failed: manage.py rmq_relay list --failed"
-    if found.blocked.messages >= settings().blocked_total:
-        yield f"{found.blocked.messages} messages wait behind blocked keys, which reaches the limit BLOCKED_TOTAL"
-    if found.blocked.most >= settings().blocked_per_key:
-        yield f"{found.blocked.most} messages wait behind one key, which reaches the limit BLOCKED_PER_KEY"
+    if survey.blocked.messages >= settings().blocked_total:
+        yield f"{survey.blocked.messages} messages wait behind blocked keys, which reaches the limit BLOCKED_TOTAL"
+    if survey.blocked.most >= settings().blocked_per_key:
+        yield f"{survey.blocked.most} messages wait behind one key, which reaches the limit BLOCKED_PER_KEY"
 
 
-def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]:
-    for line in found.halted:
+def _halted_lines(limits: Limits, survey: Survey, now: datetime) -> Iterator[str]:
+    for line in survey.halted:
         stood = now - (line.halted_at or now)
         if limits.max_oldest is not None and stood > limits.max_oldest:
             most = limits.max_oldest.total_seconds()
-            said = f"{line.queue}: halted for {stood.total_seconds():.0f} s, longer than {most:g} s"
-            yield f"{said}: {line.halted_error}"
+            text = f"{line.queue}: halted for {stood.total_seconds():.0f} s, longer than {most:g} s"
+            yield f"{text}: {line.halted_error}"
 
 
 def opened_since(switch: QueueControl) -> str:
@@ -296,19 +298,19 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
     ``Consumers 3 · parked 226 (+38 in 10 min) · requeue runs 1 active``
     """
     words = [f"Consumers {seen.consumers}"]
-    found = seen.survey
-    if found is not None:
-        parked = found.parked
+    survey = seen.survey
+    if survey is not None:
+        parked = survey.parked
         lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
         oldest = f", oldest {clock(parked.oldest, terminal=terminal)}" if parked.oldest else ""
-        words += [f"parked {parked.count}{lately}{oldest}", f"requeue runs {found.runs} active"]
+        words += [f"parked {parked.count}{lately}{oldest}", f"requeue runs {survey.runs} active"]
     yield " · ".join(words)
-    if found is not None:
-        yield from _waiting(found, terminal=terminal)
+    if survey is not None:
+        yield from _waiting(survey, terminal=terminal)
 
 
-def _waiting(found: Survey, *, terminal: bool) -> Iterator[str]:
-    outbox, blocked = found.outbox, found.blocked
+def _waiting(survey: Survey, *, terminal: bool) -> Iterator[str]:
+    outbox, blocked = survey.outbox, survey.blocked
     if outbox.waiting or outbox.failed:
         oldest = f", oldest {clock(outbox.oldest, terminal=terminal)}" if outbox.oldest else ""
         yield f"Outbox {outbox.waiting} waiting{oldest} · {outbox.failed} failed"
@@ -335,18 +337,18 @@ def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
 
 
 def _database_data(seen: BrokerStatus) -> Mapping[str, object]:
-    found = seen.survey
+    survey = seen.survey
     return {
-        "alias": found.alias if found else None,
-        "round_trip_seconds": round(found.seconds, 6) if found else None,
-        "clock_ahead_seconds": round(found.apart.total_seconds(), 3) if found else None,
+        "alias": survey.alias if survey else None,
+        "round_trip_seconds": round(survey.seconds, 6) if survey else None,
+        "clock_ahead_seconds": round(survey.apart.total_seconds(), 3) if survey else None,
         "problem": seen.trouble or None,
     }
 
 
-def _survey_data(found: Survey | None) -> Mapping[str, object]:
+def _survey_data(survey: Survey | None) -> Mapping[str, object]:
     """Return the database's figures as JSON data; None stands for an unknown value."""
-    if found is None:
+    if survey is None:
         return dict.fromkeys(("parked", "runs", "outbox", "blocked", "stopped", "halted"))
     stopped = [
         {
@@ -360,7 +362,7 @@ def _survey_data(found: Survey | None) -> Mapping[str, object]:
             "cause": one.cause,
             "open_since": _time(one.opened_at) if one.opened else None,
         }
-        for one in found.stopped
+        for one in survey.stopped
     ]
     halted = [
         {
@@ -371,12 +373,12 @@ def _survey_data(found: Survey | None) -> Mapping[str, object]:
             "message_id": one.halted_message or None,
             "by": one.halted_by,
         }
-        for one in found.halted
+        for one in survey.halted
     ]
-    parts = {name: asdict(getattr(found, name)) for name in ("parked", "outbox", "blocked")}
+    parts = {name: asdict(getattr(survey, name)) for name in ("parked", "outbox", "blocked")}
     for part in parts.values():
         part["oldest"] = _time(part["oldest"])
-    return {**parts, "runs": found.runs, "stopped": stopped, "halted": halted}
+    return {**parts, "runs": survey.runs, "stopped": stopped, "halted": halted}
 
 
 def _time(at: datetime | None) -> str | None:
@@ -409,8 +411,8 @@ def summary(plan: Plan, *, done: bool) -> str:
     """Return the counts of a plan: ``1 created, 8 unchanged, 1 differs.``"""
     counts = plan.counts
     words = {State.CREATE: "created" if done else "to create", **_WORDS}
-    said = [f"{counts[state]} {word}" for state, word in words.items() if counts[state]]
-    return f"{', '.join(said) or 'Nothing to declare'}."
+    text = [f"{counts[state]} {word}" for state, word in words.items() if counts[state]]
+    return f"{', '.join(text) or 'Nothing to declare'}."
 
 
 def plan_as_data(plan: Plan) -> Iterator[dict[str, object]]:
@@ -428,8 +430,8 @@ def plan_as_data(plan: Plan) -> Iterator[dict[str, object]]:
 
 
 def _detail(item: Item) -> str:
-    if item.said:
-        return item.said
+    if item.text:
+        return item.text
     declaration = item.declaration
     if isinstance(declaration, ExchangeDeclaration):
         words = [declaration.type, "durable" if declaration.durable else "transient"]

@@ -26,6 +26,7 @@ from django_rmq_retry.amqp.session import PATIENCE, Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.management.terminal import printable
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
@@ -101,26 +102,26 @@ def check_without_database(check: Callable[..., None], say: Callable[[str], None
         except AWAY as another:
             names = " and ".join(map(repr, away))
             verb = "does" if len(away) == 1 else "do"
-            said = f"A system check queries a database while {names} {verb} not answer: {_words(another)}."
-            raise CommandError(f"{said} Start the database, or pass --skip-checks.") from another
+            text = f"A system check queries a database while {names} {verb} not answer: {_words(another)}."
+            raise CommandError(f"{text} Start the database, or pass --skip-checks.") from another
         say(f"The checks skip the types of model fields, because a database does not answer: {left}.")
 
 
 def _away() -> dict[str, Exception]:
     """Return the databases that accept no new connection, each with its error."""
-    found: dict[str, Exception] = {}
+    errors: dict[str, Exception] = {}
     for connection in connections.all():
         fresh = connection.copy()
         try:
             fresh.ensure_connection()
         except AWAY as error:
-            found[connection.alias] = error
+            errors[connection.alias] = error
         except ImproperlyConfigured:
             # No database is configured here, so Django's checks skip it.
             continue
         finally:
             fresh.close()
-    return found
+    return errors
 
 
 def away(error: BaseException) -> str:
@@ -128,8 +129,8 @@ def away(error: BaseException) -> str:
     alias, connecting = _raised_by(error)
     if not alias or not isinstance(error, AWAY) or not (connecting or uncertain(error)):
         return ""
-    said = f"The database {alias!r} does not answer ({_words(error)})."
-    return f"{said} Start it, or correct DATABASES[{alias!r}] in the settings."
+    text = f"The database {alias!r} does not answer ({_words(error)})."
+    return f"{text} Start it, or correct DATABASES[{alias!r}] in the settings."
 
 
 def _raised_by(error: BaseException) -> tuple[str, bool]:
@@ -236,8 +237,8 @@ class RmqCommand(BaseCommand):
         except (RmqRetryError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=Exit.ERROR) from error
         except Error as error:
-            if said := away(error):
-                raise CommandError(printable(said), returncode=Exit.ERROR) from error
+            if text := away(error):
+                raise CommandError(printable(text), returncode=Exit.ERROR) from error
             raise
         if code:
             sys.exit(int(code))
@@ -277,12 +278,12 @@ class RmqCommand(BaseCommand):
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.stdout.write(json.dumps({"schema": f"rmq_retry.{schema}", "at": at, **content}, indent=2, default=str))
 
-    def confirm(self, question: str, *, yes: bool) -> None:
-        """Return only if the answer is yes, else raise CommandError."""
+    def confirm(self, question: str, *, yes: bool, option: str = "--yes") -> None:
+        """Return only if the answer is yes, else raise CommandError; the option gives the answer without a terminal."""
         if yes:
             return
         if not (sys.stdin.isatty() and self.stderr.isatty()):
-            raise CommandError(f"{question} No terminal to confirm on. Pass --yes.", returncode=Exit.UNCONFIRMED)
+            raise CommandError(f"{question} No terminal to confirm on. Pass {option}.", returncode=Exit.UNCONFIRMED)
         self.stderr.write(f"{printable(question)} [yes/no] ", lambda text: text, ending="")
         self.stderr.flush()
         answer = ""
@@ -327,8 +328,8 @@ def add_option(parser: CommandParser, name: str, *, default: object) -> None:
     """Add --timeout or --using."""
     if name == "timeout":
         known = f"; {default:g} by default" if isinstance(default, float) else ""
-        said = f"seconds to wait for each answer of the broker{known}"
-        parser.add_argument("--timeout", type=patience, default=default, metavar="SECONDS", help=said)
+        text = f"seconds to wait for each answer of the broker{known}"
+        parser.add_argument("--timeout", type=patience, default=default, metavar="SECONDS", help=text)
     else:
         parser.add_argument(
             "--using", default=default, metavar="ALIAS", help="alias of the database that stores the records"
@@ -369,15 +370,6 @@ def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: 
         near = difflib.get_close_matches(name, among, n=1)
         meant = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(among) or 'none'}."
         raise CommandError(f"There is no {what} {printable(name)!r}. {meant}", returncode=code)
-
-
-def printable(text: str, keep: str = "\n\t") -> str:
-    """Return the text with control characters escaped, so that a name or an error cannot control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def remembered(command: RmqCommand) -> list[Declared] | None:

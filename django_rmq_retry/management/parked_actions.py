@@ -127,8 +127,8 @@ def bar(run: RequeueRun) -> str:
     share = done / todo if todo else 1.0
     filled = "█" * round(share * WIDTH)
     outcomes = f"processed {run.processed} failed again {run.failed}"
-    said = f"{share:4.0%} {filled:<{WIDTH}} {done}/{todo} {run.rate:g}/s  {outcomes}"
-    return f"{said}  {run.explanation}" if run.explanation else said
+    text = f"{share:4.0%} {filled:<{WIDTH}} {done}/{todo} {run.rate:g}/s  {outcomes}"
+    return f"{text}  {run.explanation}" if run.explanation else text
 
 
 def summary(run: RequeueRun) -> str:
@@ -142,9 +142,9 @@ def summary(run: RequeueRun) -> str:
         "not confirmed": run.unconfirmed,
         "not sent": max(0, run.total - run.sent - run.skipped - run.unconfirmed),
     }
-    said = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    text = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
-    return f"Requeue run {run.pk}{ended}: {said or 'nothing to send'}."
+    return f"Requeue run {run.pk}{ended}: {text or 'nothing to send'}."
 
 
 def code_of(run: RequeueRun) -> Exit:
@@ -217,14 +217,20 @@ def _add_changes(add: Callable[..., CommandParser]) -> None:
 
 def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
     run = add("requeue-run", help="follow a requeue run until it ends, or control it")
-    run.add_argument("id", type=int, metavar="RUN")
+    run.add_argument("id", type=int, metavar="RUN", help="the number of the requeue run")
     control = run.add_mutually_exclusive_group()
     for name in ("pause", "resume", "stop"):
-        control.add_argument(f"--{name}", action="store_true")
+        control.add_argument(f"--{name}", action="store_true", help=f"{name} the requeue run")
     control.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
     control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
     run.add_argument("--reason", default="", help="the reason, kept in the audit log")
-    run.add_argument("--wait", type=float, default=OUTCOMES, metavar="S")
+    run.add_argument(
+        "--wait",
+        type=float,
+        default=OUTCOMES,
+        metavar="S",
+        help=f"seconds to wait for outcomes after the last message; {OUTCOMES:g} by default",
+    )
 
 
 def requeue(command: RmqCommand, options: Options) -> Exit:
@@ -234,15 +240,15 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         include=[name for name in options["include"] if name != "permanent"],
         confirmed_permanent="permanent" in options["include"],
     )
-    found = report(chosen, terms)
+    findings = report(chosen, terms)
     partly = report_keys(command, chosen)
-    _preview(command, found, chosen, options)
-    if not found.sendable:
+    _preview(command, findings, chosen, options)
+    if not findings.sendable:
         return Exit.NOTHING
     if options["dry_run"]:
         return Exit.DONE
     _check_broker(options)
-    _confirm(command, found.sendable, f"Requeue {_messages(found.sendable)}?", options)
+    _confirm(command, findings.sendable, f"Requeue {_messages(findings.sendable)}?", options)
     names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
     run = start(
         chosen,
@@ -351,12 +357,12 @@ def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Opt
         command.line(f"--selection {_token(chosen)}")
 
 
-def _show_token(command: RmqCommand, chosen: Selection, said: str, options: Options) -> None:
+def _show_token(command: RmqCommand, chosen: Selection, text: str, options: Options) -> None:
     if options["json"]:
         facts = {"action": options["subcommand"], "count": chosen.count, "selection": _token(chosen)}
         command.document("parked_preview/1", **facts, **lists_data(chosen))
     else:
-        command.line(said)
+        command.line(text)
         command.line(f"--selection {_token(chosen)}")
 
 
@@ -370,8 +376,8 @@ def _check_broker(options: Options) -> None:
     broker = BrokersDepths(patience=options["timeout"])
     try:
         if not broker.is_reachable():
-            said = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
-            raise CommandError(said, returncode=Exit.UNREACHABLE)
+            text = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
+            raise CommandError(text, returncode=Exit.UNREACHABLE)
     finally:
         broker.close()
 

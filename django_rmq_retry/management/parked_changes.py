@@ -23,7 +23,7 @@ from django_rmq_retry.parked.transfer import Payload, export, import_lines
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     """Add the subcommands with their options."""
     edit = add("edit", help="store a new version of a message; requeue sends it")
-    edit.add_argument("id", type=int, metavar="ID")
+    edit.add_argument("id", type=int, metavar="ID", help="the record's number")
     source = edit.add_mutually_exclusive_group()
     source.add_argument("--body-file", metavar="FILE", help="the new body; - is stdin")
     source.add_argument("--editor", action="store_true", help="open the body in $EDITOR")
@@ -52,7 +52,9 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     old.add_argument(
         "--older-than", type=age, required=True, metavar="AGE", help="the least age since then, such as 90d"
     )
-    old.add_argument("--state", "--status", default=",".join(RESOLVED), metavar="STATES", help="processed,discarded")
+    old.add_argument(
+        "--state", "--status", default=",".join(RESOLVED), metavar="STATES", help="one or both of processed, discarded"
+    )
     add_yes(old)
 
 
@@ -71,11 +73,11 @@ def edit(command: RmqCommand, options: Options) -> Exit:
     if options["dry_run"]:
         return Exit.DONE
     command.confirm(f"Store this as version {row.version + 1} of message {row.pk}?", yes=options["yes"])
-    made = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"])
+    version = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"])
     if options["json"]:
-        command.document("parked_edit/1", id=row.pk, version=made.number, sha256=made.sha256)
+        command.document("parked_edit/1", id=row.pk, version=version.number, sha256=version.sha256)
     else:
-        command.line(f"Version {made.number} of message {row.pk} is stored.")
+        command.line(f"Version {version.number} of message {row.pk} is stored.")
         command.say(f"To send it: manage.py rmq_parked requeue {row.pk}")
     return Exit.DONE
 
@@ -110,18 +112,18 @@ def import_messages(command: RmqCommand, options: Options) -> Exit:
 def purge_messages(command: RmqCommand, options: Options) -> Exit:
     states = [one for one in options["state"].split(",") if one]
     age_of, actor = options["older_than"], Actor.of_shell()
-    found = purge(actor, older_than=age_of, states=states)
-    if found.total and not options["yes"] and sys.stdin.isatty() and command.stderr.isatty():
-        command.confirm(f"Delete {found.total} messages permanently?", yes=False)
+    purged = purge(actor, older_than=age_of, states=states)
+    if purged.total and not options["yes"] and sys.stdin.isatty() and command.stderr.isatty():
+        command.confirm(f"Delete {purged.total} messages permanently?", yes=False)
         options["yes"] = True
     if options["yes"]:
-        found = purge(actor, older_than=age_of, states=states, dry=False)
+        purged = purge(actor, older_than=age_of, states=states, dry=False)
     if options["json"]:
-        command.document("parked_purge/1", counts=found.counts, done=found.done)
+        command.document("parked_purge/1", counts=purged.counts, done=purged.done)
     else:
-        said = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items())) or "Nothing"
-        command.line(f"{said} deleted." if found.done else f"{said} would be deleted. Pass --yes to delete.")
-    return Exit.DONE if found.total else Exit.NOTHING
+        text = ", ".join(f"{count} {state}" for state, count in sorted(purged.counts.items())) or "Nothing"
+        command.line(f"{text} deleted." if purged.done else f"{text} would be deleted. Pass --yes to delete.")
+    return Exit.DONE if purged.total else Exit.NOTHING
 
 
 def _new_text(options: Options, before: str) -> str:
@@ -133,8 +135,8 @@ def _new_text(options: Options, before: str) -> str:
         data = sys.stdin.buffer.read() if options["body_file"] == "-" else Path(options["body_file"]).read_bytes()
         return data.decode()
     except OSError as error:
-        said = f"{options['body_file']} cannot be read: {error.strerror}."
-        raise CommandError(said, returncode=Exit.USAGE) from error
+        text = f"{options['body_file']} cannot be read: {error.strerror}."
+        raise CommandError(text, returncode=Exit.USAGE) from error
     except UnicodeDecodeError:
         raise CommandError("The new body is not UTF-8 text.", returncode=Exit.USAGE) from None
 
@@ -155,13 +157,13 @@ def _edited(before: str) -> str:
 
 
 def _headers(options: Options) -> Mapping[str, str | None]:
-    found: dict[str, str | None] = dict.fromkeys(options["without_header"])
+    headers: dict[str, str | None] = dict.fromkeys(options["without_header"])
     for one in options["header"]:
         name, equals, text = one.partition("=")
         if not equals:
             raise CommandError(f"--header takes NAME=TEXT, not {one!r}.", returncode=Exit.USAGE)
-        found[name] = text
-    return found
+        headers[name] = text
+    return headers
 
 
 def _show(command: RmqCommand, proposal: Proposal) -> None:

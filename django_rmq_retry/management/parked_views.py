@@ -54,15 +54,19 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     )
     groups = add("groups", help="list error groups, the largest first")
     groups.add_argument("--all", action="store_true", help="include groups without parked messages")
-    groups.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
+    groups.add_argument(
+        "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N groups; {LIMIT} by default"
+    )
     show = add("show", help="show a message with its attempts")
-    show.add_argument("id", type=int, metavar="ID")
+    show.add_argument("id", type=int, metavar="ID", help="the record's number")
     show.add_argument("--body", choices=BODIES, default="none", help="format of the body, which is masked")
     show.add_argument("--attempts", choices=("last", "all"), default="last", help="show the last attempt, or all")
     show.add_argument("--reveal", action="store_true", help="show the body unmasked; the audit log records it")
     runs = add("requeue-runs", help="list requeue runs, the latest first")
     runs.add_argument("--active", action="store_true", help="only requeue runs that have not ended")
-    runs.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
+    runs.add_argument(
+        "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N requeue runs; {LIMIT} by default"
+    )
 
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
@@ -102,59 +106,66 @@ def _place(given: str | None) -> Place | None:
     if given is None:
         return None
     try:
-        found = Place.read(given)
+        place = Place.read(given)
     except ValueError:
-        said = f"--after takes a record number, or “next” of the previous page, not {given!r}."
-        raise CommandError(said, returncode=Exit.USAGE) from None
-    if found is None:
+        text = f"--after takes a record number, or “next” of the previous page, not {given!r}."
+        raise CommandError(text, returncode=Exit.USAGE) from None
+    if place is None:
         raise CommandError(f"There is no message {given}.", returncode=Exit.NOTHING)
-    return found
+    return place
 
 
 def show_keys(command: RmqCommand, options: Options) -> Exit:
     keys = keys_from(options["file"])
-    told = current_matches(keys, look_up(keys))
-    found = told.records()
+    lookup = current_matches(keys, look_up(keys))
+    records = lookup.records()
     if options["json"]:
-        command.document("parked_keys/1", **keys_data(told))
+        command.document("parked_keys/1", **keys_data(lookup))
     else:
-        kinds = {key: kind for kind, some in _kinds(told) for key in some}
-        rows = [(key, kinds[key], *cells) for key in told.keys for cells in _matched(told, key)]
+        kinds = {key: kind for kind, some in _kinds(lookup) for key in some}
+        rows = [(key, kinds[key], *cells) for key in lookup.keys for cells in _matched(lookup, key)]
         command.table([("KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE"), *rows])
-    return Exit.DONE if told.complete else Exit.PARTLY if found else Exit.NOTHING
+    return Exit.DONE if lookup.complete else Exit.PARTLY if records else Exit.NOTHING
 
 
-def _kinds(told: Lookup) -> list[tuple[str, list[str]]]:
-    return [("found", told.found), ("not found", told.missing), ("several", told.several), ("not open", told.closed)]
+def _kinds(lookup: Lookup) -> list[tuple[str, list[str]]]:
+    return [
+        ("found", lookup.found),
+        ("not found", lookup.missing),
+        ("several", lookup.several),
+        ("not open", lookup.closed),
+    ]
 
 
-def _matched(told: Lookup, key: str) -> list[tuple[object, ...]]:
-    some: list[tuple[object, ...]] = [(one.record, one.state, one.run or "-", "-") for one in told.matches.get(key, ())]
-    return some or [("-", "-", "-", " or ".join(told.alike.get(key, ())) or "-")]
+def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
+    some: list[tuple[object, ...]] = [
+        (one.record, one.state, one.run or "-", "-") for one in lookup.matches.get(key, ())
+    ]
+    return some or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-")]
 
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:
     rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
-    found = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
-    _starts, counts = parked_lately([row.pk for row in found], buckets=1)
+    groups = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
+    _starts, counts = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: lately[-1] for group, lately in counts.items()}
-    step = f"rmq_parked requeue --group {found[0].pk} --canary" if found and found[0].parked else None
+    step = f"rmq_parked requeue --group {groups[0].pk} --canary" if groups and groups[0].parked else None
     if options["json"]:
-        items = [{**_group_data(row), "growing": bool(recent[row.pk]), "recent": recent[row.pk]} for row in found]
+        items = [{**_group_data(row), "growing": bool(recent[row.pk]), "recent": recent[row.pk]} for row in groups]
         command.document("parked_groups/1", items=items, next=step)
-    elif found:
+    elif groups:
         terminal = command.stdout.isatty()
         head = ("GROUP", "PARKED", "LAST", "GROWING", "ERROR")
         cells = [
             (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if recent[row.pk] else "no", row)
-            for row in found
+            for row in groups
         ]
         command.table([head, *cells], cut=True)
         if terminal and step:
             command.say(f"→ next: {step}")
     else:
         command.say("No message is parked.")
-    return Exit.DONE if found else Exit.NOTHING
+    return Exit.DONE if groups else Exit.NOTHING
 
 
 def _group_data(row: ErrorGroup) -> Mapping[str, object]:
@@ -166,17 +177,17 @@ def _group_data(row: ErrorGroup) -> Mapping[str, object]:
 
 def show_runs(command: RmqCommand, options: Options) -> Exit:
     rows = RequeueRun.objects.order_by("-pk")
-    found = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
+    runs = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
     if options["json"]:
-        command.document("parked_requeue_runs/1", items=[run_data(run) for run in found])
-    elif found:
+        command.document("parked_requeue_runs/1", items=[run_data(run) for run in runs])
+    elif runs:
         terminal = command.stdout.isatty()
         head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
-        cells = [_run_cells(run, terminal=terminal) for run in found]
+        cells = [_run_cells(run, terminal=terminal) for run in runs]
         command.table([head, *cells], cut=True)
     else:
         command.say("There are no requeue runs.")
-    return Exit.DONE if found else Exit.NOTHING
+    return Exit.DONE if runs else Exit.NOTHING
 
 
 def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
@@ -204,12 +215,12 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     attempts = attempts_of(row)
     some = list(attempts if options["attempts"] == "all" else attempts[:1])
     if options["json"]:
-        told = None if died is None else [_death(one) for one in died]
+        entries = None if died is None else [_death(one) for one in died]
         command.document(
             "parked_show/1",
             message=as_data(row),
             detail=row.detail,
-            deaths=told,
+            deaths=entries,
             attempts=[_attempt(one) for one in some],
             body=body,
         )
@@ -252,10 +263,10 @@ def _death(one: Death) -> Mapping[str, object]:
 
 
 def _death_line(one: Death) -> str:
-    told = _death(one)
+    entry = _death(one)
     keys = ", ".join(one.keys[:DEATHS])
     more = [f"{name} {value}" for name, value in (("exchange", one.exchange), ("key", keys)) if value]
-    more += [f"first {told['at']}"] if told["at"] else []
+    more += [f"first {entry['at']}"] if entry["at"] else []
     more += [f"original expiration {one.expiration} ms"] if one.expiration else []
     return ", ".join([f"{short(one.queue)} {short(one.reason)} x{one.count}", *map(short, more)])
 

@@ -11,8 +11,6 @@ from typing import Any, TextIO
 
 from django.core.management.color import Style
 
-from django_rmq_retry.management.command import printable
-
 NAME = "django_rmq_retry"
 LEVELS = (logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
 """Log levels by verbosity."""
@@ -46,9 +44,9 @@ class Lines(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock} [{record.process}]" if self._with_pid else clock
         sign = SIGNS.get(getattr(record, "event", ""))
-        said = self._verdict(record, sign) if sign and hasattr(record, "attempt") else self._remark(record)
+        text = self._verdict(record, sign) if sign and hasattr(record, "attempt") else self._remark(record)
         trace = "".join(f"\n    {printable(line)}" for line in trace_of(record).splitlines())
-        return f"{head} {said}{trace}"
+        return f"{head} {text}{trace}"
 
     def _verdict(self, record: Any, sign: tuple[str, str, str]) -> str:
         style = getattr(self._colours, sign[2])
@@ -56,9 +54,9 @@ class Lines(logging.Formatter):
         tried = f"attempt {record.attempt}" if record.attempt else "no attempt"
         limit = f"/{record.attempts}" if record.attempts else ""
         words = [name, getattr(record, "key", "") or record.message_id or "", f"{tried}{limit}", took(record.seconds)]
-        said = " ".join(flat(word) for word in words if word)
+        text = " ".join(flat(word) for word in words if word)
         end = " ".join(flat(self._ascii(part)) for part in _end(record) if part)
-        return f"{style(sign[1] if self._plain else sign[0])} {said}{' ' + style(end) if end else ''}"
+        return f"{style(sign[1] if self._plain else sign[0])} {text}{' ' + style(end) if end else ''}"
 
     def _remark(self, record: logging.LogRecord) -> str:
         style = getattr(self._colours, STYLES.get(record.levelno, ""), str)
@@ -118,9 +116,9 @@ def install(stream: Any, style: Style, *, verbosity: int, json_logs: bool, with_
         one.addFilter(lambda record: record.name.partition(".")[0] != NAME)
     handler = Console(stream)
     handler.setFormatter(_formatter(stream, style, json_logs=json_logs, with_pid=with_pid))
-    # While DEBUG is on, Django writes its own records to the console itself.
-    django_too = any(map(_on_console, logging.getLogger("django").handlers))
-    handler.addFilter(lambda record: not (django_too and record.name.partition(".")[0] == "django"))
+    if any(map(_on_console, logging.getLogger("django").handlers)):
+        # While DEBUG is on, Django writes its own records to the console itself.
+        handler.addFilter(lambda record: record.name.partition(".")[0] != "django")
     (root if log.propagate else log).addHandler(handler)
     return True
 
@@ -155,9 +153,8 @@ def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
         yield "msg", record.getMessage()
     yield from extras.items()
     yield "pid", record.process
-    trace = trace_of(record)
-    if trace:
-        yield "trace", trace
+    if record.exc_info:
+        yield "trace", trace_of(record)
 
 
 def trace_of(record: logging.LogRecord) -> str:
@@ -166,8 +163,17 @@ def trace_of(record: logging.LogRecord) -> str:
 
 def flat(text: object) -> str:
     """Return any text on one line, without characters that control a terminal."""
-    said = str(text)
-    return said if said.isprintable() else printable(said.replace("\n", "\\n").replace("\t", "\\t"))
+    line = str(text)
+    return line if line.isprintable() else printable(line.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Return the text with control characters escaped, so that a name or an error cannot control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def took(seconds: float) -> str:

@@ -99,10 +99,10 @@ def _plain(value: object) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a key occurs twice in one object")
-    return found
+    return values
 
 
 def _too_deep(text: str) -> bool:
@@ -113,8 +113,8 @@ def _too_deep(text: str) -> bool:
     if text.count("[") + text.count("{") <= DEPTH_LIMIT:
         return False
     depth = 0
-    for found in _BRACKETS.finditer(text):
-        first = found[0][0]
+    for bracket in _BRACKETS.finditer(text):
+        first = bracket[0][0]
         depth += (first in "[{") - (first in "]}")
         if depth > DEPTH_LIMIT:
             return True

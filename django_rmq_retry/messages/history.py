@@ -4,19 +4,22 @@ A sender can forge both. The stamp has integers and short texts only, so that a 
 not alter them, and so that they fit into a frame.
 """
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 
-from django_rmq_retry.arguments import LONGEST, milliseconds
+from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, entries, lasting
+from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, copied_properties, entries, milliseconds
 from django_rmq_retry.messages.tracebacks import short
 
 _LIST = "x-death"
+DEATHS_BYTES = _LIST.encode()
+"""Bytes searched for in undecoded properties, so that a message without x-death costs a single search."""
 _BROKER_FIELDS = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
 """The encoded keys of the fields in an x-death entry that the broker itself reads."""
 
@@ -119,13 +122,13 @@ def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) ->
 
     `safe` selects the at-least-once strategy, which only quorum queues support.
     """
-    found: dict[str, object] = {"x-dead-letter-exchange": exchange}
+    arguments: dict[str, object] = {"x-dead-letter-exchange": exchange}
     if key is not None:
-        found["x-dead-letter-routing-key"] = key
+        arguments["x-dead-letter-routing-key"] = key
     if safe:
         # Without reject-publish the broker silently falls back to at-most-once (rabbitmq.com/docs/quorum-queues).
-        found |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    return found
+        arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    return arguments
 
 
 def well_formed(headers: Headers) -> bool:
@@ -139,8 +142,10 @@ def comes_back(headers: Headers, queue: str) -> bool:
     RabbitMQ 3 drops the message as a cycle if the first x-death entry for the queue has another reason than
     "rejected". Every death reorders the entries, so one such entry in any place makes this False.
     """
-    found = _deaths(headers)
-    return found is not None and not any(death.queue == queue and death.reason != "rejected" for death in found)
+    known_deaths = _deaths(headers)
+    return known_deaths is not None and not any(
+        death.queue == queue and death.reason != "rejected" for death in known_deaths
+    )
 
 
 def rejectable(delivery: Delivery) -> bool:
@@ -161,9 +166,13 @@ def rejections(headers: Headers, queue: str) -> int:
     return sum(death.count for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
 
 
-def first_rejected(headers: Headers, queue: str, *, now: int) -> int:
-    """Return the epoch milliseconds of the first rejection from this queue; 0 if x-death has no plausible time."""
-    times = (death.at for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
+def first_rejected(delivery: Delivery, *, now: int) -> int:
+    """Return the epoch milliseconds of the first rejection from its queue; 0 if x-death has no plausible time."""
+    try:
+        found = deaths(delivery.headers)
+    except UndecodableHeaders:
+        return 0
+    times = (death.at for death in found if death.queue == delivery.queue and death.reason == "rejected")
     return min((at for at in times if max(now - OLDEST, 0) < at <= now), default=0)
 
 
@@ -172,8 +181,8 @@ def reason_of(headers: Headers) -> Reason | None:
 
     Only the first entry is read: it is the newest on every RabbitMQ version; the order of the others differs.
     """
-    found = deaths(headers)
-    return _REASONS.get(found[0].reason, Reason.REJECTED) if found else None
+    known_deaths = deaths(headers)
+    return _REASONS.get(known_deaths[0].reason, Reason.REJECTED) if known_deaths else None
 
 
 def brokers_part(headers: Headers) -> bytes:
@@ -205,8 +214,8 @@ def returns(headers: Headers, *, redelivered: bool) -> int:
     if not redelivered:
         return 0
     counts = [headers.get(name) for name in ("x-delivery-count", "x-acquired-count") if name in headers]
-    found = [count for count in counts if isinstance(count, int)]
-    return min(found, default=0)
+    numbers = [count for count in counts if isinstance(count, int)]
+    return min(numbers, default=0)
 
 
 def counts_losses_only(headers: Headers) -> bool:
@@ -221,9 +230,9 @@ def _deaths(headers: Headers) -> tuple[Death, ...] | None:
         value = headers[_LIST]
     except UndecodableHeaders:
         return None
-    found = [_death(entry) for entry in value] if isinstance(value, list) else [None]
-    whole = tuple(death for death in found if death is not None)
-    return whole if len(whole) == len(found) and not _ambiguous(headers, len(found)) else None
+    known_deaths = [_death(entry) for entry in value] if isinstance(value, list) else [None]
+    whole = tuple(death for death in known_deaths if death is not None)
+    return whole if len(whole) == len(known_deaths) and not _ambiguous(headers, len(known_deaths)) else None
 
 
 def _ambiguous(headers: Headers, count: int) -> bool:
@@ -291,7 +300,10 @@ class Stamp:
     def after(self, failure: str, *, attempt: int, now: int) -> "Stamp":
         """Return the stamp with one more failed attempt, described in one line."""
         line = f"#{attempt} {failure}".replace("\n", " ")
-        summary = _latest(f"{self.summary}\n{line}" if self.summary else line)
+        summary = f"{self.summary}\n{line}" if self.summary else line
+        if len(summary) > SUMMARY_LIMIT // 4:
+            # UTF-8 takes up to four bytes for each character.
+            summary = _latest(summary)
         # Not dataclasses.replace(): it takes three times as long, and this runs at every failure.
         return Stamp(
             # Forged x-death counts can add up to more than an integer header holds.
@@ -328,6 +340,32 @@ def stamp_of(delivery: Delivery) -> Stamp:
 
 NO_STAMP = Stamp()
 """The stamp of a message without a failed attempt."""
+
+
+def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
+    """Return the delivery with the exchange and routing key to which its message was first published.
+
+    After a wait, a message arrives by the default exchange, and only then is its stamp used. Any other message keeps
+    the routing key of its delivery, because a sender must not choose another handler by a forged header.
+    """
+    stamp = stamp_of(delivery)
+    if not stamp.queue or came_by.exchange or came_by.routing_key != came_by.queue:
+        return delivery
+    return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)
+
+
+def identity(queue: str, message_id: str, body: bytes) -> str:
+    """Return the identity of a message with an id in one work queue.
+
+    It includes the body, so that two messages stay distinct if the sender uses one id for both.
+    """
+    named = hashlib.sha256(message_id.encode("utf-8", "surrogateescape")).digest()
+    return f"message:{hashlib.sha256(_of_queue(queue) + named + hashlib.sha256(body).digest()).hexdigest()}"
+
+
+@lru_cache(maxsize=256)
+def _of_queue(queue: str) -> bytes:
+    return hashlib.sha256(queue.encode("utf-8", "surrogateescape")).digest()
 
 
 def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
@@ -374,7 +412,7 @@ def copy_of(
     """Return a copy with the given stamp. Headers set by others are copied byte for byte, the broker's are dropped."""
     known = delivery.properties
     headers = known.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
-    properties = lasting(known, headers, expiration=None if expiration is None else str(expiration))
+    properties = copied_properties(known, headers, expiration=None if expiration is None else str(expiration))
     return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)
 
 

@@ -88,7 +88,7 @@ def is_json(text: str) -> bool:
 
 def tokens(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield each token of a JSON text with its start and end."""
-    return ((found.group(), found.start(), found.end()) for found in _TOKEN.finditer(text))
+    return ((token.group(), token.start(), token.end()) for token in _TOKEN.finditer(text))
 
 
 class TooDeep(ValueError):
@@ -184,13 +184,13 @@ def _any(left: tuple[str, ...]) -> bool:
 
 def _from_here(lefts: Iterable[tuple[str, ...]]) -> Steps:
     """Return the patterns and, for each with leading stars, also the rest, because a star may match no field."""
-    found: dict[tuple[str, ...], None] = {}
+    paths: dict[tuple[str, ...], None] = {}
     for left in lefts:
-        found[left] = None
+        paths[left] = None
         while left and _any(left):
             left = left[1:]  # noqa: PLW2901 - it gets shorter
-            found[left] = None
-    return tuple(found)
+            paths[left] = None
+    return tuple(paths)
 
 
 def _charset(content_type: str) -> str | None:

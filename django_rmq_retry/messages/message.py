@@ -59,9 +59,9 @@ class _Freezing(type):
     """
 
     def __call__(cls, **fields: Any) -> Any:
-        made: Any = _Fields(**fields)
-        made.__class__ = cls
-        return made
+        delivery: Any = _Fields(**fields)
+        delivery.__class__ = cls
+        return delivery
 
 
 class Delivery(_Fields, metaclass=_Freezing):
@@ -78,7 +78,7 @@ class Delivery(_Fields, metaclass=_Freezing):
     def ready(self, *, attempt: int, data: object, key: str | None = None) -> "Delivery":
         """Return a copy of the delivery with the attempt, data and ordering key that the handler needs."""
         # Not dataclasses.replace(): it takes three times as long, and this runs for every message.
-        made: Any = _Fields(
+        delivery: Any = _Fields(
             queue=self.queue,
             body=self.body,
             raw=self.raw,
@@ -92,18 +92,18 @@ class Delivery(_Fields, metaclass=_Freezing):
             key=key,
             decoded=self.decoded,
         )
-        made.__class__ = Delivery
-        frozen: Delivery = made
+        delivery.__class__ = Delivery
+        frozen: Delivery = delivery
         return frozen
 
     @property
     def properties(self) -> Properties:
-        found = self.decoded
-        if found is None:
-            found = decode_properties(self.raw)
+        properties = self.decoded
+        if properties is None:
+            properties = decode_properties(self.raw)
             # A cache, not part of the immutable value.
-            object.__setattr__(self, "decoded", found)
-        return found
+            object.__setattr__(self, "decoded", properties)
+        return properties
 
     @property
     def plain(self) -> bool:
@@ -137,6 +137,14 @@ class Delivery(_Fields, metaclass=_Freezing):
 
     def __repr__(self) -> str:
         return f"<Delivery queue={self.queue!r} attempt={self.attempt} bytes={len(self.body)}>"
+
+
+def message_id(delivery: Delivery) -> str | None:
+    """Return the message's own id, by which an operator can find it, or None if its properties cannot be read."""
+    try:
+        return delivery.id
+    except Exception:  # noqa: BLE001 - even a malformed message is logged, parked and recorded
+        return None
 
 
 class Instruction(Enum):

@@ -1,5 +1,6 @@
 """Encoding and decoding of AMQP header tables and properties. Headers set by others are copied byte for byte."""
 
+import math
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ SHORT_STRING_LIMIT = 255
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LENGTH = struct.Struct(">I")
+OCTET = struct.Struct(">B")
 DECIMAL = struct.Struct(">Bi")
 TIMESTAMP = struct.Struct(">Q")
 
@@ -57,6 +59,11 @@ A stored message can have one, because the broker accepts it from senders using 
 
 # Plain numbers: comparing enum members costs as much as decoding a field.
 _TEXT, _HEADER_TABLE, _OCTET, _TIMESTAMP = range(4)
+
+
+def milliseconds(seconds: float) -> int:
+    """Convert seconds to whole milliseconds, rounded up, so that a wait is never shorter than requested."""
+    return math.ceil(round(seconds * 1000, 6))
 
 
 def value_end(raw: bytes, at: int, end: int) -> int:
@@ -312,10 +319,10 @@ class Headers(Mapping[str, object]):
     @classmethod
     def _sound(cls, raw: bytes) -> "Headers":
         """Return headers from bytes that this module encoded, without parsing them: most are sent and never read."""
-        made = cls.__new__(cls)
-        made.raw = raw
-        made._known = None  # noqa: SLF001 - it is one of us
-        return made
+        headers = cls.__new__(cls)
+        headers.raw = raw
+        headers._known = None  # noqa: SLF001 - it is one of us
+        return headers
 
     @property
     def _spans(self) -> dict[str, tuple[int, int]]:
@@ -366,15 +373,16 @@ class Headers(Mapping[str, object]):
             gone = _encoded(frozenset(drop)) | _encoded(frozenset(put or ()))
             pieces = [raw[start:stop] for key, start, _, stop in entries(raw, 0, len(raw)) if key not in gone]
         pieces += [encode_entry(key, value) for key, value in (put or {}).items()]
-        made = b"".join(pieces)
-        return self if made == raw else self._sound(made)
+        encoded = b"".join(pieces)
+        return self if encoded == raw else self._sound(encoded)
 
     def check(self) -> None:
         """Raise UndecodableHeaders with the name of the first header that cannot be decoded, if any."""
         if self._known is None:
             self._known, self._doubtful = _cut(self.raw)
         for key, value_at, stop in self._doubtful:
-            decode_key(key)
+            if not key.isascii():
+                decode_key(key)
             try:
                 check_value(self.raw, value_at, stop)
             except UndecodableHeaders as error:
@@ -424,7 +432,7 @@ class Properties:
     cluster_id: str | None = None
 
 
-def lasting(known: Properties, headers: Headers, *, expiration: str | None = None) -> Properties:
+def copied_properties(known: Properties, headers: Headers, *, expiration: str | None = None) -> Properties:
     """Return the properties for a copy: persistent, and without the original's expiration."""
     if known.reply_to == DIRECT:
         known, headers = replace(known, reply_to=None), headers.replacing(drop={BARE}, put={BARE: DIRECT})
@@ -528,7 +536,17 @@ def encode_properties(properties: Properties) -> bytes:
             continue
         flags |= 1 << (15 - place)
         try:
-            pieces.append(_encode(kind, value))
+            if kind == _TEXT:
+                text = value.encode("utf-8", "surrogateescape")
+                if len(text) > SHORT_STRING_LIMIT:
+                    raise ValueError(f"it takes {len(text)} bytes and AMQP takes {SHORT_STRING_LIMIT}")  # noqa: TRY301
+                pieces += (bytes((len(text),)), text)
+            elif kind == _OCTET:
+                pieces.append(OCTET.pack(value))
+            elif kind == _TIMESTAMP:
+                pieces.append(TIMESTAMP.pack(value))
+            else:
+                pieces += (LENGTH.pack(len(value.raw)), bytes(value.raw))
         except (struct.error, ValueError) as error:
             raise ValueError(f"Property {name} cannot be {value!r:.80}: {error}.") from None
     pieces[0] = _FLAGS.pack(flags)
@@ -550,16 +568,3 @@ def with_headers(raw: bytes, known: Properties, headers: bytes) -> bytes:
     if headers:
         return raw[:at] + LENGTH.pack(len(headers)) + headers + raw[stop:]
     return bytes((raw[0] & ~HEADERS,)) + raw[1:at] + raw[stop:]
-
-
-def _encode(kind: int, value: Any) -> bytes:
-    if kind == _HEADER_TABLE:
-        return LENGTH.pack(len(value.raw)) + bytes(value.raw)
-    if kind == _OCTET:
-        return struct.pack(">B", value)
-    if kind == _TIMESTAMP:
-        return TIMESTAMP.pack(value)
-    text: bytes = value.encode("utf-8", "surrogateescape")
-    if len(text) > SHORT_STRING_LIMIT:
-        raise ValueError(f"it takes {len(text)} bytes and AMQP takes {SHORT_STRING_LIMIT}")
-    return struct.pack(">B", len(text)) + text

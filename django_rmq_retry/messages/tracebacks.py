@@ -17,7 +17,7 @@ from types import CodeType, TracebackType
 from typing import NamedTuple
 
 NAME_LIMIT = 100
-TEXT_LIMIT = 400
+ERROR_TEXT_LIMIT = 400
 
 CAUSES = 20
 OUTERMOST, INNERMOST = 10, 40
@@ -54,7 +54,7 @@ class ErrorNote:
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
-def short(value: object, limit: int = TEXT_LIMIT) -> str:
+def short(value: object, limit: int = ERROR_TEXT_LIMIT) -> str:
     """Return a text that is safe for any header, log and database.
 
     It has at most `limit` bytes of UTF-8, and no NUL or lone surrogate.
@@ -126,16 +126,16 @@ def causes(error: BaseException) -> list[tuple[BaseException, str]]:
     """
     if not isinstance(error, BaseExceptionGroup) and not (_get(error, "__cause__") or _get(error, "__context__")):
         return [(error, "")]
-    found: list[tuple[BaseException, str]] = []
+    chain: list[tuple[BaseException, str]] = []
     todo: deque[tuple[BaseException, str]] = deque([(error, "")])
     seen: set[int] = set()
-    while todo and len(found) < CAUSES:
+    while todo and len(chain) < CAUSES:
         one, link = todo.popleft()
         if id(one) not in seen:
             seen.add(id(one))
-            found.append((one, link))
+            chain.append((one, link))
             todo.extend(_next(one))
-    return found
+    return chain
 
 
 def kind_of(error: BaseException) -> str:
@@ -234,13 +234,12 @@ def traced(causes: Sequence[Cause], *, reason: str) -> Grouping | None:
     for cause in causes:
         places = cause.stack.places[-PLACES:]
         if places:
-            return _ruled(_kinds(causes), places, reason)
+            kinds = _kinds(causes) if len(causes) > 1 else (causes[0].kind,)
+            return _ruled(kinds, places, reason)
     return None
 
 
 def _kinds(causes: Sequence[Cause]) -> tuple[str, ...]:
-    if len(causes) == 1:
-        return (causes[0].kind,)
     # Sorted, because the members of a group have no fixed order.
     members = sorted({cause.kind for cause in causes if cause.link == "member"})
     return (causes[0].kind, *members, *(cause.kind for cause in causes[1:] if cause.link != "member"))

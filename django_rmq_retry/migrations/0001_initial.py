@@ -217,6 +217,7 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(verbose_name="written")),
                 ("due_at", models.DateTimeField(verbose_name="due at")),
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
+                ("alone", models.BooleanField(default=False)),
                 ("error", models.TextField(blank=True, verbose_name="last error")),
                 ("failed_at", models.DateTimeField(blank=True, null=True, verbose_name="failed")),
             ],
@@ -226,7 +227,7 @@ class Migration(migrations.Migration):
                 "permissions": (("retry_outboxmessage", "Can retry failed messages of the outbox"),),
                 "default_permissions": ("view",),
                 "indexes": [
-                    models.Index(fields=["failed_at", "due_at", "id"], name="rmq_outbox_due"),
+                    models.Index(fields=["failed_at", "alone", "due_at", "id"], name="rmq_outbox_due"),
                     models.Index(fields=["order_key", "id"], name="rmq_outbox_order"),
                 ],
             },

@@ -21,30 +21,30 @@ SEALED = (
 class Action(models.TextChoices):
     """The operator's action."""
 
-    REQUEUE = "requeue", pgettext_lazy("act", "Requeue")
-    EDIT = "edit", pgettext_lazy("act", "Edit")
-    DISCARD = "discard", pgettext_lazy("act", "Discard")
-    RESTORE = "restore", pgettext_lazy("act", "Restore")
-    HOLD = "hold", pgettext_lazy("act", "Hold")
-    UNHOLD = "unhold", pgettext_lazy("act", "Take off hold")
-    UNBLOCK = "unblock", pgettext_lazy("act", "Unblock key")
-    NOTE = "note", pgettext_lazy("act", "Note")
-    MUTE = "mute", pgettext_lazy("act", "Mute")
-    REVEAL = "reveal", pgettext_lazy("act", "Reveal")
-    DOWNLOAD = "download", pgettext_lazy("act", "Download")
-    EXPORT = "export", pgettext_lazy("act", "Export")
-    IMPORT = "import", pgettext_lazy("act", "Import")
-    PURGE = "purge", pgettext_lazy("act", "Purge")
-    PAUSE = "pause", pgettext_lazy("act", "Pause run")
-    RESUME = "resume", pgettext_lazy("act", "Resume run")
-    SLOW = "slow", pgettext_lazy("act", "Change rate")
-    STOP = "stop", pgettext_lazy("act", "Stop run")
+    REQUEUE = "requeue", pgettext_lazy("action", "Requeue")
+    EDIT = "edit", pgettext_lazy("action", "Edit")
+    DISCARD = "discard", pgettext_lazy("action", "Discard")
+    RESTORE = "restore", pgettext_lazy("action", "Restore")
+    HOLD = "hold", pgettext_lazy("action", "Hold")
+    UNHOLD = "unhold", pgettext_lazy("action", "Take off hold")
+    UNBLOCK = "unblock", pgettext_lazy("action", "Unblock key")
+    NOTE = "note", pgettext_lazy("action", "Note")
+    MUTE = "mute", pgettext_lazy("action", "Mute")
+    REVEAL = "reveal", pgettext_lazy("action", "Reveal")
+    DOWNLOAD = "download", pgettext_lazy("action", "Download")
+    EXPORT = "export", pgettext_lazy("action", "Export")
+    IMPORT = "import", pgettext_lazy("action", "Import")
+    PURGE = "purge", pgettext_lazy("action", "Purge")
+    PAUSE = "pause", pgettext_lazy("action", "Pause run")
+    RESUME = "resume", pgettext_lazy("action", "Resume run")
+    SLOW = "slow", pgettext_lazy("action", "Change rate")
+    STOP = "stop", pgettext_lazy("action", "Stop run")
 
 
 ELSEWHERE = {
-    (Action.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
-    (Action.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
-    (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Retry outbox message"),
+    (Action.PAUSE, "until"): pgettext_lazy("action", "Pause queue"),
+    (Action.RESUME, "paused_by"): pgettext_lazy("action", "Resume queue"),
+    (Action.REQUEUE, "outbox"): pgettext_lazy("action", "Retry outbox message"),
 }
 """Names for the same actions on queues and outbox rows; a fact of the given name identifies them."""
 
@@ -126,8 +126,8 @@ class OperatorAction(models.Model):
 
     def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
         """Return the name of the action, with its object if that is a queue or an outbox row."""
-        found = (name for (action, fact), name in ELSEWHERE.items() if action == self.action and fact in self.details)
-        return str(next(found, dict(Action.choices).get(self.action, self.action)))
+        labels = (name for (action, fact), name in ELSEWHERE.items() if action == self.action and fact in self.details)
+        return str(next(labels, dict(Action.choices).get(self.action, self.action)))
 
     def compute_seal(self) -> str:
         """Return the SHA-256 of the values and the seal before them, without the account, which may be deleted."""

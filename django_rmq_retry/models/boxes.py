@@ -23,12 +23,12 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
     def pending(self) -> Pending:
         """Count the rows that wait to be sent and the rows that wait for an operator."""
         waiting = Q(failed_at__isnull=True)
-        found = self.aggregate(
+        figures = self.aggregate(
             waiting=Count("pk", filter=waiting),
             oldest=Min("created_at", filter=waiting),
             failed=Count("pk", filter=~waiting),
         )
-        return Pending(**found)
+        return Pending(**figures)
 
 
 class OutboxMessage(models.Model):
@@ -48,6 +48,8 @@ class OutboxMessage(models.Model):
     due_at = models.DateTimeField(_("due at"))
     """No relay takes the row before this time: another relay is sending it, or it waits after a failure."""
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    alone = models.BooleanField(default=False)
+    """True if the channel or the connection was lost while the row was in flight: it is sent with no other row."""
     error = models.TextField(_("last error"), blank=True)
     failed_at = models.DateTimeField(pgettext_lazy("outbox", "failed"), null=True, blank=True)
     """Set if the broker can never accept the message; the row is kept for an operator."""
@@ -60,7 +62,7 @@ class OutboxMessage(models.Model):
         default_permissions = ("view",)
         permissions = (("retry_outboxmessage", _("Can retry failed messages of the outbox")),)
         indexes = (
-            models.Index(fields=["failed_at", "due_at", "id"], name="rmq_outbox_due"),
+            models.Index(fields=["failed_at", "alone", "due_at", "id"], name="rmq_outbox_due"),
             models.Index(fields=["order_key", "id"], name="rmq_outbox_order"),
         )
 

@@ -140,7 +140,7 @@ class BlockedMessage(models.Model):
     name = models.CharField(max_length=64, editable=False)
     identity = models.CharField(max_length=160, editable=False)
     digest = models.CharField(max_length=64, editable=False)
-    """The digest of the message's name and body: the same for two deliveries of one message."""
+    """The digest of the message's id and body, the same for two deliveries; without an id, of this delivery."""
     exchange = models.CharField(_("exchange"), max_length=255, blank=True)
     routing_key = models.CharField(_("routing key"), max_length=255, blank=True)
     body = models.BinaryField(_("body"))

@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 
 from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.handlers.settlement import park_copy
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.history import PREFIX_BYTES, Reason
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
@@ -121,9 +121,9 @@ class Order:
             self._slowed[delivery.token] = delivery.queue
             return Settlement(instruction=Instruction.KEEP, hold=FULL)
         except (HeadersTooLarge, ValueError) as error:
-            said = f"The message cannot wait behind a failed message with its ordering key: {error}"
-            verdict, now = park(Reason.PERMANENT, said, ErrorNote.of(error)), time.time_ns() // 1_000_000
-            return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=now)
+            text = f"The message cannot wait behind a failed message with its ordering key: {error}"
+            verdict, now = park(Reason.PERMANENT, text, ErrorNote.of(error)), time.time_ns() // 1_000_000
+            return park_copy(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=now)
         except NotStored as error:
             using = database()
             if asked_anew(connections[using], BlockedKey.objects.using(using).exists) is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from django.db import connections, router, transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
@@ -15,11 +16,10 @@ from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import copied_to
-from django_rmq_retry.handlers.subscription import at_origin
 from django_rmq_retry.handlers.ticket import ticket_of
-from django_rmq_retry.messages.history import PREFIX_BYTES
+from django_rmq_retry.messages.history import PREFIX_BYTES, at_origin, identity
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.parked import identity, name_of, nameless
+from django_rmq_retry.messages.parked_copy import name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
@@ -35,6 +35,9 @@ BODY = "body:"
 EVERY = 3.0
 """Seconds between two searches for messages that an operator or another process has resolved."""
 AT_ONCE = 100
+
+_channels: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+"""A name for each channel, unique among all processes; a delivery's tag is unique only on its channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +69,14 @@ def digest(*texts: str) -> str:
 def delivery_digest(delivery: Delivery) -> str:
     """Return a name that is the same for two deliveries of one message.
 
-    Two messages without an id may be two payments, so they get different names unless the broker marks a redelivery.
+    Without an id it is the same only for two attempts of one delivery: equal bytes may be two payments, and an equal
+    message that was stored before, over this or an earlier channel, may have been acked.
     """
     name = name_of(delivery)
-    if nameless(name) and not delivery.redelivered:
-        return digest(name, uuid4().hex)
-    return digest(name, _of_body(delivery.body))
+    return digest(name, *(_arrival(delivery) if nameless(name) else (_of_body(delivery.body),)))
 
 
-def copy_of(delivery: Delivery, queue: str) -> Message:
+def stored_copy(delivery: Delivery, queue: str) -> Message:
     """Return the copy that goes back to this queue, and to no other, when it is the message's turn."""
     copy = copied_to(delivery, queue).copy
     assert copy is not None  # noqa: S101 - copied_to() always sets a copy
@@ -84,6 +86,14 @@ def copy_of(delivery: Delivery, queue: str) -> Message:
 def identities(record: ParkedMessage) -> tuple[str, ...]:
     """Return the identities under which a parked message may block a key."""
     return (record.identity,) if record.message_id else (record.identity, BODY + record.sha256)
+
+
+def _arrival(delivery: Delivery) -> tuple[str, ...]:
+    """Return texts that identify a delivery, and are the same for each of its attempts."""
+    if not isinstance(delivery.token, tuple):
+        return (uuid4().hex,)
+    channel, *tag = delivery.token
+    return _channels.setdefault(channel, uuid4().hex), *map(str, tag)
 
 
 def _of_body(body: bytes) -> str:
@@ -120,7 +130,7 @@ def locked(digest: str) -> BlockedKey | None:
 def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> None:
     """Block the key with a message that has failed, unless another message blocks it already."""
     using, names = database(), MessageNames.of(delivery)
-    made = BlockedKey(
+    blocked_key = BlockedKey(
         handler=short(handler, NAME),
         key=short(delivery.key or "", NAME),
         digest=digest,
@@ -132,10 +142,10 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
         since=server.now(using),
     )
     # No query before the insert: on MariaDB two transactions that find no row would wait for each other.
-    BlockedKey.objects.using(using).bulk_create([made], ignore_conflicts=True)
+    BlockedKey.objects.using(using).bulk_create([blocked_key], ignore_conflicts=True)
     known = locked(digest)
     if known is None:
-        raise RuntimeError(f"The key {made} was unblocked meanwhile; the message stays unacked.")
+        raise RuntimeError(f"The key {blocked_key} was unblocked meanwhile; the message stays unacked.")
     if goes_first(known, delivery):
         BlockedKey.objects.using(using).filter(pk=known.pk).update(parked=parked, name=names.name, blocker=names.shown)
 
@@ -161,7 +171,7 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
     waiting = BlockedMessage.objects.using(using).filter(block=known)
     if waiting.filter(digest=digest).exists():
         return
-    copy = copy_of(delivery, delivery.queue)
+    copy = stored_copy(delivery, delivery.queue)
     check_writable(copy)
     if not even_if_full:
         _check_room(known)
@@ -224,12 +234,12 @@ def unblock_resolved() -> bool:
     """Unblock keys whose first message was resolved by an operator or elsewhere; return True if there may be more."""
     if not BlockedKey.objects.using(database()).exists():
         return False
-    found = list(_resolved_keys()[:AT_ONCE])
+    keys = list(_resolved_keys()[:AT_ONCE])
     left = list(_without_order()[:AT_ONCE])
-    failed = [*_errors_of(unblock, found), *_errors_of(_unblock_all, left)]
+    failed = [*_errors_of(unblock, keys), *_errors_of(_unblock_all, left)]
     if failed:
         raise failed[0]
-    return AT_ONCE in (len(found), len(left))
+    return AT_ONCE in (len(keys), len(left))
 
 
 def _errors_of(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
@@ -299,9 +309,9 @@ def records_of(rows: Sequence[BlockedKey]) -> dict[int, ParkedMessage]:
     named = {row.identity: row for row in rows if row.parked and not row.identity.startswith(BODY)}
     records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(identity__in=named)
     slim = records.defer("body", "properties")
-    found = {named[one.identity].pk: one for one in slim if one.queue == named[one.identity].queue}
+    numbers = {named[one.identity].pk: one for one in slim if one.queue == named[one.identity].queue}
     nameless = ((row.pk, record_of(row)) for row in rows if row.parked and row.identity.startswith(BODY))
-    return found | {pk: one for pk, one in nameless if one is not None}
+    return numbers | {pk: one for pk, one in nameless if one is not None}
 
 
 def _records(known: BlockedKey) -> QuerySet[ParkedMessage]:
@@ -323,9 +333,9 @@ def _unblock_all(known: BlockedKey) -> None:
         now = locked(known.digest)
         while now is not None and pass_on(now) is not None:
             continue
-    said = "Key %r of %s is no longer ordered. Its waiting messages are sent back to queue %r"
+    text = "Key %r of %s is no longer ordered. Its waiting messages are sent back to queue %r"
     names = (known.key, known.handler, known.queue)
-    log.warning(said, *names, extra={"event": "disbanded", "queue": known.queue, "handler": known.handler})
+    log.warning(text, *names, extra={"event": "disbanded", "queue": known.queue, "handler": known.handler})
 
 
 def _resolved_keys() -> QuerySet[BlockedKey]:
@@ -372,13 +382,13 @@ class BlockedFigures:
 def blocked_figures() -> BlockedFigures:
     """Return the present figures, from one query over the blocked keys."""
     figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
-    found = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
-    waiting, most, now = found["total"] or 0, found["most"] or 0, settings()
+    totals = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
+    waiting, most, now = totals["total"] or 0, totals["most"] or 0, settings()
     return BlockedFigures(
-        keys=found["keys"],
+        keys=totals["keys"],
         waiting=waiting,
         most=most,
-        parked=found["parked"],
-        oldest=found["oldest"],
+        parked=totals["parked"],
+        oldest=totals["oldest"],
         full=most >= now.blocked_per_key or waiting >= now.blocked_total,
     )

@@ -119,8 +119,8 @@ def discard(
 ) -> Done:
     """Discard the open messages of a selection; the category "other" needs a text."""
     if category not in DiscardCategory.values:
-        said = _("%(category)r is not a discard category. Valid categories: %(known)s.")
-        raise Refused(said % {"category": category, "known": ", ".join(DiscardCategory.values)})
+        sentence = _("%(category)r is not a discard category. Valid categories: %(known)s.")
+        raise Refused(sentence % {"category": category, "known": ", ".join(DiscardCategory.values)})
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)

@@ -20,10 +20,10 @@ from django.db import router
 from django.db.models import Exists, OuterRef, QuerySet
 
 from django_rmq_retry import server
-from django_rmq_retry.handlers.attempt import FinishedAttempt, message_id, named_by_handler, ruled
+from django_rmq_retry.handlers.attempt import FinishedAttempt, named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.history import Reason
-from django_rmq_retry.messages.parked import identity
+from django_rmq_retry.messages.history import Reason, identity
+from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, short, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
 from django_rmq_retry.policies.verdict import Kind, Verdict
@@ -54,6 +54,16 @@ NAMELESS = "body:"
 
 OVERDUE = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
+
+
+class FreshConnectionsAndLog(server.FreshConnections):
+    """Like ``FreshConnections``; it also keeps the log lines of the attempt until its verdict is known."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        begin()
+        super().__enter__()
 
 
 def begin() -> None:
@@ -238,7 +248,7 @@ class Draft(NamedTuple):
 def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> Draft:
     """Return the draft of an attempt; called on the thread that made the attempt."""
     delivery, error = attempt.delivery, attempt.error
-    named, large = message_id(attempt) or "", len(delivery.body) > KEPT
+    named, large = message_id(delivery) or "", len(delivery.body) > KEPT
     traced = () if error is None else trace(error, projects_own)
     logs = "" if error is None else text()
     body = b"" if large else delivery.body

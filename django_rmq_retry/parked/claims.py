@@ -85,11 +85,11 @@ def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare
             if message is None:
                 left_out[item.pk] = ItemReason.RESOLVED
                 continue
-            made = _reason_to_skip(message, item) or prepare(known, message)
-            if isinstance(made, ItemReason):
-                left_out[item.pk] = made
+            prepared = _reason_to_skip(message, item) or prepare(known, message)
+            if isinstance(prepared, ItemReason):
+                left_out[item.pk] = prepared
             else:
-                claims.append(_claimed(item, message, made, now))
+                claims.append(_claimed(item, message, prepared, now))
         _claim_messages(claims, known.by, now)
         groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
         for (group, state), count in sorted(groups.items()):

@@ -93,18 +93,18 @@ def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
 def _check_has_handler(queue: str) -> None:
     known = queues()
     if queue not in known:
-        said = _("No handler reads a queue %(queue)s. Queues with handlers: %(known)s.")
-        raise NothingChosen(said % {"queue": queue, "known": ", ".join(known) or "-"})
+        text = _("No handler reads a queue %(queue)s. Queues with handlers: %(known)s.")
+        raise NothingChosen(text % {"queue": queue, "known": ", ".join(known) or "-"})
 
 
 def _check_can_pause(queue: str) -> None:
-    [found] = (work_queue.queue for work_queue in registry.work_queues() if work_queue.queue.name == queue)
-    if found.auto_delete:
-        said = _(
+    [definition] = (work_queue.queue for work_queue in registry.work_queues() if work_queue.queue.name == queue)
+    if definition.auto_delete:
+        text = _(
             "Queue %(queue)s cannot be paused: with auto_delete=True the broker deletes it with its messages when "
             "its last consumer stops. Stop the publishers, or declare it with exclusive=True."
         )
-        raise Refused(said % {"queue": queue})
+        raise Refused(text % {"queue": queue})
 
 
 def _locked_control(queue: str, using: str) -> QueueControl:
@@ -160,12 +160,12 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
 
 def blocked_by_name(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
     """Return the blocked keys of a handler by name; raise NothingChosen if one of them is not blocked."""
-    found = {row.key: row for row in blocked(handler=handler)}
-    missing = [key for key in keys if key not in found]
+    rows = {row.key: row for row in blocked(handler=handler)}
+    missing = [key for key in keys if key not in rows]
     if missing:
-        said = _("Handler %(handler)s has no blocked key %(key)s.")
-        raise NothingChosen(said % {"handler": handler, "key": ", ".join(missing)})
-    return [found[key] for key in dict.fromkeys(keys)]
+        text = _("Handler %(handler)s has no blocked key %(key)s.")
+        raise NothingChosen(text % {"handler": handler, "key": ", ".join(missing)})
+    return [rows[key] for key in dict.fromkeys(keys)]
 
 
 def failing(using: str) -> QuerySet[OutboxMessage]:

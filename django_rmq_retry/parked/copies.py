@@ -12,7 +12,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.parked import Original, requeued
+from django_rmq_retry.messages.parked_copy import Original, requeued
 from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
 from django_rmq_retry.parked.claims import Claim, ClaimResult
 from django_rmq_retry.parked.operators import refusal

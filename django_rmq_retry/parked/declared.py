@@ -14,7 +14,7 @@ from django_rmq_retry.amqp.inspection import look_at_rest
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.parked import UNRECORDED_QUEUE
+from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
@@ -73,13 +73,13 @@ def load() -> list[Declared]:
 def former_queues(known: Iterable[Declared], topology: Topology, place: Place) -> tuple[Former, ...]:
     """Return the queues that were declared at a place and are no longer in the topology, work queues first."""
     here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
-    found = {row.name: _former(row) for row in here}
-    for former in list(found.values()):
+    formers = {row.name: _former(row) for row in here}
+    for former in list(formers.values()):
         aside = former.queue.name + UNRECORDED_QUEUE
         if former.queue.role is Role.PARKED and aside not in topology.queues:
             beside = QueueDeclaration(name=aside, role=Role.PARKED)
-            found.setdefault(aside, Former(queue=beside, home=former.home))
-    return tuple(found.values())
+            formers.setdefault(aside, Former(queue=beside, home=former.home))
+    return tuple(formers.values())
 
 
 def still_consumed(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
@@ -88,11 +88,11 @@ def still_consumed(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
     read: dict[str, str] = {}
     for name, head in heads.items():
         try:
-            found = look_at_rest(it.session, it.inspector, name)
+            holding = look_at_rest(it.session, it.inspector, name)
         except Refusal as refusal:
             read.setdefault(head, f"{refusal.sentence()} The number of its consumers is unknown.")
             continue
-        if found is not None and found.consumers:
+        if holding is not None and holding.consumers:
             read[head] = f"no handler of this project uses it, but {name!r} has a consumer."
     return {
         name: f"{read[head]} Delete it by name: manage.py rmq_delete {name} --force"
@@ -119,8 +119,8 @@ def save(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, st
         known = {row.digest: row for row in Declared.objects.using(alias).filter(project=place.project)}
         known = {digest: row for digest, row in known.items() if place.has(row)}
         gone = [row.pk for row in known.values() if _is_gone(it, row, topology)]
-        made = [_row(place, item, topology, homes, version) for item in plan.items if _is_ours(item)]
-        _write(alias, known, made)
+        rows = [_row(place, item, topology, homes, version) for item in plan.items if _is_ours(item)]
+        _write(alias, known, rows)
         Declared.objects.using(alias).filter(pk__in=gone).delete()
     except (Error, ImproperlyConfigured, DeclarationsUnavailable) as error:
         return "" if isinstance(error, DeclarationsUnavailable) and not settings().records else _text(error)
@@ -212,13 +212,13 @@ def _plain(arguments: Mapping[str, object]) -> object:
     return json.loads(json.dumps(dict(arguments), default=str))
 
 
-def _write(alias: str, known: Mapping[str, Declared], made: Sequence[Declared]) -> None:
-    for row in made:
+def _write(alias: str, known: Mapping[str, Declared], rows: Sequence[Declared]) -> None:
+    for row in rows:
         before = known.get(row.digest)
         if before is not None:
             row.pk, row.first_at = before.pk, before.first_at
     fields = ["role", "home", "arguments", "bindings", "last_at", "version"]
     with transaction.atomic(using=alias):
         objects = Declared.objects.using(alias)
-        objects.bulk_update([row for row in made if row.pk], fields, batch_size=100)
-        objects.bulk_create([row for row in made if not row.pk], batch_size=100, ignore_conflicts=True)
+        objects.bulk_update([row for row in rows if row.pk], fields, batch_size=100)
+        objects.bulk_create([row for row in rows if not row.pk], batch_size=100, ignore_conflicts=True)

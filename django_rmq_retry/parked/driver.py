@@ -21,6 +21,7 @@ log = logging.getLogger("django_rmq_retry")
 LOOK = 1.0
 """Seconds between two searches for runs without a driver."""
 CHORES = 5.0
+"""Seconds between two searches for expired claims and ended holds."""
 MOST = 20
 """Largest number of runs that one process drives at a time."""
 
@@ -30,8 +31,9 @@ Around = Callable[[], AbstractContextManager[object]]
 class RunDriver:
     """Drives requeue runs beside a consumer. An outage of the database or broker pauses only this thread."""
 
-    def __init__(self, *, around: Around = nullcontext) -> None:
+    def __init__(self, *, around: Around = nullcontext, look: float = LOOK, chores: float = CHORES) -> None:
         self._around = around
+        self._look, self._chores = look, chores
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-runs", daemon=True)
         self._drives: dict[int, tuple[Drive, float]] = {}
@@ -65,7 +67,7 @@ class RunDriver:
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(error)
             self._drives.clear()
-            return LOOK
+            return self._look
         self._failing = False
         nearest = min((at for _drive, at in self._drives.values()), default=float("inf"))
         return max(0.0, min(nearest, self._look_at) - time.monotonic())
@@ -77,17 +79,17 @@ class RunDriver:
             log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
         elif not self._failing:
             line = "Driving the requeue runs failed. The consumer tries again every %g s."
-            log.error(line, LOOK, exc_info=error, extra={"event": "runs"})
+            log.error(line, self._look, exc_info=error, extra={"event": "runs"})
         self._failing = True
 
     def _do_due(self) -> None:
         now = time.monotonic()
         if now >= self._chores_at:
-            self._chores_at = now + CHORES
+            self._chores_at = now + self._chores
             end_expired_claims()
             unhold_due()
         if now >= self._look_at:
-            self._look_at = now + LOOK
+            self._look_at = now + self._look
             for run in undriven(MOST - len(self._drives)):
                 self._drives.setdefault(run, (Drive(run, driver_name("rmq_consume")), now))
         for run, (one, at) in list(self._drives.items()):

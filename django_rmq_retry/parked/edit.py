@@ -65,19 +65,19 @@ class Row:
 
 def rows(headers: Headers) -> list[Row]:
     """Return all headers. Only the sender's own strings, integers and booleans can be edited."""
-    found = []
+    rows_of_headers = []
     for name in headers:
         kind = kind_of(name)
         try:
             value = headers[name]
         except UndecodableHeaders:
-            found.append(Row(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
+            rows_of_headers.append(Row(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
             continue
         simple = isinstance(value, (str, int))
         shown = plain(value)
         locked = kind is not Kind.CUSTOM or not simple
-        found.append(Row(name=name, kind=kind, text=shown, type=type(value).__name__, locked=locked))
-    return found
+        rows_of_headers.append(Row(name=name, kind=kind, text=shown, type=type(value).__name__, locked=locked))
+    return rows_of_headers
 
 
 def plain(value: object) -> str:
@@ -151,16 +151,16 @@ def check_json(text: str) -> tuple[list[str], list[str]]:
     """Return the errors of a text as JSON, and the warnings, as sentences."""
     twice: Counter[str] = Counter()
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(name for name, _value in found)
+    def pairs(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _value in entries)
         twice.update(name for name, count in counts.items() if count > 1)
-        return dict(found)
+        return dict(entries)
 
     try:
         json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        said = _("Line %(line)s, column %(column)s: invalid JSON (%(problem)s).")
-        return [said % {"line": error.lineno, "column": error.colno, "problem": error.msg}], []
+        sentence = _("Line %(line)s, column %(column)s: invalid JSON (%(problem)s).")
+        return [sentence % {"line": error.lineno, "column": error.colno, "problem": error.msg}], []
     except _Forbidden as error:
         return [_("%(constant)s is not valid JSON, and most parsers reject it.") % {"constant": error}], []
     except (RecursionError, ValueError, ArithmeticError):
@@ -324,10 +324,10 @@ def propose(
         problems, warnings = check_json(after)
     try:
         known = decode_properties(original.raw)
-        made, differing, refused = changed_headers(known.headers, headers or {})
+        changed, differing, refused = changed_headers(known.headers, headers or {})
         problems += refused
         kept = known.message_id if not new_id else short(new_id, 255)
-        raw = encode_properties(replace(known, headers=made, message_id=kept))
+        raw = encode_properties(replace(known, headers=changed, message_id=kept))
     except (UndecodableHeaders, ValueError) as error:
         raw, differing = original.raw, {}
         problems.append(_("The headers cannot be encoded: %(error)s") % {"error": error})
@@ -360,13 +360,13 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
             raise NothingChosen(_("There is no message %(message)s.") % {"message": message})
         if known.version != version:
             last = known.versions.order_by("-number").first()
-            said = _("%(who)s stored version %(number)s meanwhile. Compare it with yours.")
-            raise Outdated(said % {"who": last.by if last else "?", "number": known.version})
+            text = _("%(who)s stored version %(number)s meanwhile. Compare it with yours.")
+            raise Outdated(text % {"who": last.by if last else "?", "number": known.version})
         refusal = editable(known)
         if refusal:
             raise Refused(refusal)
         before = contents(known)
-        made = MessageVersion.objects.using(using).create(
+        stored = MessageVersion.objects.using(using).create(
             message=known,
             number=version + 1,
             body=proposal.body,
@@ -382,7 +382,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
         log_action(
             actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts
         )
-    return made
+    return stored
 
 
 def _facts(message: ParkedMessage, before: bytes, proposal: Proposal, version: int) -> dict[str, object]:

@@ -30,8 +30,6 @@ UNLESS_INCLUDED = (
     ItemReason.LATE,
     ItemReason.UNHANDLED,
 )
-REMARKS = ("duplicates", "edited", "held")
-"""Messages with these are sent too. Duplicates are sent one after another, unless the operator includes them."""
 INCLUDABLE = (*map(str, UNLESS_INCLUDED), "duplicates")
 
 
@@ -131,19 +129,19 @@ def _counted(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q]) 
     counts |= {name: Count("pk", filter=condition) for name, condition in shown.items()}
     spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
     named: Any = {f"n_{name}": count for name, count in counts.items()}
-    found: list[Any] = list(rows.values("queue").annotate(**named, **spans))
-    queues = sorted(((one["queue"], one["n_sendable"]) for one in found if one["n_sendable"]), key=lambda one: -one[1])
+    groups: list[Any] = list(rows.values("queue").annotate(**named, **spans))
+    queues = sorted(((one["queue"], one["n_sendable"]) for one in groups if one["n_sendable"]), key=lambda one: -one[1])
     return _Counted(
-        sums={name: sum(one[f"n_{name}"] for one in found) for name in counts},
-        oldest=min((one["oldest"] for one in found), default=None),
-        newest=max((one["newest"] for one in found), default=None),
+        sums={name: sum(one[f"n_{name}"] for one in groups) for name in counts},
+        oldest=min((one["oldest"] for one in groups), default=None),
+        newest=max((one["newest"] for one in groups), default=None),
         queues=tuple(queues[:MOST_QUEUES]),
     )
 
 
 def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     """Return the condition of each finding, in the order in which findings are displayed."""
-    found = {
+    findings = {
         "resolved": ~Q(state__in=OPEN),
         "changed": _changed(selection),
         "succeeded": Q(succeeded_at__isnull=False),
@@ -152,14 +150,14 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     }
     max_age = settings().operators.requeue_max_age
     if max_age is not None:
-        found["late"] = older_than(server.now(database()) - timedelta(seconds=max_age))
+        findings["late"] = older_than(server.now(database()) - timedelta(seconds=max_age))
     if terms.kept_back:
-        found["refused"] = Q(pk__in=list(terms.kept_back))
+        findings["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
-        found["no_queue"] = Q(queue="")
+        findings["no_queue"] = Q(queue="")
         known = [work_queue.queue.name for work_queue in registry.work_queues()]
-        found["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
-    return found
+        findings["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
+    return findings
 
 
 def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections, router, transaction
@@ -65,7 +66,7 @@ class _Change:
 class Tally:
     """The changes to groups in one transaction, collected as they happen and written at its end, in one order."""
 
-    changes: defaultdict[int, _Change] = field(default_factory=lambda: defaultdict(_Change))
+    changes: defaultdict[int, _Change] = field(default_factory=partial(defaultdict, _Change))
 
     def moved(self, group: int, before: str | None, after: str | None) -> None:
         """Count a message's change of state; None means that it was not in the group before, or is not any more."""

@@ -7,7 +7,7 @@ then lack.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from django.conf import settings as django_settings
 from django.db import DataError, IntegrityError, OperationalError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from django_rmq_retry import server
@@ -171,7 +172,7 @@ class Buffer:
         if self.away:
             self.away = False
             log.warning("Attempts are recorded again%s", self._dropped_text(), extra={"event": "recorded"})
-        _tidy()
+        server.renew_connections()
         return 0.0
 
     def _failed(self, error: Exception, wait: float) -> float:
@@ -244,13 +245,6 @@ def _refused(error: Exception) -> bool:
     return isinstance(error, (DataError, IntegrityError, ValueError, TypeError, OverflowError))
 
 
-def _tidy() -> None:
-    """Close unusable and expired connections and clear the query logs, as Django does after a request."""
-    for connection in connections.all(initialized_only=True):
-        connection.queries_log.clear()
-        connection.close_if_unusable_or_obsolete()
-
-
 class Writer:
     """Makes rows from drafts, and adds them to the table."""
 
@@ -259,7 +253,10 @@ class Writer:
 
     def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
         """Add the drafts, all or none; ``plain`` replaces characters that some databases cannot store."""
-        rows = _known(drafts, [self._scribe.row(draft) for draft in drafts])
+        rows = [self._scribe.row(draft) for draft in drafts]
+        records = {draft.ticket.record for draft in drafts if draft.ticket}
+        if records:
+            rows = _known(drafts, rows, records)
         write([_plain(row) for row in rows] if plain else rows)
 
 
@@ -268,13 +265,10 @@ def _plain(row: Row) -> Row:
     return Row._make(values)
 
 
-def _known(drafts: Sequence[Draft], rows: list[Row]) -> list[Row]:
+def _known(drafts: Sequence[Draft], rows: list[Row], records: Collection[int]) -> list[Row]:
     """Give requeued messages the identity of their record: they may have been edited or sent to another queue."""
-    records = {draft.ticket.record for draft in drafts if draft.ticket}
-    if not records:
-        return rows
-    found = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk__in=records)
-    names = dict(found.values_list("pk", "identity"))
+    messages = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk__in=records)
+    names = dict(messages.values_list("pk", "identity"))
     known = (names.get(draft.ticket.record) if draft.ticket else None for draft in drafts)
     return [row._replace(identity=name) if name else row for row, name in zip(rows, known, strict=True)]
 
@@ -283,7 +277,9 @@ def write(rows: Sequence[Row]) -> None:
     """Add these rows, all or none."""
     alias = router.db_for_write(Attempt)
     connection = connections[alias]
-    values = _values(rows, alias)
+    values: Sequence[Sequence[Any]] = rows
+    if connection.vendor != "postgresql" or not django_settings.USE_TZ:
+        values = _values(rows, connection)
     with transaction.atomic(using=alias), connection.cursor() as cursor:
         # By far the cheapest way for client and server on each database; psycopg 2 has no such copy().
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
@@ -298,11 +294,8 @@ def write(rows: Sequence[Row]) -> None:
                 cursor.execute(_statement(alias, len(some)), [value for row in some for value in row])
 
 
-def _values(rows: Sequence[Row], alias: str) -> Sequence[Sequence[Any]]:
+def _values(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> list[list[Any]]:
     """Return the rows with times in the project's time zone mode and the database's format."""
-    connection = connections[alias]
-    if django_settings.USE_TZ and connection.vendor == "postgresql":
-        return rows
     values: list[list[Any]] = [list(row) for row in rows]
     adapt = connection.ops.adapt_datetimefield_value
     for row in values:
@@ -343,25 +336,22 @@ class Recorder:
                 self.buffer.close(SHUTDOWN_WAIT)
 
     def note(self, attempt: FinishedAttempt) -> None:
-        try:
-            self._note(attempt)
-        except BaseException:
-            log.exception("An attempt could not be recorded")
-
-    def _note(self, attempt: FinishedAttempt) -> None:
         kind, error = attempt.verdict.kind, attempt.error
         if kind is Kind.ACK and not has_history(attempt.delivery):
             return
         if attempt.subscription is None or (error is None and kind is not Kind.ACK):
             # No handler was run.
             return
-        # Taken first, because the recording below takes time that is not part of the attempt.
-        ended = server.reckoned(router.db_for_write(ParkedMessage))
-        ticket = ticket_of(attempt.delivery)
-        if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
-            self._end(ticket, attempt, ended)
-        if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
-            self.buffer.add(draft_of(attempt, ticket, ended=ended.timestamp()))
+        try:
+            # Taken first, because the recording below takes time that is not part of the attempt.
+            ended = server.epoch(router.db_for_write(ParkedMessage))
+            ticket = ticket_of(attempt.delivery)
+            if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
+                self._end(ticket, attempt, server.stored(ended))
+            if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
+                self.buffer.add(draft_of(attempt, ticket, ended=ended))
+        except BaseException:
+            log.exception("An attempt could not be recorded")
 
     def _end(self, ticket: Ticket, attempt: FinishedAttempt, at: datetime) -> None:
         """Update the record immediately, before the delivery is settled; without a database, once it is back."""
@@ -377,7 +367,7 @@ class Recorder:
             return
         try:
             update()
-        except Exception:  # noqa: BLE001 - the buffer's thread retries it, and logs a lasting error
+        except Exception:  # noqa: BLE001 - the buffer's thread retries it, and logs an error that persists
             self.buffer.add_outcome(update)
 
 

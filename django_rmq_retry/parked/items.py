@@ -204,12 +204,12 @@ def recount(run: int) -> None:
 
 def count(run: RequeueRun) -> None:
     items = RequeueItem.objects.using(database()).filter(run=run)
-    found = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
-    run.processed = found.get(ItemState.PROCESSED, 0)
-    run.failed = found.get(ItemState.FAILED, 0)
-    run.skipped = found.get(ItemState.SKIPPED, 0)
-    run.unconfirmed = found.get(ItemState.UNCONFIRMED, 0)
-    run.sent = found.get(ItemState.SENT, 0) + run.processed + run.failed
+    counts = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
+    run.processed = counts.get(ItemState.PROCESSED, 0)
+    run.failed = counts.get(ItemState.FAILED, 0)
+    run.skipped = counts.get(ItemState.SKIPPED, 0)
+    run.unconfirmed = counts.get(ItemState.UNCONFIRMED, 0)
+    run.sent = counts.get(ItemState.SENT, 0) + run.processed + run.failed
 
 
 def lists_at_once(selection: Selection) -> bool:
@@ -253,12 +253,12 @@ def _list_part(run: int, driver: str) -> None:
         room, first = known.listing_limit - known.listing_count, known.listing_place
         if room < PART:
             part = part[: room + _count_listed(known, part)]
-        made = _insert(known, part, selection, terms, first=first)
+        inserted = _insert(known, part, selection, terms, first=first)
         known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
-        known.listing_count, known.listing_place = known.listing_count + made, first + PART
+        known.listing_count, known.listing_place = known.listing_count + inserted, first + PART
         known.listing_after_at, known.listing_after_id = mark or (None, None)
         known.wait = RunWait.LISTING
-        if mark is None or made >= room:
+        if mark is None or inserted >= room:
             known.end_listing()
             known.wait = ""
         known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])

@@ -118,23 +118,23 @@ def parse(text: str, *, spaces: bool = False) -> list[str]:
     Spaces separate keys only if ``spaces`` is set, or if the text has no other separator.
     """
     if len(text) > MOST_TEXT:
-        said = _("The text has %(count)d characters; at most %(most)d are allowed. Nothing was looked up.")
-        raise Refused(said % {"count": len(text), "most": MOST_TEXT})
+        sentence = _("The text has %(count)d characters; at most %(most)d are allowed. Nothing was looked up.")
+        raise Refused(sentence % {"count": len(text), "most": MOST_TEXT})
     header = _header(text)
     if header:
-        said = _(
+        sentence = _(
             "The text is a table of %(count)d columns with the header “%(header)s”. Give only the column of the keys, "
             "one key per line. Nothing was looked up."
         )
-        raise Refused(said % {"count": len(header), "header": short(", ".join(filter(None, header)), 100)})
+        raise Refused(sentence % {"count": len(header), "header": short(", ".join(filter(None, header)), 100)})
     entries = list(_entries(text))
     apart = spaces or len(entries) == 1
     parts = (part for entry, quoted in entries for part in (entry.split() if apart and not quoted else [entry]))
-    found = list(dict.fromkeys(short(part, LONGEST) for part in parts if part))
-    if len(found) > MOST_KEYS:
-        said = _("The list has %(count)d keys; at most %(most)d are allowed. Split it. Nothing was looked up.")
-        raise Refused(said % {"count": len(found), "most": MOST_KEYS})
-    return found
+    keys = list(dict.fromkeys(short(part, LONGEST) for part in parts if part))
+    if len(keys) > MOST_KEYS:
+        sentence = _("The list has %(count)d keys; at most %(most)d are allowed. Split it. Nothing was looked up.")
+        raise Refused(sentence % {"count": len(keys), "most": MOST_KEYS})
+    return keys
 
 
 def _entries(text: str) -> Iterator[tuple[str, bool]]:
@@ -218,19 +218,19 @@ def _quoted(key: str) -> str:
 
 def look_up(keys: Sequence[str], seen: Visible | None = None) -> dict[str, list[int]]:
     """Return the records that each key names exactly, without those that ``seen`` hides."""
-    wanted, found = set(keys), dict[str, dict[int, None]]()
+    wanted, matches = set(keys), dict[str, dict[int, None]]()
     count = 0
     for value, record in _stored(keys):
         # Some databases treat texts as equal that differ in case, accents or trailing spaces.
-        if value not in wanted or record in found.setdefault(value, {}):
+        if value not in wanted or record in matches.setdefault(value, {}):
             continue
-        found[value][record] = None
+        matches[value][record] = None
         count += 1
         if count > MOST_FOUND:
-            said = _("These keys match more than %(most)d messages. Choose the messages by a filter instead.")
-            raise Refused(said % {"most": MOST_FOUND})
-    visible = _visible({one for some in found.values() for one in some}, seen)
-    kept = {key: sorted(one for one in found.get(key, ()) if one in visible) for key in keys}
+            text = _("These keys match more than %(most)d messages. Choose the messages by a filter instead.")
+            raise Refused(text % {"most": MOST_FOUND})
+    visible = _visible({one for some in matches.values() for one in some}, seen)
+    kept = {key: sorted(one for one in matches.get(key, ()) if one in visible) for key in keys}
     return {key: some for key, some in kept.items() if some}
 
 
@@ -268,11 +268,11 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
         by_fold.setdefault(key.casefold(), []).append(key)
     spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
     near = {value for value, _record in _stored(sorted(spelled)) if value.casefold() in by_fold} - set(missing)
-    found: dict[str, list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for value in sorted(look_up(sorted(near), seen)):
         for key in by_fold[value.casefold()]:
-            found.setdefault(key, []).append(value)
-    return found
+            alike.setdefault(key, []).append(value)
+    return alike
 
 
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
@@ -281,15 +281,15 @@ def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] 
     with transaction.atomic(using=using):
         _tidy(using)
         by_key = "" if actor.user_id is None else str(actor.user_id)
-        made = KeyList(created_at=now, by=actor.name, by_key=by_key, count=len(keys))
-        made.save(using=using)
+        stored = KeyList(created_at=now, by=actor.name, by_key=by_key, count=len(keys))
+        stored.save(using=using)
         rows = [
-            ListedKey(list=made, place=place, value=key, message=record)
+            ListedKey(list=stored, place=place, value=key, message=record)
             for place, key in enumerate(keys)
             for record in named.get(key) or (None,)
         ]
         ListedKey.objects.using(using).bulk_create(rows, batch_size=1000)
-    return made
+    return stored
 
 
 def _tidy(using: str) -> None:
@@ -345,9 +345,9 @@ def current_matches(keys: Sequence[str], named: Mapping[str, Sequence[int]], see
     numbers = _visible({one for some in named.values() for one in some}, seen)
     known = _matches(sorted(numbers))
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
-    found = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
-    missing = found.missing
-    return Lookup(keys=keys, matches=found.matches, alike=alike(missing, seen) if missing else {})
+    lookup = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
+    missing = lookup.missing
+    return Lookup(keys=keys, matches=lookup.matches, alike=alike(missing, seen) if missing else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,12 +384,12 @@ def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Visible
 
 
 def _matches(numbers: Sequence[int]) -> dict[int, Match]:
-    found = {}
+    names = {}
     for some in _chunks(numbers):
         items = RequeueItem.objects.using(database()).filter(
             message__in=some, state__in=UNSETTLED, run__state__in=ACTIVE
         )
         runs = dict(items.order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
-            found[pk] = Match(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
-    return found
+            names[pk] = Match(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
+    return names

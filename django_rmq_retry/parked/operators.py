@@ -320,8 +320,8 @@ def _next_head(using: str) -> AuditHead:
 def _in_order(using: str) -> Iterator[OperatorAction]:
     after = 0
     while True:
-        found: QuerySet[OperatorAction] = OperatorAction.objects.using(using).filter(number__gt=after)
-        rows = list(found.order_by("number")[:AUDIT_BATCH])
+        actions: QuerySet[OperatorAction] = OperatorAction.objects.using(using).filter(number__gt=after)
+        rows = list(actions.order_by("number")[:AUDIT_BATCH])
         yield from rows
         if len(rows) < AUDIT_BATCH:
             return

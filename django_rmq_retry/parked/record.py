@@ -16,7 +16,7 @@ from django_rmq_retry.handlers.attempt import texts
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import By, Parked, read_parked
+from django_rmq_retry.messages.parked_copy import By, Parked, read_parked
 from django_rmq_retry.messages.tracebacks import Grouping, short, untraced
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
@@ -25,6 +25,7 @@ log = logging.getLogger("django_rmq_retry")
 
 NAME = 255
 TEXT = 10_000
+"""The longest text of a copy that another program wrote. Our own error texts are shorter: see messages.tracebacks."""
 FINGERPRINT = 40
 HEX = frozenset("0123456789abcdef")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -69,7 +70,8 @@ class Arrival:
             identity=parked.identity,
             named=bool(parked.properties.message_id),
             redelivered=delivery.redelivered,
-            ticket=_ticket(parked),
+            # Most messages have no ticket, and are not hashed to check it.
+            ticket=_ticket(parked) if parked.ticket else None,
             sha256=hashlib.sha256(parked.body).hexdigest(),
             group=_group(parked),
             at=now if stated_at is None else min(stated_at, now),
@@ -131,19 +133,19 @@ def step(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now:
     return Step.COPY if _stale(record, arrival, now) else Step.REOPENED
 
 
-def apply(record: ParkedMessage, arrival: Arrival, found: Step) -> bool:
+def apply(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
     """Change the record according to the step; return True if it takes over the arrival's failure and group."""
     record.copies += 1
     record.copy = arrival.parked.copy
-    if found is Step.COPY or (found is Step.NEWER and arrival.at <= record.parked_at):
+    if step is Step.COPY or (step is Step.NEWER and arrival.at <= record.parked_at):
         return False
-    if found is Step.REOPENED:
+    if step is Step.REOPENED:
         # A copy in flight may still succeed or fail; both outcomes find the record by their ticket.
         record.unconfirmed = record.state not in RESOLVED
         record.resolved_at, record.resolution = None, ""
-    if found is Step.AGAIN:
+    if step is Step.AGAIN:
         record.unconfirmed = False
-    if found is not Step.NEWER:
+    if step is not Step.NEWER:
         # A hold stays, because the operator set it after the requeue.
         record.state = record.state if record.state == State.ON_HOLD else State.PARKED
         record.claimed_until = None
@@ -174,9 +176,7 @@ def _group(parked: Parked) -> Grouping:
 
 
 def _ticket(parked: Parked) -> Ticket | None:
-    """Return the ticket of a requeued copy. Most messages have none, and are not hashed to check it."""
-    if not parked.ticket:
-        return None
+    """Return the ticket of a requeued copy, if this project signed it."""
     return Ticket.read(parked.ticket, bearer(parked.queue, parked.properties.message_id, parked.body))
 
 

@@ -86,8 +86,8 @@ def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 
 def checked_rate(rate: float) -> float:
     if not 0 < rate <= FASTEST:
-        said = _("The rate must be a number above 0 and at most %(most)s messages per second.")
-        raise Refused(said % {"most": f"{FASTEST:g}"})
+        text = _("The rate must be a number above 0 and at most %(most)s messages per second.")
+        raise Refused(text % {"most": f"{FASTEST:g}"})
     return float(rate)
 
 
@@ -100,8 +100,8 @@ def _change_run(
             if known is None:
                 raise NothingChosen(_("There is no requeue run %(run)s.") % {"run": run})
             if known.state not in states:
-                said = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
-                raise Outdated(said % {"run": run, "state": known.get_state_display()})
+                text = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
+                raise Outdated(text % {"run": run, "state": known.get_state_display()})
             before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
             RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
             counted = known.total
@@ -218,16 +218,16 @@ def checked_target(target: str) -> str:
     declared = registry.topology().lasting.queues
     if target not in declared or declared[target].role in NO_TARGETS:
         fit = [name for name, one in declared.items() if one.role not in NO_TARGETS]
-        said = _("%(queue)r is not a declared queue. Declared queues: %(known)s.")
-        raise Refused(said % {"queue": target, "known": ", ".join(fit) or "-"})
+        text = _("%(queue)r is not a declared queue. Declared queues: %(known)s.")
+        raise Refused(text % {"queue": target, "known": ", ".join(fit) or "-"})
     return target
 
 
 def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
     unknown = sorted(set(include) - set(INCLUDABLE))
     if unknown:
-        said = _("%(name)s cannot be included. Valid names: %(known)s.")
-        raise Refused(said % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
+        text = _("%(name)s cannot be included. Valid names: %(known)s.")
+        raise Refused(text % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
     if not selection.count:
         raise NothingChosen(_("No message is chosen."))
     if selection.count > REASON_FROM and not reason.strip():

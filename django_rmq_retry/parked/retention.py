@@ -52,8 +52,8 @@ def delete_resolved(before: datetime) -> int:
         if not numbers:
             return 0
         # Lock in one order, and check the states again: an operator may have reopened a message.
-        found = rows.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk", "state", "group")
-        old = [row for row in found if row[1] in RESOLVED]
+        locked = rows.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk", "state", "group")
+        old = [row for row in locked if row[1] in RESOLVED]
         rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
         for (group, state), count in sorted(Counter((group, state) for _, state, group in old).items()):
             ErrorGroup.objects.count_moved(group, state, None, count)
@@ -98,17 +98,19 @@ def purge(
     """Delete messages that were resolved longer ago than ``older_than``; with ``dry``, only count them."""
     wrong = sorted(set(states) - set(RESOLVED))
     if wrong or not states:
-        said = _(
+        text = _(
             "Only messages with the status %(resolved)s can be purged. Messages that are open or being "
             "requeued are kept, whatever their age."
         )
-        raise Refused(said % {"resolved": ", ".join(RESOLVED)})
+        raise Refused(text % {"resolved": ", ".join(RESOLVED)})
     if older_than < timedelta(0):
         raise Refused(_("The age must not be negative."))
-    due = ParkedMessage.objects.using(database()).filter(state__in=list(states), resolved_at__lt=_today() - older_than)
+    due = ParkedMessage.objects.using(database()).filter(
+        state__in=list(states), resolved_at__lt=_agreed_time() - older_than
+    )
     if dry:
-        found = due.order_by().values_list("state").annotate(count=Count("pk"))
-        return Purged(counts=dict(found), done=False)
+        counted = due.order_by().values_list("state").annotate(count=Count("pk"))
+        return Purged(counts=dict(counted), done=False)
     counts: Counter[str] = Counter()
     pause = threading.Event()
     while part := retry_conflicts(lambda: _batch(due, actor, older_than, batch)):
@@ -122,14 +124,14 @@ def clocks_differ() -> str:
     apart = abs(server.ahead(database()))
     if apart <= server.TOLERANCE:
         return ""
-    said = _(
+    text = _(
         "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age "
         "until they agree: synchronize both by NTP."
     )
-    return said % {"span": server.span(apart)}
+    return text % {"span": server.span(apart)}
 
 
-def _today() -> datetime:
+def _agreed_time() -> datetime:
     why = clocks_differ()
     if why:
         raise Refused(why)
@@ -155,7 +157,7 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
 def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int:
     """Delete the oldest rows of the audit log, so that the rest can still be verified; return their number."""
     using = database()
-    before = _today() - older_than
+    before = _agreed_time() - older_than
     old = OperatorAction.objects.using(using).filter(at__lt=before)
     last = old.order_by("-number").values_list("number", flat=True).first()
     if last is None:

@@ -124,10 +124,10 @@ def numbers_of(text: str) -> list[int]:
 def _any_id(value: Any) -> Q:
     """Match any ID that an operator may have: a business key, message ID, correlation ID, or record number."""
     text = str(value)
-    found = numbers_of(text)
-    if len(found) <= MOST_SEARCHED_IDS:
+    numbers = numbers_of(text)
+    if len(numbers) <= MOST_SEARCHED_IDS:
         # No record has number 0. For an empty list Django generates no SQL, from which a run's items are inserted.
-        return Q(pk__in=found or [0])
+        return Q(pk__in=numbers or [0])
     number = number_in(text.removeprefix("#"))
     return _key(text) | Q(message_id=text) | Q(correlation_id=text) | (Q() if number is None else Q(pk=number))
 
@@ -155,12 +155,12 @@ def _unlisted(value: Any) -> Q:
 
 
 def _named_by(listed: QuerySet[ListedKey], rows: QuerySet[Any], column: str) -> QuerySet[Any]:
-    found = rows.filter(**{f"{column}__in": listed.values("value")})
+    chosen = rows.filter(**{f"{column}__in": listed.values("value")})
     if connections[database()].vendor != "mysql":
-        return found
+        return chosen
     # The usual collations of MySQL treat keys as equal that differ in case, accents or trailing spaces.
     exact = Exact(_bytes(F("value")), _bytes(OuterRef(column)))
-    return found.filter(Exists(listed.filter(exact, value=OuterRef(column))))
+    return chosen.filter(Exists(listed.filter(exact, value=OuterRef(column))))
 
 
 def _bytes(text: F) -> Func:
@@ -228,11 +228,11 @@ class Selection:
     def of_ids(cls, ids: Iterable[int]) -> "Selection":
         """Select these records, in their current revisions."""
         wanted = list(dict.fromkeys(ids))
-        found: dict[int, int] = {}
+        order: dict[int, int] = {}
         for start in range(0, len(wanted), 500):
             rows = _records().filter(pk__in=wanted[start : start + 500])
-            found.update(rows.values_list("pk", "revision"))
-        return cls(revisions=found, as_of=server.now(_records().db), count=len(found))
+            order.update(rows.values_list("pk", "revision"))
+        return cls(revisions=order, as_of=server.now(_records().db), count=len(order))
 
     @property
     def named(self) -> bool:
@@ -248,8 +248,8 @@ class Selection:
     def token(self) -> str:
         """Return a signed token for a form or URL; it is valid for an hour, and clients cannot change it."""
         if len(self.revisions) > MOST_IDS:
-            said = _("At most %(most)s messages can be chosen one by one; choose more by a filter.")
-            raise Refused(said % {"most": MOST_IDS})
+            text = _("At most %(most)s messages can be chosen one by one; choose more by a filter.")
+            raise Refused(text % {"most": MOST_IDS})
         return dumps(self.facts(), salt=SALT, compress=True)
 
     @classmethod
@@ -285,12 +285,12 @@ class Selection:
             return rows.filter(pk__in=list(self.revisions))
         return rows.filter(pk__lte=self.max_id, parked_at__lte=self.as_of)
 
-    def check(self, found: int) -> None:
+    def check(self, count_now: int) -> None:
         """Refuse a selection that has grown, or of which no message is left."""
-        if found > self.count:
-            said = _("%(found)s messages match now, but %(count)s matched in your preview. Refresh the preview.")
-            raise Outdated(said % {"found": found, "count": self.count})
-        if not found:
+        if count_now > self.count:
+            text = _("%(found)s messages match now, but %(count)s matched in your preview. Refresh the preview.")
+            raise Outdated(text % {"found": count_now, "count": self.count})
+        if not count_now:
             raise NothingChosen(_("None of the chosen messages exists any more. Nothing was done."))
 
     @property
@@ -347,12 +347,12 @@ def pages(
     ordered, left = rows.order_by("-parked_at", "-pk"), limit
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
-        found = list((ordered if after is None else _behind(ordered, after))[:size])
-        if found:
-            yield found
-        if len(found) < size:
+        rows_of_page = list((ordered if after is None else _behind(ordered, after))[:size])
+        if rows_of_page:
+            yield rows_of_page
+        if len(rows_of_page) < size:
             return
-        after = Place.of(found[-1])
+        after = Place.of(rows_of_page[-1])
         left = None if left is None else left - size
 
 

@@ -16,7 +16,7 @@ from django_rmq_retry import server, signals
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import By, Parked
+from django_rmq_retry.messages.parked_copy import By, Parked
 from django_rmq_retry.messages.tracebacks import RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import reduced
@@ -134,14 +134,14 @@ def groups_of(arrivals: Iterable[Arrival], *, using: str) -> dict[str, int]:
     if not missing:
         return known
     # Sorted, because two drainers that create the same groups must not deadlock.
-    made = [_new_group(newest[fingerprint]) for fingerprint in missing]
-    ErrorGroup.objects.using(using).bulk_create(made, ignore_conflicts=True)
+    new_groups = [_new_group(newest[fingerprint]) for fingerprint in missing]
+    ErrorGroup.objects.using(using).bulk_create(new_groups, ignore_conflicts=True)
     return known | _groups_by_fingerprint(missing, using=using)
 
 
 def _groups_by_fingerprint(fingerprints: Collection[str], *, using: str) -> dict[str, int]:
-    found = ErrorGroup.objects.using(using).filter(fingerprint__in=fingerprints)
-    return dict(found.values_list("fingerprint", "pk"))
+    groups = ErrorGroup.objects.using(using).filter(fingerprint__in=fingerprints)
+    return dict(groups.values_list("fingerprint", "pk"))
 
 
 def _new_group(arrival: Arrival) -> ErrorGroup:
@@ -157,16 +157,22 @@ def _new_group(arrival: Arrival) -> ErrorGroup:
 
 
 class BatchWriter:
-    """Stores one batch. Call ``group`` first, then ``write`` inside the transaction, then ``records``."""
+    """Stores one batch, whose groups exist. Call ``write`` inside the transaction, then ``records``."""
 
     def __init__(
-        self, arrivals: Sequence[Arrival], *, alias: str, keys: Callable[[Parked], list[str]], now: datetime
+        self,
+        arrivals: Sequence[Arrival],
+        groups: Mapping[str, int],
+        *,
+        alias: str,
+        keys: Callable[[Parked], list[str]],
+        now: datetime,
     ) -> None:
         self._arrivals = arrivals
+        self._groups = groups
         self._alias = alias
         self._keys = keys
         self._now = now
-        self._groups: dict[str, int] = {}
         self._tally = Tally()
         self._messages = ParkedMessage.objects.using(alias)
         self._by_identity: dict[str, ParkedMessage] = {}
@@ -178,22 +184,20 @@ class BatchWriter:
         self._failed: set[tuple[int, int]] = set()
         """Records that failed again, each with the cycle that failed."""
 
-    def group(self) -> None:
-        """Find the groups, and create missing ones. If the batch then fails, empty groups remain, which is harmless."""
-        self._groups = groups_of(self._arrivals, using=self._alias)
-
     def write(self) -> None:
         """Write the whole batch."""
         self._look_up()
         for arrival in self._arrivals:
             self._store_arrival(arrival)
-        self._lock_groups()
+        if connections[self._alias].vendor == "mysql":
+            self._lock_groups()
         self._add()
         for record in sorted(self._changed.values(), key=lambda one: one.pk):
             changes = {name: getattr(record, name) for name in CHANGED}
             self._messages.filter(pk=record.pk).update(revision=F("revision") + 1, **changes)
         self._tally.write(using=self._alias, now=self._now)
-        self._end_items()
+        if self._failed:
+            self._end_items()
 
     def records(self) -> Iterable[ParkedMessage]:
         """Return the added and changed records, with their primary keys."""
@@ -215,16 +219,16 @@ class BatchWriter:
         if record is None:
             self._open(arrival)
             return
-        found = step(record, arrival, ticket=ticket, now=self._now)
-        if found is Step.SAME:
+        next_step = step(record, arrival, ticket=ticket, now=self._now)
+        if next_step is Step.SAME:
             return
         before, group = record.state, record.group_id
-        if apply(record, arrival, found):
+        if apply(record, arrival, next_step):
             record.group_id = self._groups[arrival.group.fingerprint]
             self._tally.moved(group, before, None)
             self._tally.moved(record.group_id, None, record.state)
             self._tally.arrived(record.group_id, arrival.at)
-        if found is Step.AGAIN:
+        if next_step is Step.AGAIN:
             self._tally.failed_again(group)
             self._failed.add((record.pk, record.cycle))
         if record.pk:
@@ -271,9 +275,8 @@ class BatchWriter:
 
     def _lock_groups(self) -> None:
         """Lock the groups in one order: on MariaDB an INSERT share-locks its group, so counting might deadlock."""
-        if connections[self._alias].vendor == "mysql":
-            groups = ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes))
-            list(groups.order_by("pk").select_for_update().values_list("pk"))
+        groups = ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes))
+        list(groups.order_by("pk").select_for_update().values_list("pk"))
 
     def _add(self) -> None:
         if not self._new:
@@ -288,8 +291,6 @@ class BatchWriter:
 
     def _end_items(self) -> None:
         """End and count the items of runs whose messages failed again; the runs are locked before their items."""
-        if not self._failed:
-            return
         items = RequeueItem.objects.using(self._alias).filter(
             message__in={pk for pk, _ in self._failed}, state__in=SENT
         )
@@ -380,10 +381,12 @@ class Store:
     def _commit(self, arrivals: Sequence[Arrival]) -> None:
         self._committing = False
         alias = self.alias
-        filing = BatchWriter(arrivals, alias=alias, keys=self._keys.of, now=server.now(alias))
-        filing.group()
+        # If the batch then fails, empty groups remain, which is harmless.
+        groups = groups_of(arrivals, using=alias)
+        filing = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=server.now(alias))
         with transaction.atomic(using=alias):
-            _write_first(alias)
+            if connections[alias].vendor == "sqlite":
+                _write_first(alias)
             filing.write()
             self._committing = True
         if signals.recorded.receivers:
@@ -404,8 +407,7 @@ def _marked_as_redelivered(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 def _write_first(alias: str) -> None:
     """Write first on SQLite: while another transaction writes, one that has read is refused; one that has not waits."""
-    if connections[alias].vendor == "sqlite":
-        ParkedMessage.objects.using(alias).filter(pk=0).update(revision=F("revision"))
+    ParkedMessage.objects.using(alias).filter(pk=0).update(revision=F("revision"))
 
 
 def _announce(written: BatchWriter) -> None:

@@ -36,13 +36,13 @@ class Backoff(ABC):
 
         Only the first MOST_LOOKED_AT waits are considered.
         """
-        found: list[float] = []
+        waits: list[float] = []
         last = MOST_LOOKED_AT if attempts is None else min(attempts - 1, MOST_LOOKED_AT)
         for attempt in range(1, last + 1):
             nominal = self.nominal(attempt)
-            if nominal not in found:
-                found.append(nominal)
-        return tuple(sorted(found))
+            if nominal not in waits:
+                waits.append(nominal)
+        return tuple(sorted(waits))
 
     def longest(self, attempts: int | None) -> float:
         """Return the longest wait between this many attempts, including the largest jitter; 0 for a single attempt."""

@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, milliseconds, one_of
+from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Stamp, copy_of, dead_letter, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
+from django_rmq_retry.messages.properties import milliseconds
 from django_rmq_retry.policies.backoff import Backoff
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology, check_name
 
@@ -229,12 +230,12 @@ class Ladder(Carrier):
     def _spanned(self, route: Route) -> tuple[tuple[int, int], ...]:
         if self.steps is not None:
             return tuple((milliseconds(step), milliseconds(step)) for step in self.steps)
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for backoff in route.backoffs:
             for step in backoff.steps(route.attempts) or (backoff.nominal(1),):
                 rung = milliseconds(min(step * (1 + backoff.spread), LONGEST))
-                found[rung] = min(found.get(rung, rung), milliseconds(step))
-        return tuple((found[rung], rung) for rung in sorted(found))
+                counts[rung] = min(counts.get(rung, rung), milliseconds(step))
+        return tuple((counts[rung], rung) for rung in sorted(counts))
 
     @staticmethod
     def _waiting(route: Route, rung: int) -> QueueDeclaration:

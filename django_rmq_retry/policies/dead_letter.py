@@ -6,7 +6,7 @@ key receives it too. ``back=""`` returns it through the default exchange to the 
 
 from dataclasses import dataclass, field
 
-from django_rmq_retry.arguments import TEXT, check, check_seconds, milliseconds, one_of
+from django_rmq_retry.arguments import TEXT, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import (
     PREFIX_BYTES,
@@ -18,6 +18,7 @@ from django_rmq_retry.messages.history import (
     stamp_of,
 )
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
+from django_rmq_retry.messages.properties import milliseconds
 from django_rmq_retry.policies.carriers import Additions, Carrier, Hop, Route, parked_by_broker
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
@@ -273,8 +274,8 @@ def _round_queue(route: Route, written: Queue | str, ttl: int | None, back: dict
     added = {**({"x-message-ttl": ttl} if ttl is not None else {}), **back}
     if isinstance(written, str):
         kind: dict[str, object] = {"x-queue-type": route.work.type} if route.work.type else {}
-        found = QueueDeclaration(name=written, role=Role.WAITING, arguments={**kind, **added})
-        return Topology(queues={written: found})
+        queue = QueueDeclaration(name=written, role=Role.WAITING, arguments={**kind, **added})
+        return Topology(queues={written: queue})
     vital = added.keys() - {"x-dead-letter-strategy", "x-overflow"}
     return Topology(queues={written.name: queue_of(written, Role.WAITING, added, vital=vital)}) + bound(written)
 

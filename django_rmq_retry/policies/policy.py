@@ -146,11 +146,7 @@ class RetryThenPark(Policy):
     @property
     def waits(self) -> tuple[tuple[Backoff, int | None], ...]:
         scheduled = ((schedule.backoff, schedule.attempts) for schedule in self.schedules.values())
-        return ((self._backoff, self.attempts), *scheduled)
-
-    @property
-    def _backoff(self) -> Backoff:
-        return self.backoff or DEFAULT_BACKOFF
+        return ((self.backoff or DEFAULT_BACKOFF, self.attempts), *scheduled)
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
@@ -181,7 +177,7 @@ class RetryThenPark(Policy):
         for kind, schedule in self.schedules.items():
             if isinstance(error, kind) or isinstance(error.__cause__, kind):
                 return schedule.attempts, schedule.backoff
-        return self.attempts, self._backoff
+        return self.attempts, self.backoff or DEFAULT_BACKOFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

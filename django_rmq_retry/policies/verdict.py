@@ -97,11 +97,11 @@ class Discard(Overrule):
 def error_types(name: str, errors: object) -> tuple[type[BaseException], ...]:
     if isinstance(errors, (str, BaseException)) or not isinstance(errors, (type, Iterable)):
         raise ConfigurationError(f"{name} takes exception classes, not {errors!r}.")
-    found = (errors,) if isinstance(errors, type) else tuple(errors)
-    for error in found:
+    classes = (errors,) if isinstance(errors, type) else tuple(errors)
+    for error in classes:
         if not _is_error_type(error):
             raise ConfigurationError(f"{name} takes exception classes, not {error!r}.")
-    return found
+    return classes
 
 
 def _is_error_type(error: object) -> bool:

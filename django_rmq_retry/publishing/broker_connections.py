@@ -43,18 +43,18 @@ class Connections:
         """The publishing connection, a plain attribute after the first access, because every publish reads it."""
         with self._lock:
             # Two threads may run this at once, because cached_property has no lock.
-            made = self.__dict__.get("publisher") or PikaPublisher(self.io("rmq-publish"), settings().access())
-            self.__dict__["publisher"] = made
-            return made
+            publisher = self.__dict__.get("publisher") or PikaPublisher(self.io("rmq-publish"), settings().access())
+            self.__dict__["publisher"] = publisher
+            return publisher
 
     def caller(self, *, exclusive: bool = False) -> Caller:
         """Return the connection for calls, with a direct reply-to or an exclusive answer queue."""
         with self._lock:
-            found = self._callers.get(exclusive)
-            if found is None:
-                found = PikaCaller(self.io("rmq-publish"), settings().access(), exclusive=exclusive)
-                self._callers[exclusive] = found
-            return found
+            caller = self._callers.get(exclusive)
+            if caller is None:
+                caller = PikaCaller(self.io("rmq-publish"), settings().access(), exclusive=exclusive)
+                self._callers[exclusive] = caller
+            return caller
 
     def io(self, name: str) -> IoThread:
         """Return the I/O thread, started on first use with the name given then."""
@@ -169,8 +169,8 @@ class Reach:
             first, self.away = not self.away, True
             self._probe_at = self._clock() + PROBE
         if first:
-            said = "The broker does not answer; messages stay in the outbox until a relay sends them: %s"
-            log.warning(said, why, extra={"event": "outbox_waiting"})
+            text = "The broker does not answer; messages stay in the outbox until a relay sends them: %s"
+            log.warning(text, why, extra={"event": "outbox_waiting"})
 
     def found(self) -> None:
         """Record that the broker answers again."""

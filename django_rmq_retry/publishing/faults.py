@@ -19,6 +19,9 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 MARGIN = 1.0
 """Seconds added to a row's due time before it is used as a probe, so that the query surely finds the row as due."""
 
+CONNECTION_FORCED = 320
+"""The reply code of a broker that is shut down, or whose operator closes connections: no message is the cause."""
+
 
 class Fault(Enum):
     """The cause of a missing confirm."""
@@ -40,6 +43,7 @@ FAULTS: Mapping[Cause | None, Fault] = {
     Cause.BODY_LIMIT: Fault.ROW,
     Cause.CONNECTION_LOST: Fault.BROKER,
     Cause.TIMEOUT: Fault.BROKER,
+    Cause.NO_CHANNEL: Fault.BROKER,
     Cause.IO_STOPPED: Fault.BROKER,
     Cause.OTHER: Fault.ROW,
 }
@@ -55,6 +59,13 @@ def fault(result: PublishResult, *, alone: bool) -> Fault:
     return FAULTS[result.cause]
 
 
+def suspect(result: PublishResult) -> bool:
+    """True if the broker may have closed the channel or the connection over this message."""
+    if result.cause is Cause.CONNECTION_LOST:
+        return result.code != CONNECTION_FORCED
+    return result.scope is Scope.CHANNEL
+
+
 def wait_after(attempts: int) -> float:
     """Return the seconds until the next attempt."""
     return float(min(FIRST_WAIT * 2 ** min(attempts - 1, 16), LONGEST_WAIT))
@@ -66,13 +77,13 @@ def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
     attempts = row.attempts + 1 if whose is Fault.ROW else min(row.attempts + 1, MOST_ATTEMPTS // 2)
     if whose is Fault.ROW and attempts >= MOST_ATTEMPTS:
         outbox_rows.mark_failed(row.id, using=using, attempts=attempts, error=why)
-        said = "Message %r stays in the outbox of %r until an operator sends it again or discards it: %s"
-        log.critical(said, *_facts(row, using, why), extra=_extra(row, "outbox_failed"))
+        text = "Message %r stays in the outbox of %r until an operator sends it again or discards it: %s"
+        log.critical(text, *_facts(row, using, why), extra=_extra(row, "outbox_failed"))
         return 0.0
     outbox_rows.postpone(row.id, using=using, seconds=wait_after(attempts), attempts=attempts, error=why)
     if attempts == 1:
-        said = "Message %r waits in the outbox of %r and is sent again later: %s"
-        log.warning(said, *_facts(row, using, why), extra=_extra(row, "outbox_retry"))
+        text = "Message %r waits in the outbox of %r and is sent again later: %s"
+        log.warning(text, *_facts(row, using, why), extra=_extra(row, "outbox_retry"))
     return wait_after(attempts)
 
 

@@ -48,7 +48,7 @@ touched: set[tuple[str, Publisher]] = set()
 
 @dataclass(slots=True)
 class _Line:
-    """The rows that are sent one after the other: all rows of an ordering key, or a single row without one."""
+    """Rows that are sent one after the other: those of an ordering key, those sent alone, or a single other row."""
 
     rows: deque[Row] = field(default_factory=deque)
     busy: bool = False
@@ -59,9 +59,18 @@ class Batch:
     """One batch of rows to publish.
 
     ``late`` is called on the I/O thread with each result that arrives after `wait` has returned.
+    With ``one_by_one`` each row is sent after the confirm of the previous one, and none after a failure.
     """
 
-    def __init__(self, rows: Sequence[Row], *, timeout: float, until: float = float("inf"), late: Late) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        *,
+        timeout: float,
+        until: float = float("inf"),
+        late: Late,
+        one_by_one: bool = False,
+    ) -> None:
         self._timeout = timeout
         self._until = until
         """The monotonic time after which no further row is sent."""
@@ -72,7 +81,7 @@ class Batch:
         self._waited_for = True
         self._left = len(rows)
         self._over = threading.Event()
-        self._lines = _lines(rows)
+        self._lines = [_Line(rows=deque(rows))] if one_by_one else _lines(rows)
 
     def begin(self) -> None:
         """Send the first row of each line. A row that cannot be encoded gets its result at once."""
@@ -193,11 +202,21 @@ class ResultWriter:
         if answer.result.confirmed:
             reach.found()
         self._answers.put((using, answer))
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread if results wait and it does not run. A failure is logged: the next call tries again."""
         with self._lock:
-            if self._busy:
+            if self._busy or self._answers.empty():
                 return
             self._busy = True
-        threading.Thread(target=self._run, name="rmq-outbox-late", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="rmq-outbox-late", daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            # The caller may be the I/O thread, which must not end.
+            with self._lock:
+                self._busy = False
+            log.warning("The thread that writes late publish results could not start: %s", error)
 
     def _run(self) -> None:
         try:
@@ -215,10 +234,10 @@ class ResultWriter:
             connections.close_all()
 
     def _rest(self) -> list[tuple[str, RowResult]]:
-        found: list[tuple[str, RowResult]] = []
-        while len(found) < MOST_RESULTS and not self._answers.empty():
-            found.append(self._answers.get())
-        return found
+        results: list[tuple[str, RowResult]] = []
+        while len(results) < MOST_RESULTS and not self._answers.empty():
+            results.append(self._answers.get())
+        return results
 
     def _write(self, answers: list[tuple[str, RowResult]]) -> None:
         for using in dict.fromkeys(using for using, _answer in answers):
@@ -246,6 +265,9 @@ def written(answers: list[RowResult], *, using: str) -> None:
     confirmed = [answer.row.id for answer in answers if answer.result.confirmed]
     if confirmed:
         outbox_rows.delete(confirmed, using=using)
+    suspects = [answer.row.id for answer in answers if faults.suspect(answer.result)]
+    if suspects:
+        outbox_rows.send_alone(suspects, using=using)
     free: list[Row] = []
     for answer in answers:
         if answer.result.confirmed:
@@ -288,8 +310,8 @@ class AfterCommit:
         try:
             self._send_rows()
         except Exception as error:  # noqa: BLE001 - the rows are committed, and a relay sends them
-            said = "After the commit %s messages stay in the outbox of %r until a relay sends them: %s"
-            log.warning(said, len(self.rows), self.using, error, extra={"event": "outbox_waiting"})
+            text = "After the commit %s messages stay in the outbox of %r until a relay sends them: %s"
+            log.warning(text, len(self.rows), self.using, error, extra={"event": "outbox_waiting"})
 
     def _send_rows(self) -> None:
         # Django creates a new list when a savepoint is rolled back. While it runs callbacks, the list that it works
@@ -299,6 +321,8 @@ class AfterCommit:
             self.rows = outbox_rows.written(self.rows, using=self.using)
         if not self.rows:
             return
+        # Results for which no thread could be started may be waiting.
+        result_writer.start()
         answers, in_flight = self._sent() if not reach.away or reach.take_probe() else ([], set())
         confirmed = [answer.row for answer in answers if answer.result.confirmed]
         if confirmed:

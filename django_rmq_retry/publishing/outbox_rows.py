@@ -31,14 +31,14 @@ _logged: set[Hashable] = set()
 
 COLUMNS = (
     *("message_id", "exchange", "routing_key", "mandatory", "body", "size", "properties", "order_key"),
-    *("created_at", "due_at", "attempts", "error"),
+    *("created_at", "due_at", "attempts", "alone", "error"),
 )
-INSERTED_AT_ONCE = 80
+INSERTED_AT_ONCE = 76
 """Rows in one statement: an old SQLite accepts at most 999 values."""
 MOST_BYTES = 4 * 1024 * 1024
 """Bytes of bodies in one statement: MariaDB with default settings refuses larger ones."""
 
-READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts")
+READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts", "alone")
 """The columns that ``row_of`` needs, in its order."""
 
 CHANNEL = "rmq_retry_outbox"
@@ -89,10 +89,10 @@ def _log_missing(using: str) -> bool:
     """Log once that a message needed the missing table, and return False."""
     if _database_key(using) not in _logged:
         _logged.add(_database_key(using))
-        said = (
+        text = (
             "Database %r has no outbox table. Run `manage.py migrate`, or list the databases with an outbox in 'OUTBOX'"
         )
-        log.warning(said, using, extra={"event": "outbox_missing"})
+        log.warning(text, using, extra={"event": "outbox_missing"})
     return False
 
 
@@ -108,6 +108,8 @@ class Row:
     id: int
     message: Message
     attempts: int = 0
+    alone: bool = False
+    """True if it is sent with no other row in flight."""
     due_at: datetime | None = None
     """The end of its lease. It identifies the holder: no other lease of the row ends at the same microsecond."""
 
@@ -174,6 +176,7 @@ def _values(connection: BaseDatabaseWrapper, message: Message, times: tuple[Any,
         message.order_key,
         *times,
         0,
+        False,
         "",
     )
 
@@ -184,9 +187,9 @@ def stored_name(message: Message) -> str:
     return name if name.isprintable() else short(name, 255)
 
 
-def row_of(found: Sequence[Any]) -> Row:
+def row_of(values: Sequence[Any]) -> Row:
     """Return a row read from the table; its message equals the inserted one, byte for byte."""
-    id, exchange, routing_key, mandatory, body, properties, order_key, attempts = found  # noqa: A001
+    id, exchange, routing_key, mandatory, body, properties, order_key, attempts, alone = values  # noqa: A001
     message = Message(
         body=bytes(body),
         properties=decode_properties(bytes(properties)),
@@ -195,7 +198,7 @@ def row_of(found: Sequence[Any]) -> Row:
         mandatory=bool(mandatory),
         order_key=order_key,
     )
-    return Row(id=id, message=message, attempts=attempts)
+    return Row(id=id, message=message, attempts=attempts, alone=bool(alone))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +261,13 @@ def postpone(row: int, *, using: str, seconds: float, attempts: int, error: str)
     """Make a row due later, and store the error."""
     due = connections[using].ops.adapt_datetimefield_value(server.now(using) + timedelta(seconds=seconds))
     _update(using, "due_at = %s, attempts = %s, error = %s", "id = %s", [due, attempts, short(error, 1000), row])
+
+
+def send_alone(ids: Sequence[int], *, using: str) -> None:
+    """Mark rows over one of which the broker may have closed the channel or the connection."""
+    for start in range(0, len(ids), DELETED_AT_ONCE):
+        some = ", ".join(str(int(one)) for one in ids[start : start + DELETED_AT_ONCE])
+        _update(using, "alone = %s", f"id IN ({some})", [True])
 
 
 def mark_failed(row: int, *, using: str, attempts: int, error: str) -> None:

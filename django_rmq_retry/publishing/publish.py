@@ -13,14 +13,14 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq_retry.amqp.contracts import PublishResult
-from django_rmq_retry.amqp.frames import FRAME_MAX, check_writable
-from django_rmq_retry.arguments import check_seconds, milliseconds
+from django_rmq_retry.amqp.frames import FRAME_MAX, check_address, check_writable
+from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
 from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json
 from django_rmq_retry.messages.history import ANSWER, BROKERS_OWN, FAILED, PREFIX
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties
+from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties, milliseconds
 from django_rmq_retry.policies.carriers import Carrier, Route
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.outbox import keep_all, open_transaction
@@ -124,12 +124,12 @@ def _check_priority(priority: object) -> None:
 def encoded(headers: Mapping[str, object]) -> Headers:
     """Encode headers. Raise an error for headers over which the broker would close the connection."""
     try:
-        found = Headers.of(headers) if headers else EMPTY
+        encoded = Headers.of(headers) if headers else EMPTY
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"The headers cannot be encoded: {error}.") from error
-    if len(found.raw) > HEADERS_MOST:
-        raise HeadersTooLarge(len(found.raw), limit=HEADERS_MOST)
-    return found
+    if len(encoded.raw) > HEADERS_MOST:
+        raise HeadersTooLarge(len(encoded.raw), limit=HEADERS_MOST)
+    return encoded
 
 
 def seconds_of(timestamp: datetime | int) -> int:
@@ -231,7 +231,7 @@ def publish(
 
     Inside ``transaction.atomic()`` the message is written to the outbox in the same transaction and sent after the
     commit. With ``outbox=False`` it is sent on commit without an outbox row, with ``immediate=True`` now. For the
-    options see ``Options``.
+    options, see ``Handler.publish``.
     """
     message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
     return dispatch(message, timeout=timeout, immediate=immediate, outbox=outbox)
@@ -302,13 +302,15 @@ def message_of(
         check_encoding(options.content_encoding, codec)
         exchange, routing_key, expiration, written = _routed(exchange, routing_key, options, destination)
         headers = encoded(written)
-    return Message(
+    message = Message(
         body=codec.encode(data),
         properties=_properties(options, headers, codec.content_type, None if expiration is None else str(expiration)),
         exchange=exchange,
         routing_key=routing_key,
         order_key=options.order_key,
     )
+    check_address(message)
+    return message
 
 
 def _routed(

@@ -2,7 +2,7 @@
 
 import logging
 import queue
-import select
+import selectors
 import socket
 import threading
 import time
@@ -30,6 +30,8 @@ from django_rmq_retry.publishing.outbox_rows import CHANNEL, READ, Row, RowResul
 log = logging.getLogger("django_rmq_retry")
 
 MOST = 500
+MOST_ALONE = 100
+"""Rows that are sent one by one before other rows have their turn."""
 MOST_BYTES = 16 * 1024 * 1024
 """Bytes of bodies in one batch."""
 Sized: TypeAlias = tuple[int, str, int]
@@ -65,6 +67,8 @@ class Wanted:
     most: int = MOST
     only: Collection[int] = ()
     """The ids of the rows to select from; all rows if empty."""
+    alone: bool = False
+    """True for the rows that are sent one by one, False for all others; without effect if `only` names rows."""
     without: Collection[str] = ()
     """The exchanges whose rows are skipped."""
 
@@ -95,9 +99,8 @@ def next_due(using: str) -> float | None:
     return None if at is None else float((at - now).total_seconds())
 
 
-def _due(using: str, now: datetime, without: Collection[str] = ()) -> QuerySet[OutboxMessage]:
-    rows = OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__lte=now)
-    return rows.exclude(exchange__in=without) if without else rows
+def _due(using: str, now: datetime) -> QuerySet[OutboxMessage]:
+    return OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__lte=now)
 
 
 def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
@@ -112,20 +115,21 @@ def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
 
 
 def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[Row]:
-    ready = _due(using, server.now(using), wanted.without)
+    ready = _due(using, server.now(using)).filter(
+        *([Q(pk__in=wanted.only)] if wanted.only else [Q(alone=wanted.alone)]),
+        *([~Q(exchange__in=wanted.without)] if wanted.without else []),
+    )
     heads = _heads(using, ready, wanted, lock=lock)
-    room = wanted.most - len(heads)
-    followers = _followers(using, ready, heads, room, lock=lock) if room and not wanted.only else []
-    found = OutboxMessage.objects.using(using).filter(pk__in=_within([*heads, *followers])).order_by("pk")
-    return [row_of(row) for row in found.values_list(*READ)]
+    room = 0 if wanted.only or wanted.alone else wanted.most - len(heads)
+    followers = _followers(using, ready, heads, room, lock=lock) if room else []
+    rows = OutboxMessage.objects.using(using).filter(pk__in=_within([*heads, *followers])).order_by("pk")
+    return [row_of(row) for row in rows.values_list(*READ)]
 
 
 def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> list[Sized]:
     """Return the due rows without an ordering key, and the first row of each ordering key."""
     earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
     rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
-    if wanted.only:
-        rows = rows.filter(pk__in=wanted.only)
     return list(_locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[: wanted.most])
 
 
@@ -194,21 +198,33 @@ class Relay:
         self._confirmed: set[int] = set()
         """Ids of confirmed rows that are not deleted yet."""
         self._losses: Counter[int] = Counter()
-        """The number of times a row that was sent alone had no result."""
-        self._one_by_one: list[int] = []
-        """Ids of rows, one of which made the broker close the channel. They are sent one by one."""
+        """The number of times a row that was sent alone had no result; confirms of other rows do not clear it."""
+        self._alone_first = False
+        """True if the next turn is that of the rows that are sent one by one."""
         self._denied = Denied()
 
     def turn(self) -> Turn:
         """Send one batch."""
         self.forget()
-        wanted = self._wanted()
+        probe = self._denied.next()
+        if probe is not None:
+            return self._batch(Wanted(most=1, only=[probe], without=self._denied.exchanges)) or Turn(failed=1)
+        for alone in (self._alone_first, not self._alone_first):
+            turn = self._batch(self._wanted(alone=alone))
+            if turn:
+                # Neither kind of rows waits for all of the other kind.
+                self._alone_first = not alone
+                return turn
+        return Turn()
+
+    def _batch(self, wanted: Wanted) -> Turn | None:
+        """Send the rows of a selection; None if there are none."""
         try:
             with claimed(self._using, wanted, lease=lease()) as rows:
                 if not rows:
-                    return Turn(failed=len(wanted.only))
-                answers = self._sent(rows)
-                turn = self._settled(rows, answers, alone=len(rows) == 1)
+                    return None
+                answers = self._sent(rows, one_by_one=wanted.alone)
+                turn = self._settled(rows, answers, alone=wanted.alone or len(rows) == 1)
         except OperationalError:
             # The transaction was rolled back, for example by a deadlock. Delete confirmed rows before another relay
             # sends them again.
@@ -218,13 +234,9 @@ class Relay:
         self._confirmed -= {answer.row.id for answer in answers}
         return turn
 
-    def _wanted(self) -> Wanted:
-        probe = self._denied.next()
-        if probe is not None:
-            return Wanted(most=1, only=[probe], without=self._denied.exchanges)
-        only, self._one_by_one = self._one_by_one[:1], self._one_by_one[1:]
-        most = 1 if only or self._away else MOST
-        return Wanted(most=most, only=only, without=self._denied.exchanges)
+    def _wanted(self, *, alone: bool) -> Wanted:
+        most = 1 if self._away else MOST_ALONE if alone else MOST
+        return Wanted(most=most, alone=alone, without=self._denied.exchanges)
 
     def forget(self) -> None:
         """Delete rows confirmed earlier, so that they are not sent again after the database was unreachable."""
@@ -233,10 +245,10 @@ class Relay:
             outbox_rows.delete(known, using=self._using)
             self._confirmed.difference_update(known)
 
-    def _sent(self, rows: Sequence[Row]) -> list[RowResult]:
+    def _sent(self, rows: Sequence[Row], *, one_by_one: bool) -> list[RowResult]:
         timeout = settings().publish_timeout
         until = time.monotonic() + lease() - timeout
-        batch = Batch(rows, timeout=timeout, until=until, late=self._late)
+        batch = Batch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
         batch.begin()
         answers, self._in_flight = batch.wait(lease() - GRACE, self._must_stop)
         self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
@@ -257,36 +269,44 @@ class Relay:
         sent = [answer.row.id for answer in answers if answer.result.confirmed]
         if sent:
             outbox_rows.delete(sent, using=self._using)
-        away, failed, settled = "", 0, set(sent)
+        away, failed, settled, suspects = "", 0, set(sent), list[int]()
         for answer in answers:
             if answer.result.confirmed:
                 continue
             whose, why = self._fault(answer, alone=alone), answer.result.shown
-            if whose is Fault.BROKER:
-                away = away or why
-            elif whose is Fault.SHARED:
-                self._one_by_one.append(answer.row.id)
+            if whose in (Fault.BROKER, Fault.SHARED):
+                away = away or (why if whose is Fault.BROKER else "")
+                if faults.suspect(answer.result):
+                    suspects.append(answer.row.id)
             else:
                 seconds = faults.failed(answer.row, using=self._using, why=why, whose=whose)
                 settled.add(answer.row.id)
                 if whose is Fault.PERMISSION:
                     self._denied.note(answer.row.message.exchange, answer.row.id, seconds=seconds)
             failed += whose is not Fault.BROKER
+        if suspects:
+            outbox_rows.send_alone(suspects, using=self._using)
         if not skips_locked(self._using):
             self._give_back(rows, settled)
+        for row in sent:
+            self._losses.pop(row, None)
         self._note(sent=bool(sent), away=away)
         return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "no publish was confirmed")
 
     def _fault(self, answer: RowResult, *, alone: bool) -> Fault:
         """Return the fault of a result.
 
-        A row that repeatedly loses the connection although it is sent alone counts as FULL, and is postponed, so that
-        it does not block all others.
+        A row over which the connection was lost before, and is lost again now that it is sent alone, is the cause. A
+        row that repeatedly has no result for another reason counts as FULL, and is postponed, so that it does not
+        block all others; once postponed, such a row is postponed again at its first loss.
         """
         whose = faults.fault(answer.result, alone=alone)
+        if alone and answer.row.alone and whose is Fault.BROKER and faults.suspect(answer.result):
+            return Fault.ROW
         if alone and whose is Fault.BROKER and answer.result.kind is Outcome.UNKNOWN:
             self._losses[answer.row.id] += 1
-            if self._losses[answer.row.id] >= LOSSES:
+            most = 1 if answer.row.alone and answer.row.attempts else LOSSES
+            if self._losses[answer.row.id] >= most:
                 del self._losses[answer.row.id]
                 return Fault.FULL
         return whose
@@ -301,7 +321,6 @@ class Relay:
     def _note(self, *, sent: bool, away: str) -> None:
         if sent:
             self._away = False
-            self._losses.clear()
             broker_connections.reach.found()
         elif away:
             self._away = True
@@ -341,9 +360,12 @@ class WakeUps:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)  # noqa: FBT003 - Python's own signature
         self._far.setblocking(False)  # noqa: FBT003 - Python's own signature
+        self._woken = threading.Event()
+        """Replaces the sockets after an error."""
         self._listening: dict[str, BaseDatabaseWrapper] = {}
 
     def wake(self) -> None:
+        self._woken.set()
         with suppress(OSError):
             self._far.send(b"!")
 
@@ -359,19 +381,30 @@ class WakeUps:
         return using in self._listening
 
     def wait(self, seconds: float) -> None:
-        """Wait until a signal arrives or the time is over."""
-        databases: dict[Any, str] = {one.connection: using for using, one in self._listening.items()}
+        """Wait until a signal arrives or the time is over; after an error at most AGAIN seconds."""
+        seconds = max(0.0, seconds)
         try:
-            readable, _, _ = select.select([self._near, *databases], [], [], max(0.0, seconds))
-        except (OSError, ValueError):
-            # One of the connections was closed.
+            signalled = self._signalled(seconds)
+        except Exception as error:  # noqa: BLE001 - a driver's connection that was closed raises errors of its own
+            log.debug("The relay cannot watch its connections: %s", error)
             self.stop_listening()
-            return
-        for one in readable:
-            if one is self._near:
-                _drain(self._near)
-            else:
-                self._read_notifications(databases[one])
+            # Without this wait an error that remains would make the relay ask its databases without a pause.
+            self._woken.wait(min(seconds, AGAIN))
+            signalled = []
+        self._woken.clear()
+        for using in signalled:
+            self._read_notifications(using)
+
+    def _signalled(self, seconds: float) -> list[str]:
+        """Return the databases that sent notifications."""
+        # `select` refuses descriptors above 1023.
+        with selectors.DefaultSelector() as watched:
+            watched.register(self._near, selectors.EVENT_READ)
+            for using, one in self._listening.items():
+                watched.register(one.connection, selectors.EVENT_READ, using)
+            ready = [key.data for key, _events in watched.select(seconds)]
+        _drain(self._near)
+        return [using for using in ready if using is not None]
 
     def stop_listening(self) -> None:
         """Close the listening connections. `listens` opens them again."""
@@ -544,8 +577,8 @@ class RelayThread:
         """Log a failure once, until a round succeeds: an outage repeats the same error."""
         self.away = self.away or str(error)
         if failure not in self._failing:
-            said = " ".join(str(error).split())
-            log.warning("%s and tries again every %g s: %s", failure, AGAIN, said, extra={"event": "relay"})
+            text = " ".join(str(error).split())
+            log.warning("%s and tries again every %g s: %s", failure, AGAIN, text, extra={"event": "relay"})
         self._failing.add(failure)
 
 

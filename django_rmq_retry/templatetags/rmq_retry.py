@@ -99,16 +99,16 @@ def rmq_ago(at: datetime | None) -> SafeString | str:
         # An age needs no seconds.
         seconds -= seconds % _MINUTE
     if seconds < _DAY:
-        said = _("%(span)s ago") if passed >= 0 else _("in %(span)s")
-        return _time(at, said % {"span": rmq_span(seconds)})
+        text = _("%(span)s ago") if passed >= 0 else _("in %(span)s")
+        return _time(at, text % {"span": rmq_span(seconds)})
     days = seconds // _DAY
     # These texts are separate because in some languages "a day ago" and "for a day" use different forms.
-    said = (
+    text = (
         ngettext("%(count)d day ago", "%(count)d days ago", days)
         if passed >= 0
         else ngettext("in %(count)d day", "in %(count)d days", days)
     )
-    return _time(at, said % {"count": days})
+    return _time(at, text % {"count": days})
 
 
 @register.filter
@@ -160,38 +160,38 @@ def rmq_nonce(context: Context) -> SafeString:
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
 
 
-def badge(state: str, said: Any = None) -> SafeString:
+def badge(state: str, text: Any = None) -> SafeString:
     """Return the badge for a state of a message, of a requeue run or of one of its items."""
     value: Any = next((kind(state) for kind in (State, RunState, ItemState) if state in kind.values), state)
     return format_html(
         '<span class="rmq-badge rmq-is-{}"><span class="rmq-icon" aria-hidden="true">{}</span> {}</span>',
         str(value).replace("_", "-"),
         ICONS.get(value, ""),
-        said or getattr(value, "label", state),
+        text or getattr(value, "label", state),
     )
 
 
-def run_badge(run: RequeueRun, *, away: bool = False) -> SafeString:
+def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
     """Return the badge for the state or outcome of a requeue run."""
-    return badge(*run_outcome(run, away=away))
+    return badge(*run_outcome(run, unreachable=unreachable))
 
 
-def run_outcome(run: RequeueRun, *, away: bool = False) -> tuple[str, str]:
+def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str]:
     """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker."""
-    if run.state == RunState.RUNNING and (away or run.wait == RunWait.BROKER_AWAY):
+    if run.state == RunState.RUNNING and (unreachable or run.wait == RunWait.BROKER_AWAY):
         return RunState.PLANNED, _("Waiting for the broker")
     if run.state != RunState.FINISHED:
         return run.state, run.get_state_display()
     if run.failed:
-        said = _("%(failed)d of %(sent)d failed again") % {"failed": run.failed, "sent": run.sent}
-        return ItemState.FAILED, said
+        text = _("%(failed)d of %(sent)d failed again") % {"failed": run.failed, "sent": run.sent}
+        return ItemState.FAILED, text
     silent = run.sent - run.processed
     if run.unconfirmed:
-        said = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
-        return ItemState.UNCONFIRMED, said % {"count": run.unconfirmed}
+        text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
+        return ItemState.UNCONFIRMED, text % {"count": run.unconfirmed}
     if run.sent and silent > 0:
-        said = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
-        return RunState.WAITING, said % {"count": silent}
+        text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
+        return RunState.WAITING, text % {"count": silent}
     return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 
@@ -209,11 +209,11 @@ def _shown(char: str) -> str:
     return f"\\u{ord(char):04x}" if hidden else char
 
 
-def _time(at: datetime, said: str) -> SafeString:
+def _time(at: datetime, text: str) -> SafeString:
     whole = at.astimezone(UTC)
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
         whole.isoformat(timespec="milliseconds"),
         f"{whole:%Y-%m-%d %H:%M:%S}.{whole.microsecond // 1000:03d} UTC",
-        said,
+        text,
     )

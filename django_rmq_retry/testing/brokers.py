@@ -256,10 +256,10 @@ class Live:
         created = [item.declaration for item in plan.of(State.CREATE)]
         self._made += [one for one in created if not isinstance(one, BindingDeclaration)]
         if not plan.possible:
-            problems = "; ".join(item.said for item in plan.of(State.DIFFERS, State.REFUSED, State.LEFT))
+            problems = "; ".join(item.text for item in plan.of(State.DIFFERS, State.REFUSED, State.LEFT))
             raise BrokerUnfit(f"The topology cannot be declared on {self._access.shown}: {problems}")
-        found = {one.name for one in self._made} | self._checked
-        full = [name for name in queues if name not in found and self._depth(name)]
+        known = {one.name for one in self._made} | self._checked
+        full = [name for name in queues if name not in known and self._depth(name)]
         if full:
             raise BrokerUnfit(
                 f"Queue {full[0]!r} on {self._access.shown} holds messages. Use a separate virtual host for tests."
@@ -268,7 +268,7 @@ class Live:
         self._waiting = [name for name, queue in queues.items() if queue.role is Role.WAITING]
         self._shadow.declare(topology)
 
-    def lying(self, name: str) -> list[Delivery]:
+    def messages_in(self, name: str) -> list[Delivery]:
         return peek(self._access, name)
 
     def takers(self, message: Message) -> list[str]:
@@ -296,8 +296,8 @@ class Live:
             caller.close()
         self._publisher.close()
         self._io.stop(timeout=2)
-        for made in self._made:
-            self._session.ask(_deleting(made))
+        for declaration in self._made:
+            self._session.ask(_deleting(declaration))
         self._session.__exit__(None, None, None)
 
     def _quiet(self) -> bool:
@@ -308,7 +308,7 @@ class Live:
         return int(answer.method.message_count)
 
 
-def _deleting(made: ExchangeDeclaration | QueueDeclaration) -> Callable[..., object]:
-    if isinstance(made, QueueDeclaration):
-        return lambda channel, done: channel.queue_delete(made.name, callback=done)
-    return lambda channel, done: channel.exchange_delete(made.name, callback=done)
+def _deleting(declaration: ExchangeDeclaration | QueueDeclaration) -> Callable[..., object]:
+    if isinstance(declaration, QueueDeclaration):
+        return lambda channel, done: channel.queue_delete(declaration.name, callback=done)
+    return lambda channel, done: channel.exchange_delete(declaration.name, callback=done)

@@ -14,9 +14,9 @@ from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import consumed_lines, consumed_queues, returned_as_copies
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.handlers.attempt import FinishedAttempt, OnceState, Surroundings, message_id
+from django_rmq_retry.handlers.attempt import FinishedAttempt, OnceState, Surroundings
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.messages.message import Delivery, Instruction
+from django_rmq_retry.messages.message import Delivery, Instruction, message_id
 from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.testing.place import Fault, Faults, Hands, NeverQuiet, Place
 from django_rmq_retry.topology.declarations import Server
@@ -118,7 +118,7 @@ class Recorder:
             error=attempt.error,
             message=delivery,
         )
-        key = (delivery.queue, message_id(attempt) or delivery.body)
+        key = (delivery.queue, message_id(delivery) or delivery.body)
         if not attempt.verdict.counted:
             if attempt.error is not None:
                 self.unfinished(key, tried)
@@ -187,15 +187,15 @@ class Driver:
         self._patience.unfinished(key, tried)
 
     def _run(self, until: float | None, enough: Callable[[], bool]) -> None:
-        made = turns = 0
+        deliveries = turns = 0
         while not enough():
             if self._work_one():
-                made += 1
+                deliveries += 1
                 turns = 0
-                if made > MOST_DELIVERIES:
+                if deliveries > MOST_DELIVERIES:
                     raise NeverQuiet(
-                        f"After {made} deliveries the queues are still not empty. Check for a handler that publishes "
-                        "to itself, or drain again."
+                        f"After {deliveries} deliveries the queues are still not empty. Check for a handler that "
+                        "publishes to itself, or drain again."
                     )
                 continue
             if self._switch():
@@ -288,7 +288,7 @@ class Driver:
         if following is not None:
             return following
         delivery = self._ready.popleft()
-        return self._sequencer.take() if delivery.queue in self._keyed else delivery
+        return self._sequencer.take(delivery) if delivery.queue in self._keyed else delivery
 
     def _take_fault(self) -> Fault | None:
         fault, self._fault = self._fault, None

@@ -232,8 +232,8 @@ def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     """Return the gate of handlers with ``order_by``; none without such handlers."""
     if not any(work_queue.keyed for work_queue in work_queues):
         return ()
-    made: Callable[[], Gate] = import_string(ORDER)
-    return (made(),)
+    gate_class: Callable[[], Gate] = import_string(ORDER)
+    return (gate_class(),)
 
 
 def send_left() -> int:
@@ -309,20 +309,20 @@ class RmqTest:
 
     def published(self, handler: Named | None = None) -> list[Delivery]:
         """The messages published to that handler, or all; retries and answers are not included."""
-        found = [(message, self._queues(message)) for message in self._sent]
+        messages = [(message, self._queues(message)) for message in self._sent]
         if handler is None:
-            return [_read(arriving(message, queues[0] if queues else "")) for message, queues in found]
+            return [_read(arriving(message, queues[0] if queues else "")) for message, queues in messages]
         subscription = registry.subscription(_name(handler))
         name = subscription.queue.name
-        arrivals = [arriving(message, name) for message, queues in found if name in queues]
+        arrivals = [arriving(message, name) for message, queues in messages if name in queues]
         fitting = [one for one in arrivals if taken(one, self._work_queues[name], subscription)]
         return [replace(one, data=decoded(one, subscription.codec)) for one in fitting]
 
     def parked(self, handler: Named) -> Parked:
         """The handler's parked message; the last one if there are several."""
-        found = self.all_parked(handler)
-        if found:
-            return found[-1]
+        messages = self.all_parked(handler)
+        if messages:
+            return messages[-1]
         tried = self.attempts(handler)
         last = f"; the last ended with {tried[-1].verdict.kind.value}" if tried else ""
         hint = "" if tried or self.published(handler) else UNPUBLISHED
@@ -333,9 +333,9 @@ class RmqTest:
     def all_parked(self, handler: Named) -> list[Parked]:
         """Every message that this handler parked, or that the broker removed from its queue."""
         subscription = registry.subscription(_name(handler))
-        found = [parked(delivery, subscription.codec) for delivery in self._place.lying(subscription.park)]
+        messages = [parked(delivery, subscription.codec) for delivery in self._place.messages_in(subscription.park)]
         queue = subscription.queue.name
-        return [one for one in found if one.handler == subscription.name or (not one.handler and one.queue == queue)]
+        return [one for one in messages if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 
     def attempts(self, handler: Named | None = None) -> list[Tried]:
         """Every attempt of this handler, or of all handlers."""
@@ -343,14 +343,14 @@ class RmqTest:
 
     def messages(self, queue: str) -> list[Delivery]:
         """The messages in a queue without a handler, such as a queue for answers."""
-        return [_read(delivery) for delivery in self._place.lying(queue)]
+        return [_read(delivery) for delivery in self._place.messages_in(queue)]
 
     def fail_next(self, point: Named, trouble: Trouble | str, *, times: int = 1) -> None:
         """Inject a fault: ``fail_next(charge, BankDown("timeout"), times=2)``.
 
-        An exception is raised instead of the handler. ``"crash before ack"``, ``"duplicate delivery"`` and ``"broker
-        loss"`` happen after the handler has run. The point ``"publish"`` has ``"confirm lost"``, ``"broker "
-        "loss"``, ``"nack"``.
+        An exception is raised instead of the handler. ``"crash before ack"``, ``"duplicate delivery"`` and
+        ``"broker loss"`` happen after the handler has run. For the point ``"publish"``, the faults are
+        ``"confirm lost"``, ``"broker loss"`` and ``"nack"``.
         """
         name = point if point == PUBLISH else _name(point)
         self._look()

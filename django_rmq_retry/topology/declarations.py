@@ -17,11 +17,11 @@ from django_rmq_retry.arguments import (
     check,
     check_value,
     many,
-    milliseconds,
     one_of,
     whole,
 )
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
+from django_rmq_retry.messages.properties import milliseconds
 
 NAME_LIMIT = 255
 QUARANTINE = ".quarantine"
@@ -211,34 +211,34 @@ class Queue:
     @property
     def written(self) -> frozenset[str]:
         """The names of the arguments that the project set, without defaults."""
-        found = {name for name, value in {**self.plain_arguments(), **self.arguments}.items() if value is not None}
+        names = {name for name, value in {**self.plain_arguments(), **self.arguments}.items() if value is not None}
         defaults = {
             "x-queue-type": self.type is UNWRITTEN,
             "x-delivery-limit": self.delivery_limit == NO_LIMIT,
             "x-overflow": self.overflow == "reject-publish",
         }
-        return frozenset(name for name in found if name in self.arguments or not defaults.get(name))
+        return frozenset(name for name in names if name in self.arguments or not defaults.get(name))
 
     def plain_arguments(self) -> dict[str, object]:
         """Return the broker's arguments without dead-lettering, which the layout adds."""
-        found: dict[str, object] = {}
+        arguments: dict[str, object] = {}
         if self.type is not None:
-            found["x-queue-type"] = self.type
+            arguments["x-queue-type"] = self.type
         if self.type == "quorum" and self.delivery_limit is not None:
-            found["x-delivery-limit"] = self.delivery_limit
+            arguments["x-delivery-limit"] = self.delivery_limit
         if self.max_priority is not None:
-            found["x-max-priority"] = self.max_priority
+            arguments["x-max-priority"] = self.max_priority
         if self.max_length is not None:
-            found["x-max-length"] = self.max_length
+            arguments["x-max-length"] = self.max_length
         if self.max_bytes is not None:
-            found["x-max-length-bytes"] = self.max_bytes
+            arguments["x-max-length-bytes"] = self.max_bytes
         if self.bounded:
-            found["x-overflow"] = self.overflow
+            arguments["x-overflow"] = self.overflow
         if self.message_ttl is not None:
-            found["x-message-ttl"] = milliseconds(self.message_ttl)
+            arguments["x-message-ttl"] = milliseconds(self.message_ttl)
         if self.single_active_consumer:
-            found["x-single-active-consumer"] = True
-        return found
+            arguments["x-single-active-consumer"] = True
+        return arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,13 +460,13 @@ def exchanges_of(exchange: Exchange) -> Topology:
     """Return an exchange, the exchanges it is bound to, and those bindings. The default exchange is never declared."""
     if not exchange.name:
         return Topology()
-    found = Topology(exchanges={exchange.name: ExchangeDeclaration.of(exchange)})
+    topology = Topology(exchanges={exchange.name: ExchangeDeclaration.of(exchange)})
     if isinstance(exchange.alternate, Exchange):
-        found = exchanges_of(exchange.alternate) + found
+        topology = exchanges_of(exchange.alternate) + topology
     for binding in exchange.bindings:
-        found = exchanges_of(binding.source) + found
-        found += Topology(bindings=(BindingDeclaration.of(binding, exchange.name, to_exchange=True),))
-    return found
+        topology = exchanges_of(binding.source) + topology
+        topology += Topology(bindings=(BindingDeclaration.of(binding, exchange.name, to_exchange=True),))
+    return topology
 
 
 def queue_of(
@@ -491,11 +491,11 @@ def queue_of(
 
 def bound(queue: Queue) -> Topology:
     """Return the bindings of a queue, with their exchanges."""
-    found = Topology()
+    topology = Topology()
     for binding in queue.bindings:
-        found += exchanges_of(binding.source)
+        topology += exchanges_of(binding.source)
     named = tuple(BindingDeclaration.of(binding, queue.name) for binding in queue.bindings if binding.source.name)
-    return found + Topology(bindings=named)
+    return topology + Topology(bindings=named)
 
 
 def _joined(kind: str, left: Mapping[str, D], right: Mapping[str, D]) -> dict[str, D]:
@@ -509,15 +509,15 @@ def _joined(kind: str, left: Mapping[str, D], right: Mapping[str, D]) -> dict[st
 
 def differences(left: object, right: object) -> dict[str, tuple[object, object]]:
     """Return the differences of two declarations of one name: argument -> (left, right)."""
-    found: dict[str, tuple[object, object]] = {}
+    differences: dict[str, tuple[object, object]] = {}
     for part in left.__dataclass_fields__:  # type: ignore[attr-defined]  # both are declarations
         one, two = getattr(left, part), getattr(right, part)
         if part == "arguments":
             names = [*one, *(name for name in two if name not in one)]
-            found |= {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
+            differences |= {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
         elif one != two:
-            found[part] = (one, two)
-    return found
+            differences[part] = (one, two)
+    return differences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,8 +128,8 @@ def _bindings(topology: Topology) -> list[Edge]:
     labels: dict[tuple[tuple[bool, str], tuple[bool, str]], list[str]] = {}
     for binding in topology.bindings:
         ends = (True, binding.source), (binding.to_exchange, binding.destination)
-        said = [f"{name}={value}" for name, value in binding.arguments.items()]
-        labels.setdefault(ends, []).append(" ".join([*([binding.key] if binding.key else []), *said]))
+        text = [f"{name}={value}" for name, value in binding.arguments.items()]
+        labels.setdefault(ends, []).append(" ".join([*([binding.key] if binding.key else []), *text]))
     return [
         Edge(source=source, target=target, way=Way.BINDING, labels=tuple(label for label in found if label))
         for (source, target), found in labels.items()

@@ -1,4 +1,4 @@
-"""A declared topology compared with a broker: what its version accepts, and what exists, item by item."""
+"""The result of comparing a declared topology with a broker, item by item; amqp.declarer compares."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -138,7 +138,7 @@ class Item:
         return name_of(self.declaration)
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         return "; ".join([*map(str, self.differences), *([self.problem] if self.problem else [])])
 
 

@@ -101,16 +101,16 @@ def _requested(message: Delivery) -> Payment:
     name = message.id or message.correlation_id
     reference = uuid.uuid5(REQUESTS, f"{account.number} {name}") if name else uuid.uuid4()
     known = Payment.objects.filter(reference=reference).first()
-    made = known or Payment(
+    payment = known or Payment(
         reference=reference, kind=Payment.Kind.CASH, account=account, amount=Decimal(data["amount"])
     )
-    if made.amount > account.limit and known is None:
+    if payment.amount > account.limit and known is None:
         # A request that may never be paid leaves no row.
-        raise AboveLimit(made.amount, account.limit)
+        raise AboveLimit(payment.amount, account.limit)
     if known is None:
-        made.full_clean()
-        made.save()
-    return _payment({"payment": made.pk})
+        payment.full_clean()
+        payment.save()
+    return _payment({"payment": payment.pk})
 
 
 def _payment(data: Any) -> Payment:

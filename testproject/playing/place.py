@@ -20,7 +20,7 @@ class Place:
     """The broker of one demo."""
 
     url: str
-    said: str
+    description: str
     embedded: bool = False
 
 
@@ -30,9 +30,11 @@ def place(named: str, folder: Path) -> Iterator[Place]:
     url = _read(named or f"{EMBEDDED}://")
     if url.scheme == EMBEDDED:
         where = url.folder or str(folder / "broker")
-        yield Place(url=f"{EMBEDDED}://{where}", said="the embedded broker; no RabbitMQ is needed", embedded=True)
+        yield Place(
+            url=f"{EMBEDDED}://{where}", description="the embedded broker; no RabbitMQ is needed", embedded=True
+        )
     elif url.vhost != DEFAULT:
-        yield Place(url=named, said=f"the virtual host {url.vhost} of {url.hosts[0]}")
+        yield Place(url=named, description=f"the virtual host {url.vhost} of {url.hosts[0]}")
     else:
         with vhost_by(_api(url)) as vhost:
             yield _in(vhost, named, url)
@@ -55,7 +57,7 @@ def _api(url: Url) -> Api:
 
 def _in(vhost: str | None, named: str, url: Url) -> Place:
     if vhost is None:
-        said = f"the virtual host {DEFAULT} of {url.hosts[0]}, where no management API makes one for it"
-        return Place(url=named, said=said)
+        text = f"the virtual host {DEFAULT} of {url.hosts[0]}, where no management API makes one for it"
+        return Place(url=named, description=text)
     own = urlsplit(named)._replace(path=f"/{vhost}").geturl()
-    return Place(url=own, said=f"a virtual host of its own, {vhost}, of {url.hosts[0]}")
+    return Place(url=own, description=f"a virtual host of its own, {vhost}, of {url.hosts[0]}")

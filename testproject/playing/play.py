@@ -34,7 +34,7 @@ def play(here: Place, folder: Path, ending: Ending, *, check: bool, port: int, w
     """Open the bank, run the demo and close the bank; return the exit code."""
     begun = time.monotonic()
     stage = Stage(ending)
-    stage.say(f"The bank opens, on {here.said}.")
+    stage.say(f"The bank opens, on {here.description}.")
     try:
         with ExitStack() as stack:
             address = _open(stack, stage, here, folder, port)

@@ -45,9 +45,9 @@ class Stage:
         for child in self.children:
             child.check()
         for line in self.consumer.news() if self.consumer else ():
-            told = self.tally.line_of(line)
-            if told:
-                self.say(f"{time.strftime('%H:%M:%S')}  {told[0]}", told[1])
+            shown = self.tally.line_of(line)
+            if shown:
+                self.say(f"{time.strftime('%H:%M:%S')}  {shown[0]}", shown[1])
 
     def wait(self, fact: Callable[[], object], what: str, *, until: float) -> None:
         """Wait until the fact is true; raise Late at that time of time.monotonic()."""

@@ -54,10 +54,10 @@ class Stream:
             return
         self._down = down
         # A state that the user set in the admin is left alone.
-        before, after, said = ("up", "down", "does not answer") if down else ("down", "up", "answers again")
+        before, after, verb = ("up", "down", "does not answer") if down else ("down", "up", "answers again")
         if gateway.mode() == Gateway.Mode(before):
             gateway.become(after)
-            self._stage.say(f"          the other bank {said}", "MIGRATE_HEADING")
+            self._stage.say(f"          the other bank {verb}", "MIGRATE_HEADING")
 
     def _customer(self, number: int) -> None:
         if number % 17 == 5:  # noqa: PLR2004 - chosen, like the others, so that failures rarely coincide

@@ -26,15 +26,15 @@ class Tally:
     def line_of(self, line: str) -> tuple[str, str] | None:
         """Return the line for a log line of the consumer, and its style; None if it shows nothing."""
         event = _event(line)
-        told: dict[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
+        tellers: dict[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
             "ack": self._ack,
             "retry": self._retry,
             "park": self._park,
             "halt": lambda one: (f"halted  {_what(one)}: {one.get('detail')}", "ERROR"),
         }
-        tell = told.get(event.get("event", ""), _remark)
-        found = tell(event)
-        return found and (flat(found[0]), found[1])
+        tell = tellers.get(event.get("event", ""), _remark)
+        shown = tell(event)
+        return shown and (flat(shown[0]), shown[1])
 
     def total(self) -> str:
         """Summarize the events."""
@@ -68,18 +68,18 @@ class Tally:
         )
 
     def _park(self, event: Mapping[str, Any]) -> tuple[str, str]:
-        said = str(event.get("detail") or event.get("reason"))
+        text = str(event.get("detail") or event.get("reason"))
         self.waiting.pop(_message(event), None)
-        self.parked[_message(event)] = said
-        return f"parked  {_what(event)}: {said}", "ERROR"
+        self.parked[_message(event)] = text
+        return f"parked  {_what(event)}: {text}", "ERROR"
 
 
 def _event(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"level": "warning", "msg": line}
+        event = None
+    return event if isinstance(event, dict) else {"level": "warning", "msg": line}
 
 
 def _remark(event: Mapping[str, Any]) -> tuple[str, str] | None:

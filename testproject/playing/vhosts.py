@@ -47,11 +47,11 @@ class Api:
 def vhost_by(api: Api) -> Iterator[str | None]:
     """Create a virtual host and yield its name; delete it afterwards. None if the API cannot create one."""
     name = f"bank-demo-{secrets.token_hex(4)}"
-    made = _made(api, name)
+    created = _made(api, name)
     try:
-        yield name if made else None
+        yield name if created else None
     finally:
-        if made:
+        if created:
             _delete(api, name)
 
 

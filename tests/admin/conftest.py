@@ -11,7 +11,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
-from tests.tooling.brokers import replaced_by
+from tests.tooling.brokers import really_connected, replaced_by
 
 QUEUE = "payments.main"
 
@@ -41,7 +41,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def sent() -> Iterator[list[Message]]:
-    """What was published."""
+    """The published messages."""
     kept = Kept()
     broker_look.forget()
     with isolated_handlers(), replaced_by(kept):
@@ -55,8 +55,15 @@ def sent() -> Iterator[list[Message]]:
 
 
 @pytest.fixture
+def connected(sent: list[Message]) -> Iterator[None]:  # noqa: ARG001 - what it replaces
+    """The process uses the broker of the settings after all."""
+    with really_connected():
+        yield
+
+
+@pytest.fixture
 def lead(db: None) -> User:  # noqa: ARG001 - asked for by its name
-    """Who may everything."""
+    """A superuser."""
     return made.person("lead", superuser=True)
 
 
@@ -69,7 +76,7 @@ def page(lead: User) -> Client:
 
 
 def client_of(user: User) -> Client:
-    """The browser of somebody."""
+    """The browser of a user."""
     client = Client()
     client.force_login(user)
     return client

@@ -17,7 +17,7 @@ class Form:
 
 
 class Page(HTMLParser):
-    """What a page says and offers."""
+    """The texts and controls of a page."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()

@@ -114,7 +114,7 @@ def attempt(of: ParkedMessage, number: int = 1, *, at: datetime | None = None, *
 
 
 def person(name: str, *permissions: str, superuser: bool = False) -> User:
-    """Somebody of the staff with these permissions of the app."""
+    """A staff user with these permissions of the app."""
     made = User.objects.create(username=name, is_staff=True, is_superuser=superuser)
     named = Permission.objects.filter(content_type__app_label="rmq_retry", codename__in=permissions)
     found = {permission.codename: permission for permission in named}
@@ -161,6 +161,6 @@ def selected(*messages: ParkedMessage) -> str:
 def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", blind: str = "") -> None:
     """Let the pages see these queues, or a broker that cannot be reached for this reason."""
     now = timezone.now()
-    seen = broker_look.Look(at=now, away=away, since=now if away else None, levels=levels, blind=blind)
+    seen = broker_look.Look(at=now, unreachable=away, since=now if away else None, levels=levels, blind=blind)
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)

@@ -1,10 +1,12 @@
-"""Makes what stands still: a message in the outbox, a key on which one has failed."""
+"""Makes what stands still: a message in the outbox, a key on which one has failed, a queue whose breaker is open."""
 
 from typing import Any
 
 from django.utils import timezone
 
+from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
+from django_rmq_retry.policies import Circuit
 from tests.admin import made
 
 
@@ -31,3 +33,8 @@ def blocked(first: ParkedMessage, *, waiting: int, parked: bool = True) -> Block
         )
     BlockedKey.objects.filter(pk=known.pk).update(waiting=waiting)
     return known
+
+
+def tripped(queue: str, circuit: Circuit, *, by: str = "host:1") -> None:
+    """Store the state of a queue's breaker, as the process does whose handlers have failed."""
+    Table().put(queue, circuit, by)

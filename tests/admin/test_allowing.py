@@ -1,4 +1,4 @@
-"""Who may see and do what: each address and each verb, with every right but the one that it needs."""
+"""Permissions: each address and each verb, with every right but the one that it needs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,6 @@ def world() -> dict[str, Any]:
     }
 
 
-SEEING = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
 ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("get", "parkedmessage_changelist", "", {}, ("view_parkedmessage",)),
     ("get", "parkedmessage_change", "message", {}, ("view_parkedmessage",)),
@@ -53,7 +52,7 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("get", "operatoraction_change", "act", {}, ("view_operatoraction", "view_all_operatoraction")),
     ("get", "livestatus_changelist", "", {}, ("view_livestatus",)),
     ("get", "queuecontrol_changelist", "", {}, ("view_queuecontrol",)),
-    ("post", "queuecontrol_change_state", "", {"act": "pause"}, ("view_queuecontrol", "pause_queue")),
+    ("post", "queuecontrol_change_state", "", {"action": "pause"}, ("view_queuecontrol", "pause_queue")),
     ("get", "outboxmessage_changelist", "", {}, ("view_outboxmessage",)),
     ("get", "blockedkey_changelist", "", {}, ("view_blockedkey",)),
     ("get", "blockedkey_unblock", "key", {}, ("view_blockedkey", "unblock_blockedkey")),
@@ -61,8 +60,8 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("get", "requeuerun_preview", "", {"sel": "sel"}, ("requeue",)),
     ("post", "requeuerun_preview", "", {"sel": "sel", "start": "now"}, ("requeue",)),
     ("post", "requeuerun_preview", "", {"sel": "many", "start": "now"}, ("requeue", "bulk_requeue")),
-    ("post", "requeuerun_control", "run", {"act": "pause"}, ("control_requeuerun",)),
-    ("post", "requeuerun_drive", "run", {}, ("requeue",)),
+    ("post", "requeuerun_control", "run", {"action": "pause"}, ("control_requeuerun",)),
+    ("post", "requeuerun_send", "run", {}, ("requeue",)),
     ("post", "requeuerun_export", "run", {}, ("view_requeuerun", "export")),
     ("get", "parkedmessage_discard", "", {"sel": "sel"}, ("discard",)),
     ("post", "parkedmessage_discard", "", {"sel": "sel", "category": "test"}, ("discard",)),

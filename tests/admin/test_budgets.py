@@ -1,4 +1,4 @@
-"""How often each page asks the database: as often for many messages as for few, and never for what no page shows.
+"""The number of queries of each page: the same for many messages as for few, and none for values that no page shows.
 
 Django's own questions, who is asking and what that person may do, are not counted: every page of every admin has them.
 """
@@ -19,11 +19,11 @@ from pytest_django.asserts import assertHTMLEqual
 
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.test_listing import own
+from tests.operating.made import requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -70,12 +70,12 @@ def lead() -> User:
 
 @pytest.fixture
 def support() -> User:
-    """Somebody who may look and requeue, and not see what was sent."""
+    """A user who may look and requeue, but not see contents."""
     return made.person("support", *LOOKS, "requeue", "bulk_requeue")
 
 
 def filled(messages: int) -> dict[str, object]:
-    """Some causes with so many messages each, and a run over some of them; what the addresses name."""
+    """Create error groups with this number of messages, and a run over some; return the parts of the addresses."""
     groups = [made.group(title=f"Error{number}") for number in range(messages)]
     for number in range(messages):
         one = made.message(groups[0], keys=[f"PAY-{number}", "shared"], business_key=f"PAY-{number}")
@@ -83,7 +83,7 @@ def filled(messages: int) -> dict[str, object]:
         made.message(groups[number], state=State.PROCESSED)
         made.attempt(one, 1)
         made.attempt(one, 5, fingerprint=groups[0].fingerprint)
-    run = start(Selection.of_filter({"group": groups[0].pk}), Actor.of_code("test"), reason="test")
+    run = requeue_run(Selection.of_filter({"group": groups[0].pk}), Actor.of_code("test"), reason="test")
     _ended(run)
     named = Selection.of_ids(ParkedMessage.objects.filter(state=State.PARKED).values_list("pk", flat=True)[:messages])
     filtered = Selection.of_filter({"group": groups[0].pk, "state": [State.PARKED.value]})
@@ -103,7 +103,7 @@ def _ended(run: RequeueRun) -> None:
 
 
 def questions(client: Client, address: str) -> list[str]:
-    """What a page asks, the second time that it is shown."""
+    """The queries of a page when it is shown for the second time."""
     client.get(address)
     with CaptureQueriesContext(connection) as queries:
         response = client.get(address)
@@ -183,5 +183,5 @@ def test_live_status_of_an_empty_database(lead: User) -> None:
 
 
 def _names(column: str) -> Callable[[str], bool]:
-    """Whether a statement reads this column, however the database quotes it."""
+    """True if a statement reads this column, however the database quotes it."""
     return lambda sql: f'"{column}"' in sql or f"`{column}`" in sql

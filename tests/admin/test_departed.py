@@ -1,4 +1,4 @@
-"""A message that retention has deleted: 410, with what the audit log knows of it, to whoever may see the log."""
+"""A message that retention has deleted: 410, with its rows of the audit log for users who may see the log."""
 
 import re
 

@@ -36,7 +36,7 @@ def support(*more: str) -> Client:
 
 
 def handlers_of(response: Any) -> list[str]:
-    """What a browser would run: inline scripts, on… attributes, javascript: addresses, inline styles."""
+    """Everything that a browser would run: inline scripts, on… attributes, javascript: addresses, inline styles."""
     found = []
     for tag, attrs in Page(response).tags:
         found += [f"{tag} {name}" for name in attrs if name.startswith("on") or name == "style"]
@@ -313,10 +313,10 @@ def test_what_the_broker_wrote_stands_in_a_table(page: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["hello", [1], [{"queue": EVIL}], [{"queue": EVIL, "reason": EVIL, "count": -1}], None, b"\xff"]
+    "entry", ["hello", [1], [{"queue": EVIL}], [{"queue": EVIL, "reason": EVIL, "count": -1}], None, b"\xff"]
 )
-def test_an_x_death_that_no_broker_writes_is_called_not_readable(page: Client, told: object) -> None:
-    one = made.message(properties=made.properties({"x-death": told}))
+def test_an_x_death_that_no_broker_writes_is_called_not_readable(page: Client, entry: object) -> None:
+    one = made.message(properties=made.properties({"x-death": entry}))
     response = page.get(at(one))
 
     assert "Its x-death header is invalid: no broker writes it like that." in Page(response).text

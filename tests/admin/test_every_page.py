@@ -12,35 +12,32 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import Action, BlockedKey, OperatorAction, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.parked.controls import pause, resume, retry_outbox, unblock
 from django_rmq_retry.policies import Circuit
-from django_rmq_retry.publishing.broker_connections import reach
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
-from tests.admin.standstills import blocked, outgoing
+from tests.admin.standstills import blocked, outgoing, tripped
 from tests.admin.test_translated import ADMIN, untranslated
 from tests.operating.made import ANN, logged
 from tests.tooling import pseudo
+from tests.tooling.brokers import broker_away
 
 pytestmark = pytest.mark.django_db
 STOCK = ("_add", "_delete")
-"""Of Django alone, and open to nobody: 403."""
+"""Django's own addresses, closed to every user: 403."""
 FILES = {"rmq_retry_parkedmessage_body", "rmq_retry_requeuerun_export"}
-"""What is saved, not read."""
+"""Addresses that answer with a file."""
 QUEUES, KEYS, OUTBOX, LIST = (
     f"{ADMIN}{name}/" for name in ("queuecontrol", "blockedkey", "outboxmessage", "parkedmessage")
 )
 
 
 @pytest.fixture(autouse=True)
-def spoken(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def spoken(tmp_path: Path, settings: Any) -> Iterator[None]:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
     # The copy of an unblocked message is a row of the outbox.
-    monkeypatch.setattr(reach, "away", True)
-    monkeypatch.setattr(reach, "probe_due", lambda: False)
-    with pseudo.spoken(settings, tmp_path):
+    with broker_away(), pseudo.spoken(settings, tmp_path):
         yield
 
 
@@ -69,7 +66,7 @@ def world() -> dict[str, dict[str, Any]]:
 
 
 def answered(client: Client, name: str, asked: dict[str, Any]) -> Any:
-    """What comes of an address; of one that takes no GET, what comes of pressing its button."""
+    """The response of an address; of one that takes no GET, the response to its button."""
     model, single = addresses()[name]
     row = model._default_manager.order_by("pk").first() if single else None
     url = reverse(f"admin:{name}", args=[row.pk] if row else [])
@@ -106,7 +103,7 @@ def test_every_address_says_to_whom_it_is_closed(settings: Any) -> None:
 
 
 def _open(response: Any) -> bool:
-    """Whether it is shown; whoever sees no act is sent away from one."""
+    """True if it is shown; a user who may see no action is redirected from one."""
     return response.status_code == 200 and not response.redirect_chain
 
 
@@ -121,7 +118,7 @@ def trip(at: datetime, *, failed: int = 0, tried: bool = False) -> None:
     circuit = Circuit().trip(handler="transfer", kind="GatewayTimeout", cause="GatewayTimeout", now=now, wait=60)
     for _ in range(failed):
         circuit = circuit.fail(cause="GatewayTimeout", now=now, wait=60)
-    Table().put(QUEUE, circuit, "worker-3")
+    tripped(QUEUE, circuit, by="worker-3")
     if tried:
         QueueControl.objects.update(prober="worker-3", probe_until=at + timedelta(hours=1))
 
@@ -132,16 +129,16 @@ def test_a_queue_whose_breaker_is_open(page: Client, failed: int, tried: bool) -
     trip(timezone.now(), failed=failed, tried=tried)
     found = {"open": page.get(QUEUES), "status": page.get(f"{ADMIN}livestatus/")}
     found["held"] = page.post(
-        f"{QUEUES}change_state/", {"queue": QUEUE, "act": "pause", "reason": "INC-553"}, follow=True
+        f"{QUEUES}change_state/", {"queue": QUEUE, "action": "pause", "reason": "INC-553"}, follow=True
     )
 
     assert wrong(found) == {}
-    assert found["open"].context["rows"][0].said
+    assert found["open"].context["rows"][0].explanation
 
 
 def test_pausing_and_resuming(page: Client) -> None:
     acts = [(QUEUE, "pause"), (QUEUE, "resume"), (QUEUE, "resume"), ("tenant", "pause")]
-    said = [page.post(f"{QUEUES}change_state/", {"queue": queue, "act": act}, follow=True) for queue, act in acts]
+    said = [page.post(f"{QUEUES}change_state/", {"queue": queue, "action": act}, follow=True) for queue, act in acts]
 
     assert [str(message.level_tag) for one in said for message in one.context["messages"]] == [
         *("success", "success", "warning", "warning"),
@@ -153,7 +150,7 @@ def test_pausing_and_resuming(page: Client) -> None:
 def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
     rows = [outgoing(failed=False), *(outgoing(failed=True) for _ in range(count))]
     listed = page.get(f"{OUTBOX}?state=failed")
-    done = page.post(OUTBOX, {"action": "resend", "_selected_action": [row.pk for row in rows]}, follow=True)
+    done = page.post(OUTBOX, {"action": "retry", "_selected_action": [row.pk for row in rows]}, follow=True)
 
     assert [f"{count} message" in str(message) for message in done.context["messages"]] == [True]
     assert wrong({"listed": listed, "done": done}) == {}

@@ -1,4 +1,4 @@
-"""What was sent stays as it was, to the byte, from the parked queue to the page and back; what is hidden is nowhere."""
+"""Contents keep every byte from the parked queue to the page and back; hidden contents are on no page."""
 
 import json
 from typing import Any
@@ -9,7 +9,6 @@ from django.test import Client
 
 from django_rmq_retry import Message
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
-from django_rmq_retry.publishing import broker_connections
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -48,7 +47,7 @@ def test_a_body_is_the_same_from_its_parking_to_its_requeue(body: bytes, page: C
     taken = page.post(f"{ADMIN}/parkedmessage/{one.pk}/body/").content
     preview = page.get(f"{ADMIN}/requeuerun/preview/?message={one.pk}", follow=True)
     page.post(preview.redirect_chain[-1][0], {"start": "now", "rate": "100"})
-    page.post(f"{ADMIN}/requeuerun/{RequeueRun.objects.get().pk}/drive/?fragment=1")
+    page.post(f"{ADMIN}/requeuerun/{RequeueRun.objects.get().pk}/send/?fragment=1")
 
     assert b"<script>alert" not in shown
     assert [taken, bytes(ParkedMessage.objects.get(pk=one.pk).body), *(copy.body for copy in sent)] == [body] * 3
@@ -56,7 +55,7 @@ def test_a_body_is_the_same_from_its_parking_to_its_requeue(body: bytes, page: C
 
 
 def everything(client: Client, one: ParkedMessage, run: int) -> dict[str, str]:
-    """Every page, part and file that somebody gets who asks for all of them."""
+    """Every page, part and file that a user can request."""
     lists = [f"{ADMIN}/{name}/" for name in ("errorgroup", "parkedmessage", "requeuerun", "operatoraction")]
     numbers = {"errorgroup": one.group_id, "parkedmessage": one.pk, "requeuerun": run, "operatoraction": 1}
     addresses = [*lists, *(f"{ADMIN}/{name}/{number}/change/" for name, number in numbers.items())]
@@ -131,10 +130,8 @@ def test_what_is_hidden_is_in_no_page_no_file_and_no_record_of_an_edit(page: Cli
 AWAY = {"URL": "amqp://guest:hidden-word@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
 
 
-def test_every_page_answers_without_a_broker_and_says_so(
-    page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(broker_connections.current, "replaced", False)
+@pytest.mark.usefixtures("connected")
+def test_every_page_answers_without_a_broker_and_says_so(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, **AWAY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(business_key="PAY-1")
     run = requeue_run([made.message().pk])
@@ -150,6 +147,6 @@ def test_every_page_answers_without_a_broker_and_says_so(
     assert {f"{ADMIN}/errorgroup/", f"{ADMIN}/parkedmessage/", f"{ADMIN}/requeuerun/", preview, status} < {*pages}
     assert [name for name, text in pages.items() if text.count("No connection to the broker since") != 1] == []
     assert not [name for name, text in got.items() if "hidden-word" in text or "Traceback (most recent" in text]
-    assert [("disabled" in given, given["aria-describedby"]) for given in buttons] == [(True, "rmq-away")]
-    assert [given["role"] for _tag, given in form.tags if given.get("id") == "rmq-away"] == ["alert"]
+    assert [("disabled" in given, given["aria-describedby"]) for given in buttons] == [(True, "rmq-broker-down")]
+    assert [given["role"] for _tag, given in form.tags if given.get("id") == "rmq-broker-down"] == ["alert"]
     assert str(RunState.PLANNED.label) in planned

@@ -1,4 +1,4 @@
-"""What all pages share: groups and the live status, the audit log, missing tables, other sites, strict policies."""
+"""The frame of all pages: groups and the live status, the audit log, missing tables, other sites, strict policies."""
 
 import re
 import socket
@@ -21,7 +21,6 @@ import django_rmq_retry
 from django_rmq_retry.admin import broker_look, timeline
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -187,13 +186,13 @@ def test_without_the_tables_a_sentence_says_what_to_run(
     assert "manage.py migrate rmq_retry" in Page(response).text
 
 
+@pytest.mark.usefixtures("connected")
 def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         settings.RMQ_RETRY = {"URL": f"amqp://guest:secret@127.0.0.1:{port}/"}
-        monkeypatch.setattr(broker_connections.current, "replaced", False)
         waited: list[float | None] = []
         join = threading.Thread.join
 

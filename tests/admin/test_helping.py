@@ -1,4 +1,4 @@
-"""The help: what somebody may do, and why not what not, in the dialog of each page and as a page of its own."""
+"""The help: a user's permissions, with a reason for each missing one, in each page's dialog and on its own page."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ RULES = "The project's own rules may forbid for single messages"
 
 
 def mine(user: User) -> dict[str, str]:
-    """What the page says about each permission: why not, or nothing."""
+    """The page's text about each permission: the reason that it is missing, or nothing."""
     response = client_of(user).get(HELP)
     assert response.status_code == 200
     return {one.name: one.why for one in response.context["rmq_permissions"]()}
@@ -85,7 +85,7 @@ def test_the_page_lists_the_keys_too(lead: User) -> None:
 
 
 def test_whoever_is_let_into_the_admin_sees_the_help_and_nobody_else() -> None:
-    nobody = made.person("nobody")
+    nobody = made.person("newcomer")
     nobody.is_staff = False
     nobody.save()
 

@@ -1,4 +1,4 @@
-"""Somebody of the staff wants more than they may: by crafted forms, by others' links, by odd addresses."""
+"""A staff user tries more than is allowed: by crafted forms, by others' links, by odd addresses."""
 
 import json
 import re
@@ -83,14 +83,14 @@ def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, s
     assert [answer.content.decode().count("SOUTH-ONE") for answer in answers] == [0, 0]
 
 
-@pytest.mark.parametrize("of", ["north", "south", "nobody"])
+@pytest.mark.parametrize("of", ["north", "south", "no region"])
 def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str, settings: Any) -> None:
     north, south = both()
     chain = [
         {"error": "Down", "text": "", "frames": [{"file": "pay.py", "line": 7, "function": "f", "code": "secret()"}]}
     ]
     failed = made.attempt(south if of == "south" else north, fingerprint=north.group.fingerprint, chain=chain)
-    if of == "nobody":
+    if of == "no region":
         Attempt.objects.filter(pk=failed.pk).update(identity="of a message that waits for its retry")
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only("view_traceback")}}
     clerk = client_of(made.person("clerk", *CLERK, "view_traceback"))
@@ -98,7 +98,7 @@ def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str,
     why = {
         "north": "secret()",
         "south": "Only the north is yours.",
-        "nobody": "The project&#x27;s rules do not allow it.",
+        "no region": "The project&#x27;s rules do not allow it.",
     }
 
     assert [said in page for said in why.values()] == [name == of for name in why]
@@ -124,7 +124,7 @@ def test_a_part_of_a_page_is_for_whom_the_page_is(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(runs, "SLICE", 0.0)
     run = requeue_run([made.message(business_key="NORTH-ONE").pk])
     blind = client_of(made.person("blind", "requeue"))
-    answer = blind.post(reverse("admin:rmq_retry_requeuerun_drive", args=[run.pk]) + "?fragment=1")
+    answer = blind.post(reverse("admin:rmq_retry_requeuerun_send", args=[run.pk]) + "?fragment=1")
 
     assert answer.status_code == 403
     assert blind.get("/admin/rmq_retry/livestatus/?fragment=1").status_code == 403

@@ -1,4 +1,4 @@
-"""A list of keys, pasted: what became of each, requeue or discard of exactly these, and all except these."""
+"""A list of keys, pasted: the match of each, requeue or discard of exactly these, and all except these."""
 
 from datetime import timedelta
 from typing import Any
@@ -278,11 +278,11 @@ def test_buttons_that_may_not_be_pressed_say_why() -> None:
 def test_hostile_keys_are_text(page: Client) -> None:
     key = '<script>alert("1")</script>\u202e'
     made.message(business_key=key)
-    told = pasted(page, f'"{key.replace(chr(34), chr(34) * 2)}"\n<b>nobody</b>,\x00')
+    told = pasted(page, f'"{key.replace(chr(34), chr(34) * 2)}"\n<b>absent</b>,\x00')
 
     assert tiles(told) == {"keys": 3, "found": 1, "missing": 2, "several": 0, "closed": 0}
     assert "<script>alert" not in told.content.decode()
-    assert "<b>nobody" not in told.content.decode()
+    assert "<b>absent" not in told.content.decode()
 
 
 class TestAllExceptThese:
@@ -352,7 +352,7 @@ class TestAllExceptThese:
         assert sorted(item.message_id for item in RequeueItem.objects.all()) == [rows[1].pk, rows[2].pk]
 
     def test_nothing_is_done_while_the_field_has_other_keys_than_the_preview(self, page: Client) -> None:
-        """Whoever pastes and forgets the button sends nothing."""
+        """A user who pastes a list and does not press the button sends nothing."""
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         made.message(cause, business_key="PAY-2")

@@ -31,7 +31,7 @@ def shown(response: Any) -> set[str]:
 
 
 def selection(response: Any) -> Selection:
-    """What an action carries to the page that asks."""
+    """The values that an action passes to the page that asks for confirmation."""
     return Selection.read(parse_qs(urlsplit(response.headers["Location"]).query)["sel"][0])
 
 
@@ -76,7 +76,7 @@ def test_what_is_parked_is_listed_and_the_rest_by_its_filter(page: Client) -> No
     ("words", "found"),
     [
         ({"queue": "payments.main"}, {"PAY-1", "PAY-3"}),
-        ({"queue": "nobody.knows"}, {"PAY-2"}),
+        ({"queue": "unknown.queue"}, {"PAY-2"}),
         ({"type": "refund"}, {"PAY-2"}),
         ({"reason": "expired"}, {"PAY-3"}),
         ({"parked": "1h"}, {"PAY-1", "PAY-3"}),
@@ -89,7 +89,7 @@ def test_what_is_parked_is_listed_and_the_rest_by_its_filter(page: Client) -> No
 def test_filters_narrow_the_list_and_can_be_taken_away(page: Client, words: dict[str, str], found: set[str]) -> None:
     now = timezone.now()
     made.message(business_key="PAY-1", cycle=2)
-    made.message(business_key="PAY-2", queue="nobody.knows", type="refund", parked_at=now - timedelta(hours=2))
+    made.message(business_key="PAY-2", queue="unknown.queue", type="refund", parked_at=now - timedelta(hours=2))
     made.message(business_key="PAY-3", reason="expired")
     response = page.get(LIST, words)
 

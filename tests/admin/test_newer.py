@@ -21,7 +21,7 @@ LIST = "/admin/rmq_retry/parkedmessage/"
 
 
 def asked(response: Any) -> str:
-    """What the open list asks again and again."""
+    """The request that the open list repeats."""
     return next(attrs["data-rmq-live"] for _tag, attrs in Page(response).tags if "data-rmq-live" in attrs)
 
 

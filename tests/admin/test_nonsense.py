@@ -1,4 +1,4 @@
-"""Addresses that nobody means, and pages that nobody is to keep: an answer in words, and nothing in a cache."""
+"""Invalid addresses, and pages that no cache may store: a response in words, and nothing in a cache."""
 
 from typing import Any
 

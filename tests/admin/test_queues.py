@@ -8,7 +8,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, InPlace, Queue, RetryThenPark, handler
-from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import OperatorAction, QueueControl
 from django_rmq_retry.parked.controls import pause
@@ -17,6 +16,7 @@ from django_rmq_retry.policies import Circuit
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.looking import Page
+from tests.admin.standstills import tripped
 from tests.admin.test_requeueing import press
 from tests.commands.running import Exit, run
 from tests.operating.made import ANN
@@ -31,7 +31,7 @@ def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
     circuit = Circuit().trip(handler="bank.charge", kind="BankDown", cause=cause, now=now, wait=60)
     for _ in range(failed):
         circuit = circuit.fail(cause=cause, now=now, wait=60)
-    Table().put(QUEUE, circuit, "somebody")
+    tripped(QUEUE, circuit)
 
 
 def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) -> None:
@@ -129,8 +129,8 @@ def test_who_was_too_late_is_told_so(page: Client) -> None:
 
 
 def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client) -> None:
-    answer = page.post(f"{QUEUES}change_state/", {"queue": "made-up", "act": "pause"}, follow=True)
-    page.post(f"{QUEUES}change_state/", {"queue": QUEUE, "act": "burn"}, follow=True)
+    answer = page.post(f"{QUEUES}change_state/", {"queue": "made-up", "action": "pause"}, follow=True)
+    page.post(f"{QUEUES}change_state/", {"queue": QUEUE, "action": "burn"}, follow=True)
 
     assert "No handler reads a queue made-up." in Page(answer).text
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)

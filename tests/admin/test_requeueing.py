@@ -191,7 +191,7 @@ def test_a_paused_run_is_resumed_and_sends_nothing_before(page: Client, sent: li
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     paused = press(page, run_page, "Pause")
     run = RequeueRun.objects.get()
-    page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/drive/")
+    page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/send/")
     before = len(sent)
     resumed = press(page, paused, "Resume")
     press(page, resumed, "Continue here")
@@ -211,10 +211,10 @@ def test_the_script_gets_the_part_of_the_page_that_changes(page: Client, sent: l
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     run = RequeueRun.objects.get()
     shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/?fragment=1")
-    driven = page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/drive/?fragment=1")
+    driven = page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/send/?fragment=1")
 
     assert b"<html" not in shown.content
-    assert b"data-rmq-drive" in shown.content
+    assert b"data-rmq-send" in shown.content
     assert b"<html" not in driven.content
     assert len(sent) == 1
 
@@ -225,7 +225,7 @@ def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Cli
     other = client_of(made.person("other", "view_requeuerun", "requeue"))
     seen = other.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
 
-    assert b"data-rmq-drive" not in seen.content
+    assert b"data-rmq-send" not in seen.content
     assert b"Continue here" in seen.content
 
 

@@ -41,7 +41,7 @@ MAY: dict[str, set[str]] = {
     "post_requeuerun_preview_sel_now": {"support", "on-call", "lead"},
     "post_requeuerun_preview_many_now": {"on-call", "lead"},
     "post_requeuerun_control_pause": {"on-call", "lead"},
-    "post_requeuerun_drive": {"support", "on-call", "lead"},
+    "post_requeuerun_send": {"support", "on-call", "lead"},
     "post_requeuerun_export": ALL - {"support"},
     "get_parkedmessage_discard_sel": {"on-call", "lead"},
     "post_parkedmessage_discard_sel_test": {"on-call", "lead"},
@@ -65,7 +65,7 @@ MAY: dict[str, set[str]] = {
     "get_errorgroup_note": ALL - {"auditor"},
     "post_errorgroup_note_n": ALL - {"auditor"},
 }
-"""Who may; everybody else gets 403."""
+"""The roles that may; all other users get 403."""
 INHERITED = ("add", "delete", "change", "history")
 MODELS = [model for model in admin.site._registry if model._meta.app_label == "rmq_retry"]
 
@@ -77,7 +77,7 @@ def ours() -> set[str]:
 
 
 def in_role(role: str) -> Client:
-    """Somebody of that group and no other right."""
+    """A user of that group without any other right."""
     user = User.objects.create(username=role, is_staff=True)
     user.groups.add(Group.objects.get(name=f"rmq {role}"))
     return client_of(user)

@@ -46,11 +46,11 @@ DATA = (
     *("x-death", "tenant", "north", "iban", "token", "headers.token", "application/json", "str", "UTC", "SHA-256"),
     *("message_id", "content_type", "delivery_mode", "admin", "cli", "code", "manage.py rmq_declare", "handlers.py"),
 )
-"""What comes from outside, and names for machines."""
+"""Values from outside, and names for machines."""
 
 
 class Seen(HTMLParser):
-    """Each text that somebody sees or hears, one after another."""
+    """Each text that a user sees or a screen reader reads, one after another."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()

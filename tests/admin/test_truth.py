@@ -1,4 +1,4 @@
-"""What the pages say of a message, a queue or an act is so now: none says of what was handled that it was not."""
+"""The pages show the present state of a message, a queue or an action: no handled message is shown as unhandled."""
 
 from datetime import timedelta
 from typing import Any
@@ -21,9 +21,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.parked.actions import discard, hold
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import export
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
@@ -32,7 +30,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.commands.running import run
-from tests.operating.made import ANN, logged
+from tests.operating.made import ANN, discard_messages, hold_messages, logged, requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -44,7 +42,7 @@ def shown(client: Client, address: str) -> str:
 
 def requeued(cause: ErrorGroup) -> RequeueRun:
     """All messages of a cause, in one run."""
-    return start(Selection.of_filter({"group": cause.pk}), ANN, reason="bank is back")
+    return requeue_run(Selection.of_filter({"group": cause.pk}), reason="bank is back")
 
 
 def sent(run: RequeueRun, one: ParkedMessage, state: State, **fields: Any) -> None:
@@ -220,9 +218,9 @@ def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: 
         keys = [each.business_key for each in some]
         return Selection.of_filter({LISTED: list_filter(store(keys, ANN, look_up(keys)))})
 
-    hold(chosen(one, two), ANN, until=timezone.now() + timedelta(hours=1))
-    discard(chosen(one, three), ANN, category="test")
-    discard(chosen(two), ANN, category="test")
+    hold_messages(chosen(one, two))
+    discard_messages(chosen(one, three))
+    discard_messages(chosen(two))
 
     def found(asked: object, client: Client = page) -> list[str]:
         return [act.action for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
@@ -250,7 +248,7 @@ def test_a_message_that_an_action_on_several_left_alone_is_not_among_them(page: 
     chosen = Selection.of_filter({LISTED: listed("PAY-1", "PAY-2", "PAY-3")})
     if by == "numbers":
         chosen = Selection.of_ids([one.pk, two.pk, left.pk])
-    discard(chosen, ANN, category="test", allowed=lambda row: "no" if row.pk == left.pk else "")
+    discard_messages(chosen, allowed=lambda row: "no" if row.pk == left.pk else "")
     counts = [len(found_for(page, f"%23{row.pk}")) for row in (one, two, left)]
 
     assert counts == [1, 1, 0]
@@ -289,7 +287,7 @@ def test_a_search_of_the_audit_log_reads_a_bounded_number_of_actions_and_says_so
 ) -> None:
     one, two, three = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
     for other in (two, three):
-        hold(Selection.of_ids([one.pk, other.pk]), ANN, until=timezone.now() + timedelta(hours=1))
+        hold_messages([one.pk, other.pk])
     list(export(Selection.of_filter({"state": "on_hold"}), ANN))
     said = "Only the newest {} actions on several messages were searched"
     monkeypatch.setattr("django_rmq_retry.admin.audit.MOST_READ", 2)
@@ -313,7 +311,7 @@ ODD: list[Any] = [
 @pytest.mark.parametrize("facts", ODD)
 def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, facts: Any) -> None:
     one, two = made.message(business_key="PAY-1"), made.message(business_key="PAY-2")
-    hold(Selection.of_ids([one.pk, two.pk]), ANN, until=timezone.now() + timedelta(hours=1))
+    hold_messages([one.pk, two.pk])
     odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", action=Action.UNHOLD, count=2, facts=facts)
     OperatorAction.objects.bulk_create([odd])
 

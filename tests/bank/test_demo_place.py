@@ -32,7 +32,7 @@ def test_where_nobody_makes_a_virtual_host_it_is_the_default_one(
     monkeypatch.setenv("RMQ_OPERATORS_MANAGEMENT_URL", NOBODY)
     with place("amqp://127.0.0.1:5672", tmp_path) as found:
         assert found.url == "amqp://127.0.0.1:5672"
-        assert "where no management API makes one" in found.said
+        assert "where no management API makes one" in found.description
 
 
 def test_where_somebody_makes_one_the_demo_has_it_alone_and_then_nobody(

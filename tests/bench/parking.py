@@ -12,15 +12,13 @@ from statistics import median
 import pika
 
 from django_rmq_retry import Delivery, Message, Queue
-from django_rmq_retry.amqp import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.messages import ErrorNote, Properties, Reason, encode_properties
 from django_rmq_retry.policies import park
 from tests.bench import trials
 from tests.bench.report import Finding, table
 from tests.bench.task import Task
+from tests.broker.live import publishing
+from tests.core.parked import parked_copy
 from tests.tooling import databases
 from tests.tooling.filled import own_database
 from tests.tooling.node import Node
@@ -78,15 +76,11 @@ def _filled(task: Task) -> Iterator[None]:
     with pika.BlockingConnection(pika.URLParameters(task.url)) as connection:
         channel = connection.channel()
         channel.queue_declare(name, durable=True, arguments=Queue(name).plain_arguments())
-        io = IoThread("bench-fill")
-        io.start()
-        publisher = PikaPublisher(io, Access.parse(task.url))
         try:
-            publisher.publish_many((_copy(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
-            yield
+            with publishing(task.url) as publisher:
+                publisher.publish_many((_copy(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
+                yield
         finally:
-            publisher.close()
-            io.stop(timeout=2)
             channel.queue_delete(name)
 
 
@@ -101,6 +95,4 @@ def _copy(task: Task, number: int) -> Message:
         routing_key=task.queue,
     )
     verdict = replace(park(Reason.EXHAUSTED, "after 5 attempts", error), fingerprint="a" * 40, culprit="bank:post")
-    copy = parked(verdict, failed, f"{task.queue}.parked", handler="payments.handlers.charge", now=1_700_000_000_000)
-    assert copy.copy is not None
-    return copy.copy
+    return parked_copy(verdict, failed, park=f"{task.queue}.parked")

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import pika
 
 from django_rmq_retry import Json, Message, Queue
-from django_rmq_retry.amqp import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import Properties
 from tests.bench.policy import POLICY
 from tests.bench.task import RETRY_DELAY, Task, payload
+from tests.broker.live import publishing
 from tests.core.made import topology_of
 
 if TYPE_CHECKING:
@@ -68,15 +66,9 @@ def _bare_loop(task: Task) -> dict[str, dict[str, object]]:
 
 def fill(task: Task) -> int:
     """Publish the task's messages, each confirmed; return the total bytes of their bodies."""
-    io = IoThread("bench-fill")
-    io.start()
-    publisher = PikaPublisher(io, Access.parse(task.url))
-    try:
+    with publishing(task.url) as publisher:
         publisher.publish_many((_message(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
-        return sum(len(_message(task, n).body) for n in range(task.total))
-    finally:
-        publisher.close()
-        io.stop(timeout=2)
+    return sum(len(_message(task, n).body) for n in range(task.total))
 
 
 def _message(task: Task, number: int) -> Message:

@@ -1,7 +1,13 @@
 """One queue with old arguments that shall have new ones, and its messages."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from threading import Event
 from typing import Any
 
+import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Exchange, Queue
@@ -29,6 +35,33 @@ def fill(channel: BlockingChannel, count: int = 3) -> None:
     for number in range(count):
         channel.basic_publish("shop", "k", b"%d" % number)
     wait_until(lambda: ready(channel, "orders") == count)
+
+
+@contextmanager
+def publishing(url: str, routing_key: str, *, exchange: str = "") -> Iterator[list[bytes]]:
+    """Publish until the end, mandatory and with confirms; give the bodies that are confirmed so far."""
+    confirmed: list[bytes] = []
+    stop = Event()
+
+    def publish() -> None:
+        connection = pika.BlockingConnection(pika.URLParameters(url))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(delivery_mode=2)
+        for number in count():
+            if stop.wait(0.005):
+                break
+            channel.basic_publish(exchange, routing_key, b"%d" % number, properties, mandatory=True)
+            confirmed.append(b"%d" % number)
+        connection.close()
+
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        publisher = threads.submit(publish)
+        try:
+            yield confirmed
+        finally:
+            stop.set()
+        publisher.result()
 
 
 def bodies(channel: BlockingChannel, queue: str = "orders") -> list[bytes]:

@@ -8,21 +8,21 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery, Message
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages import Instruction, Settlement, encode_properties
 from django_rmq_retry.policies import Failure, Verdict
+from tests.core.made import settled
 from tests.tooling.waiting import wait_until
 
 Got = tuple[int, Delivery, pika.BasicProperties]
 
 
 class Broken(Exception):
-    """What the handler at hand always raises."""
+    """The error that the handler of this module always raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtHand:
-    """A subscription whose handler fails whenever it is told to."""
+    """A subscription whose handler fails on request."""
 
     channel: BlockingChannel
     subscription: Subscription
@@ -33,7 +33,7 @@ class AtHand:
         attempt = self.subscription.policy.via.attempt(self.subscription.route, arrival)
         delivery = replace(arrival, attempt=attempt)
         verdict = self.subscription.policy.judge(Failure(delivery=delivery, error=Broken("again"), chance=0.5))
-        self.carry_out(tag, settle(verdict, delivery, self.subscription, now=1_800_000_000_000))
+        self.carry_out(tag, settled(verdict, delivery, self.subscription, now=1_800_000_000_000))
         return verdict
 
     def take(self, queue: str) -> Got:

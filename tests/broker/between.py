@@ -16,16 +16,20 @@ class Between:
 
     @property
     def accepted(self) -> int:
-        """How many connections were made so far."""
+        """The number of connections made so far."""
         return len(self._proxy._pairs)
 
     def silence(self) -> None:
-        """From now on the broker hears all, and nothing reaches the client."""
+        """From now on the broker receives everything, and nothing reaches the client."""
         self._proxy.set(Mode.BLACKHOLE_TO_CLIENT)
 
     def swallow(self) -> None:
         """From now on nothing passes, neither way."""
         self._proxy.set(Mode.BLACKHOLE)
+
+    def slow(self) -> None:
+        """From now on each 64 KiB take 0.1 s."""
+        self._proxy.set(Mode.DELAY)
 
     def speak(self) -> None:
         """Everything passes again, also what was held back on connections that are still open."""

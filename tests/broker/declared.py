@@ -30,7 +30,7 @@ def declaring(vhost: Vhost) -> Iterator[Declarer]:
 def declare(vhost: Vhost, topology: Topology) -> None:
     with declaring(vhost) as declarer:
         plan = declarer.declare(topology)
-        assert plan.possible, [item.said for item in plan.items]
+        assert plan.possible, [item.text for item in plan.items]
 
 
 def arguments(vhost: Vhost) -> dict[str, dict[str, object]]:

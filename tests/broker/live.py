@@ -22,7 +22,7 @@ PATIENCE = 10.0
 
 
 class Seen:
-    """A receiver that keeps what it is told."""
+    """A receiver that keeps its calls."""
 
     def __init__(self) -> None:
         self.arrivals: SimpleQueue[Delivery] = SimpleQueue()
@@ -90,6 +90,13 @@ def io_thread() -> Iterator[IoThread]:
 def publisher_on(io: IoThread, url: str | Sequence[str], **options: Any) -> PikaPublisher:
     """A publisher on an I/O thread that the test has."""
     return PikaPublisher(io, Access.parse(url, **options))
+
+
+def source_on(
+    io: IoThread, url: str | Sequence[str], publisher: Publisher, *, patient: bool = False, **options: Any
+) -> PikaSource:
+    """A source on an I/O thread that the test has; its copies go by the publisher."""
+    return PikaSource(io, Access.parse(url, **options), publisher, patient=patient)
 
 
 @contextmanager

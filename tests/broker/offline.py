@@ -29,12 +29,16 @@ class Recording(AbstractStreamTransport):
 
     def __init__(self, protocol: AbstractStreamProtocol) -> None:
         self.sent: list[bytes] = []
+        self.failed: Exception | None = None
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
         self.sent.append(data)
 
     def abort(self) -> None: ...
+
+    def fail(self, error: Exception) -> None:
+        self.failed = error
 
     def get_protocol(self) -> AbstractStreamProtocol:
         return self._protocol
@@ -69,7 +73,7 @@ class Offline(IoServices):
 
         def made() -> None:
             self.made = self.protocol(protocol_factory(), self)
-            self.made.connection_made(Recording(self.made))
+            self.made.connection_made(Recording(self.made))  # type: ignore[arg-type]  # it stands for a Transport
             on_done((self.transport, self.made.inner))
 
         self.add_callback_threadsafe(made)

@@ -11,7 +11,7 @@ Step = tuple[str, list[int]]
 
 
 class Broker:
-    """What RabbitMQ keeps of one channel; a tag that is not outstanding is a channel error."""
+    """The tags that RabbitMQ keeps of one channel; a tag that is not outstanding is a channel error."""
 
     def __init__(self, count: int) -> None:
         self.unacked = set(range(1, count + 1))
@@ -56,7 +56,7 @@ def tell(acks: Acks, step: Step) -> bytes:
 
 
 def play(steps: Sequence[Step]) -> Broker:
-    """After every step the broker must have heard of exactly what is done."""
+    """After every step the broker must have received acks of exactly the settled deliveries."""
     broker = Broker(sum(len(tags) for _, tags in steps))
     acks, done = Acks(7), {}
     for step in steps:

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,22 +14,25 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.amqp import Access, Cause, Line
+from django_rmq_retry.amqp import Access, Cause, Line, Outcome
 from django_rmq_retry.amqp import answers as room
-from django_rmq_retry.amqp.answers import INTERNAL_ERROR, PREFIX, Answers, family_of
+from django_rmq_retry.amqp.answers import INTERNAL_ERROR, Answers, family_of
 from django_rmq_retry.amqp.contracts import unanswered
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.messages import Instruction, Settlement
-from tests.broker.live import Held, Seen, consuming, io_thread, to
+from django_rmq_retry.errors import MessageUnsent
+from django_rmq_retry.messages import Headers, Instruction, Settlement
+from tests.broker.live import Held, Seen, calling, consuming, io_thread, publishing, to
+from tests.broker.test_calling import answering, ask, question
 from tests.tooling.waiting import wait_until
 
+PREFIX = "amq.rabbitmq.reply-to."
 WORK = Line(queue="work", prefetch=50)
 SERIAL = slice(-8, -4)
 LOST = unanswered(Cause.CONNECTION_LOST, "the connection was lost", code=INTERNAL_ERROR)
 
 
 class Caller:
-    """Somebody of another project who asks and waits, by pika's own means."""
+    """A caller of another project that calls and waits, by pika's own means."""
 
     def __init__(self, url: str) -> None:
         self.answers: list[bytes] = []
@@ -86,7 +90,7 @@ def elsewhere(number: int) -> bytes:
 
 
 def hostile(pid: bytes) -> list[str]:
-    """What a sender may write: no pid at all, a broken one, one of another broker, one of this broker that is wrong."""
+    """Addresses that a sender may write: without a pid, with a broken one, one of another broker, or a wrong one."""
     odd = pid[: SERIAL.start] + b"\xff\xff\xff\xff" + pid[SERIAL.stop :]
     return [
         *(forged(os.urandom(30)) for _ in range(10)),
@@ -94,7 +98,7 @@ def hostile(pid: bytes) -> list[str]:
         *(forged(elsewhere(number)) for number in range(10)),
         *(forged(elsewhere(7), os.urandom(9)) for _ in range(10)),
         *(forged(odd, os.urandom(9)) for _ in range(2)),
-        *(forged(pid[:-1]), forged(pid + b"x"), forged(pid, b"nobody")),
+        *(forged(pid[:-1]), forged(pid + b"x"), forged(pid, b"absent")),
     ]
 
 
@@ -144,6 +148,44 @@ def test_invented_reply_addresses_cost_no_copy_and_no_answer(
     assert sorted(bodies(amqp, "waiting")) == sorted(b"fails %d" % number for number in range(count // 3))
     assert [one for one in caplog.messages if "not stored" in one or "No connection to publish" in one] == []
     assert copied < 5 > took - 2, (copied, took)
+
+
+@pytest.mark.contract
+@pytest.mark.on_both
+@pytest.mark.parametrize("header", [None, "CC", "BCC"])
+def test_a_publish_to_an_invented_reply_address_costs_no_other_publish(
+    broker_url: str, amqp: BlockingChannel, header: str | None
+) -> None:
+    amqp.queue_declare("payments", durable=True)
+    invented = forged(elsewhere(1))
+    bad = to("payments", headers=Headers.of({header: ["other", invented]})) if header else to(invented, mandatory=False)
+    ends: Counter[Outcome] = Counter()
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("payments"))
+        for number in range(200):
+            publisher.send(to("payments", b"%d" % number), lambda result: ends.update([result.kind]))
+        with pytest.raises(MessageUnsent, match="is a direct reply-to address"):
+            publisher.publish(bad)
+        with pytest.raises(MessageUnsent, match="is a direct reply-to address"):
+            publisher.publish_many([bad])
+        wait_until(lambda: ends.total() == 200, 5)
+
+    assert ends == {Outcome.CONFIRMED: 200}
+    assert len(bodies(amqp, "payments")) == 201
+
+
+@pytest.mark.contract
+@pytest.mark.on_both
+def test_a_call_with_an_invented_reply_address_costs_no_other_call(broker_url: str) -> None:
+    copied = question(b"bad", headers=Headers.of({"CC": [forged(elsewhere(1))]}))
+    with answering(broker_url), calling(broker_url) as caller:
+        assert ask(caller, b"before") == b"re: before"
+        connection = caller._link.connection
+        with pytest.raises(MessageUnsent, match="is a direct reply-to address"):
+            caller.call(copied, timeout=5)
+
+        assert ask(caller, b"after") == b"re: after"
+        assert caller._link.connection is connection
 
 
 @pytest.mark.contract

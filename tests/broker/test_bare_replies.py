@@ -1,4 +1,6 @@
-"""A bare direct reply address: a broker stores it for a sender by AMQP 1.0, and takes it from nobody who copies it."""
+"""A bare direct reply address: a broker stores it for a sender by AMQP 1.0, and takes it from no copy."""
+
+from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -7,13 +9,13 @@ from django_rmq_retry import Delivery, Queue, Republish, RetryThenPark
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages import Reason
-from django_rmq_retry.messages.parked import Original, Parked, read_parked, requeued
 from django_rmq_retry.policies import Verdict, park, retry
 from tests.broker.anew import OLD, recreate
 from tests.broker.declared import declare, ready, session_on
 from tests.broker.live import Seen, consuming, publishing
+from tests.core.made import settled
+from tests.core.parked import read_back, requeued_copy
 from tests.tooling.amqp10 import send
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -35,14 +37,14 @@ def _stored(vhost: Vhost) -> None:
 def carried_out(verdict: Verdict, source: PikaSource, seen: Seen, count: int) -> list[Delivery]:
     taken = [seen.next() for _ in range(count)]
     for one in taken:
-        source.settle(one, settle(verdict, one, HANDLED, now=1))
+        source.settle(one, settled(verdict, one, HANDLED))
     return taken
 
 
-def parked_record(url: str) -> Parked:
+def parked_record(url: str) -> Any:
     with consuming(url, Line(queue="work.parked", prefetch=10)) as (_, seen):
         arrivals = [seen.next() for _ in range(5)]
-    found = {one.body: read_parked(one, {"work.parked": "work"}) for one in arrivals}
+    found = {one.body: read_back(one, {"work.parked": "work"}) for one in arrivals}
     assert sorted(found) == [b"bare", b"good 0", b"good 1", b"good 2", b"good 3"]
     return found[b"bare"]
 
@@ -60,9 +62,9 @@ def test_it_is_retried_parked_and_requeued_beside_others(vhost: Vhost, amqp: Blo
         carried_out(PARKED, source, seen, 5)
         wait_until(lambda: ready(amqp, "work.parked") == 5, 10)
     record = parked_record(vhost.url)
-    original = Original(body=record.body, raw=record.raw, exchange="", routing_key="work")
+    copy = requeued_copy(body=record.body, raw=record.raw, routing_key="work", queue="work")
     with publishing(vhost.url) as publisher:
-        publisher.publish(requeued(original, queue="work", ticket="t"))
+        publisher.publish(copy)
     _, properties, body = amqp.basic_get("work", auto_ack=True)
 
     assert (record.properties.reply_to, record.by.value) == (BARE, "consumer")

@@ -39,7 +39,7 @@ def reply(channel: BlockingChannel, properties: pika.BasicProperties, body: byte
 
 @contextmanager
 def answering(url: str, answer: Answer = echo) -> Iterator[None]:
-    """Somebody who answers until the test is over."""
+    """A program that answers until the test is over."""
     ready, over = threading.Event(), threading.Event()
 
     def serve() -> None:
@@ -174,6 +174,31 @@ def test_a_connection_lost_while_waiting_is_told_and_the_next_question_is_answer
             waits.result(4)
         with answering(broker_url):
             assert ask(caller, b"new") == b"re: new"
+
+
+def test_a_connection_lost_while_a_body_is_tested_costs_only_time(broker_url: str) -> None:
+    large = b"x" * 5_000_000
+
+    def testing(caller: PikaCaller) -> bool:
+        connection = caller._link.connection
+        return (
+            connection is not None and len([one for one in connection.services.channels.values() if one.is_open]) == 2
+        )
+
+    with (
+        answering(broker_url),
+        between(broker_url) as line,
+        calling(line.url) as caller,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert ask(caller) == b"re: ?"
+        line.slow()
+        waits = pool.submit(caller.call, question(large, correlation_id="large"), timeout=20)
+        wait_until(lambda: testing(caller), 5, what="the test of the size has begun")
+        line.cut()
+        line.speak()
+
+        assert waits.result(20).body == b"re: " + large
 
 
 def test_wrong_credentials_are_told_at_once(broker_url: str) -> None:

@@ -1,4 +1,4 @@
-"""What each version of RabbitMQ can do, known before anything is declared."""
+"""The features of each version of RabbitMQ, known before anything is declared."""
 
 import pytest
 

@@ -153,6 +153,16 @@ def test_a_missing_exchange_returns_what_was_meant_for_it(confirms: Confirms) ->
     assert confirms.closed == [confirms.channel]
 
 
+def test_of_several_in_flight_to_an_exchange_that_is_gone_any_may_be_stored(confirms: Confirms) -> None:
+    """The exchange may have been deleted after it routed some of them."""
+    for name in "ab":
+        confirms.send(name, to("k", exchange="gone"))
+    confirms.feed(spec.Channel.Close(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", 60, 40))
+
+    assert confirms.outcomes == {"a": Outcome.UNKNOWN, "b": Outcome.UNKNOWN}
+    assert confirms.ends[0][2] == "exchange 'gone' does not exist"
+
+
 def test_a_body_above_the_brokers_limit_was_not_stored_and_the_others_are_unknown(confirms: Confirms) -> None:
     confirms.send("small", to("q", b"x" * 5))
     confirms.send("big", to("q", b"x" * 50))

@@ -35,7 +35,7 @@ def private_names(kind: type[Any]) -> set[str]:
 def test_no_private_name_of_pika_is_used(file: Path) -> None:
     text = file.read_text()
 
-    assert "SLF001" not in text, "ruff finds private names, and must not be told to ignore them"
+    assert "SLF001" not in text, "ruff finds private names, and must not be configured to ignore them"
     assert not re.search(r"^ *from pika\S* import .*\b_", text, re.MULTILINE)
     assert not re.search(r"\bpika(\.\w+)*\._", text)
 
@@ -45,6 +45,27 @@ def test_no_private_name_of_a_pika_class_is_overridden(kind: type[Any]) -> None:
     own = set(re.findall(r"(?:self\.|def )(_[a-z]\w*)", inspect.getsource(kind)))
 
     assert own & set().union(*(private_names(base) for base in kind.__bases__)) == set()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_callback_that_fails_as_its_channel_closes_keeps_no_other_from_running(
+    caplog: pytest.LogCaptureFixture, *, lost: bool
+) -> None:
+    """As the connection is lost, all other channels and its owner must be notified; otherwise it is closed."""
+    ran: list[str] = []
+    with wire() as at:
+        at.connection.add_on_close_callback(lambda *_: ran.append("connection"))
+        at.channel.add_on_close_callback(lambda *_: 1 / 0)
+        at.open_channel(2).add_on_close_callback(lambda *_: ran.append("other channel"))
+        if lost:
+            at.protocol.connection_lost(ConnectionError("lost"))
+        else:
+            at.feed(method(spec.Channel.Close(404, "NOT_FOUND", 60, 40)))
+
+        assert ran == (["other channel", "connection"] if lost else [])
+        assert isinstance(at.transport.failed, ZeroDivisionError) == (not lost)
+    assert "A function failed as a channel closed; its connection is closed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_raw_frames_are_sent_as_they_are() -> None:

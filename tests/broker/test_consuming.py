@@ -1,4 +1,4 @@
-"""What a consuming connection does when its queue, channel or broker goes away: on a real broker."""
+"""A consuming connection whose queue, channel or broker goes away: on a real broker."""
 
 import threading
 import time
@@ -47,7 +47,7 @@ def depth(amqp: BlockingChannel, name: str = "q") -> int:
 
 
 def quiet(seen: Seen, seconds: float = 0.3) -> bool:
-    """Whether nothing arrives for a while."""
+    """True if nothing arrives for a while."""
     try:
         seen.next(seconds)
     except Empty:
@@ -73,7 +73,7 @@ def test_what_is_delivered_and_settled_is_gone(broker_url: str, amqp: BlockingCh
     assert seen.servers[0].product == "RabbitMQ"
 
 
-def test_no_more_than_the_prefetch_is_in_hand(broker_url: str, amqp: BlockingChannel) -> None:
+def test_no_more_than_the_prefetch_is_unacked(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1", b"2", b"3")
     with consuming(broker_url, Line(queue="q", prefetch=2)) as (source, seen):
@@ -116,7 +116,7 @@ def test_what_comes_after_quiescing_goes_back(broker_url: str, amqp: BlockingCha
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_after_a_lost_connection_what_was_in_hand_comes_again(
+def test_after_a_lost_connection_what_was_unacked_comes_again(
     broker_url: str, amqp: BlockingChannel, ordered: bool
 ) -> None:
     queue(amqp, ordered=ordered)
@@ -166,7 +166,7 @@ def test_a_queue_that_was_deleted_and_declared_again_is_consumed_again(broker_ur
         fill(amqp, b"1")
         source.settle(seen.next(), DONE)
         amqp.queue_delete("q")
-        # RabbitMQ 3.10 forgets to cancel where a quorum queue is declared anew within a millisecond.
+        # RabbitMQ 3.10 forgets to cancel where a quorum queue is declared again within a millisecond.
         wait_until(lambda: not source._lines, what="the broker cancels")
         queue(amqp)
         fill(amqp, b"2")
@@ -367,7 +367,7 @@ def test_a_held_message_comes_back_after_each_connection_that_is_lost(broker_url
         assert arrivals == [(b"1", False), (b"1", True), (b"1", True)]
 
 
-def test_a_source_is_empty_only_when_nothing_is_ready_and_nothing_in_hand(
+def test_a_source_is_empty_only_when_nothing_is_ready_and_nothing_unacked(
     broker_url: str, amqp: BlockingChannel
 ) -> None:
     queue(amqp)

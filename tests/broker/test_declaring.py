@@ -104,7 +104,7 @@ def test_the_management_api_tells_the_same_differences(declarer: Declarer, seein
     by_trial, by_row = declarer.plan(wanted).items[0], seeing.plan(wanted).items[0]
 
     assert set(by_trial.differences) == set(by_row.differences)
-    assert "x-queue-type: here quorum, broker classic" in by_trial.said
+    assert "x-queue-type: here quorum, broker classic" in by_trial.text
 
 
 def test_a_classic_queue_is_the_same_with_and_without_its_type(declarer: Declarer, seeing: Declarer) -> None:
@@ -120,7 +120,7 @@ def test_an_exchange_of_another_type_differs(declarer: Declarer, amqp: BlockingC
 
     item = declarer.declare(topology_of(extra=[Exchange("shop", "topic", durable=False)])).items[0]
 
-    assert item.said == (
+    assert item.text == (
         "type: here topic, broker direct; durable: here false, broker true; alternate-exchange: here none, broker rest"
     )
 
@@ -180,7 +180,7 @@ def test_the_management_api_tells_of_others_what_a_policy_sets(seeing: Declarer,
     def told(**arguments: object) -> str:
         inbox = Queue("inbox", existing=True, arguments=arguments)
         item = seeing.plan(topology_of(extra=[inbox])).items[0]
-        return item.said or f"{item.state.value} {item.type}"
+        return item.text or f"{item.state.value} {item.type}"
 
     said = {"x-dead-letter-exchange": "letters", "x-max-length": 7}
     wait_until(lambda: told(**said) == "same classic", what="the policy takes effect")

@@ -1,4 +1,4 @@
-"""What pika is told; and on a real node that TLS refuses what it must, with the reason."""
+"""The parameters that pika gets; and on a real node that TLS refuses what it must, with the reason."""
 
 import os
 import shutil
@@ -116,7 +116,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port(services: Services, certificates: Path) -> Iterator[int]:
-    """Where a node of this module's own speaks TLS, and wants a certificate from its clients."""
+    """The address at which this module's own node speaks TLS, and requires a certificate from its clients."""
     (port,) = free_ports(1)
     conf = (
         f"listeners.ssl.1 = 127.0.0.1:{port}",

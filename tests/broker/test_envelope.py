@@ -1,4 +1,4 @@
-"""What we write is what pika writes, and what pika reads keeps its property bytes."""
+"""Frames are written as pika writes them, and frames that pika reads keep their property bytes."""
 
 from typing import Any
 

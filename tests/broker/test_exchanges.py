@@ -72,7 +72,7 @@ def test_what_no_binding_takes_goes_to_the_alternate_exchange(vhost: Vhost, amqp
     queues = [Queue("known", type=None, bindings=[main.bind("known")])]
     declare(vhost, topology_of(extra=[*queues, Queue("unknown", type=None, bindings=[rest.bind()])]))
 
-    amqp.basic_publish("main", "nobody's key", b"")
+    amqp.basic_publish("main", "unbound", b"")
 
     has(amqp, "unknown", 1)
     assert vhost.exchanges()["main"]["arguments"] == {"alternate-exchange": "rest"}

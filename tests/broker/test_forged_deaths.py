@@ -12,13 +12,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages import Headers, Instruction
 from django_rmq_retry.messages.properties import encode_entry
 from django_rmq_retry.policies import Failure, Kind
 from tests.broker.declared import declare, has, ready
 from tests.broker.live import consuming, publishing, to
-from tests.core.made import topology_of
+from tests.core.made import settled, topology_of
 from tests.tooling.tables import entry
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -91,14 +90,14 @@ def looping(vhost: Vhost, kind: QueueType) -> Subscription:
 
 
 def gone_round(vhost: Vhost, amqp: BlockingChannel, found: Subscription, messages: int) -> list[Instruction]:
-    """How so many messages were settled, each of which fails until it is parked."""
+    """The settlements of this number of messages, each of which fails until it is parked."""
     told, parked = [], 0
     with consuming(vhost.url, Line(queue="work", prefetch=1)) as (source, seen):
         while parked < messages:
             arrival = seen.next()
             delivery = replace(arrival, attempt=found.policy.via.attempt(found.route, arrival))
             verdict = found.policy.judge(Failure(delivery=delivery, error=ValueError("again"), chance=0.5))
-            settlement = settle(verdict, delivery, found, now=1_800_000_000_000)
+            settlement = settled(verdict, delivery, found, now=1_800_000_000_000)
             told.append(settlement.instruction)
             source.settle(delivery, settlement)
             parked += verdict.kind is Kind.PARK
@@ -138,7 +137,7 @@ def test_what_a_broker_wrote_elsewhere_loses_no_message_that_was_moved_here(
     found = looping(vhost, kind)
     assert [(one["queue"], one["reason"]) for one in properties.headers["x-death"]] == [("work", "expired")]
 
-    # As whoever moves messages does, a shovel for one.
+    # As a program that moves messages does, such as a shovel.
     amqp.basic_publish("main", "k", body, properties)
 
     assert gone_round(vhost, amqp, found, 1) == [Instruction.ACK] * 4

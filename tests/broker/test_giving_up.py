@@ -1,4 +1,4 @@
-"""What the broker itself gives up of a queue in a dead-letter loop: why none of it is let in there."""
+"""Messages of a dead-letter loop that the broker itself gives up: the reason that such a loop is refused."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def taken(channel: BlockingChannel) -> Any:
 
 
 def left(channel: BlockingChannel, count: int) -> None:
-    """So many can be taken, from whichever queue, and no more will come; none was parked."""
+    """Exactly this number can be taken, from any of the queues; none was parked."""
     looks = 0
 
     def lasting() -> bool:

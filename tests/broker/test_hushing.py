@@ -1,4 +1,4 @@
-"""pika's lines about our connections are left out, except for those who want them; nobody else's are."""
+"""pika's lines about our connections are left out unless they are enabled; lines of other connections stay."""
 
 import logging
 from collections.abc import Iterator

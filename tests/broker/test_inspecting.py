@@ -1,4 +1,4 @@
-"""A management API that is not what it should be gets no login that it should not have, and keeps nobody waiting."""
+"""A wrong management API gets no login that it should not have, and delays no command."""
 
 import runpy
 import ssl

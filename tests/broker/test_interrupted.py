@@ -1,4 +1,4 @@
-"""A queue that is made anew is interrupted at every step: nothing is lost, and running it again ends it."""
+"""The recreation of a queue is interrupted at every step: nothing is lost, and the next run completes it."""
 
 from collections.abc import Callable
 from typing import Any

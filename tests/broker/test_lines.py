@@ -17,7 +17,7 @@ TAGS = {Instruction.ACK: spec.Basic.Ack, Instruction.REQUEUE: spec.Basic.Nack, I
 
 
 class Owned:
-    """A line on channel 2 and what it tells its owner."""
+    """A line on channel 2 and the calls to its owner."""
 
     def __init__(self, at: Wire, *, ordered: bool = False) -> None:
         self.at = at

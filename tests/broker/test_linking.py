@@ -1,5 +1,8 @@
 import itertools
+import socket
+import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +20,7 @@ from tests.tooling.waiting import wait_until
 
 
 class Told:
-    """What a link says, and the link itself."""
+    """The reports of a link, and the link itself."""
 
     def __init__(self) -> None:
         self.opened: list[Any] = []
@@ -144,6 +147,41 @@ def test_something_else_than_a_broker_is_told(vhost: Vhost) -> None:
         wait_until(lambda: told.refused or told.lost)
 
     assert told.opened == []
+
+
+@contextmanager
+def ending(*, reset: bool) -> Iterator[str]:
+    """A server that ends each connection after the client's first bytes, by a reset or by a close."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            while True:
+                with server.accept()[0] as client:
+                    if not client.recv(8):
+                        return
+                    if reset:
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        pool.submit(serve)
+        port = server.getsockname()[1]
+        yield f"amqp://guest:guest@127.0.0.1:{port}/%2F"
+
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_broker_that_resets_the_first_connections_is_waited_for() -> None:
+    with ending(reset=True) as url, linked(url) as told:
+        wait_until(lambda: told.refused or len(told.lost) >= 3)
+
+    assert told.refused == []
+
+
+def test_a_server_without_amqp_is_refused() -> None:
+    with ending(reset=False) as url, linked(url) as told:
+        wait_until(lambda: told.refused)
+
+    assert "does not use AMQP 0-9-1" in str(told.refused[0])
 
 
 @pytest.mark.usefixtures("quick")

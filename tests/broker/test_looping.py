@@ -1,10 +1,15 @@
 import logging
+import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp.connection import IoThread
-from tests.broker.live import io_thread
+from django_rmq_retry.errors import MessageUnsent
+from tests.broker.live import calling, io_thread, publishing, to
 from tests.tooling.waiting import wait_until
 
 
@@ -53,7 +58,52 @@ def test_a_cancelled_timer_never_rings() -> None:
         assert rung == []
 
 
-def test_an_error_on_the_io_thread_ends_it_loudly_and_tells_who_asked_to_know(
+@pytest.mark.parametrize("way", ["call", "later"])
+def test_an_error_in_a_function_ends_only_the_connections_of_its_thread(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    amqp.queue_declare("q", durable=True)
+    fail: Any = lambda: 1 / 0  # noqa: E731 - it is passed on
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q"))
+        connection, io = publisher._link.connection, publisher._io
+        begin: Any = fail if way == "call" else lambda: io.later(0.0, fail)
+        io.call(begin)
+        wait_until(lambda: publisher._link.connection not in (None, connection), 5, what="another connection")
+        publisher.publish(to("q"))
+
+    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert record.getMessage() == "A function failed on the I/O thread; its connections are closed and opened again"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_publish_or_call_on_the_io_thread_is_refused_at_once(broker_url: str) -> None:
+    """A log handler that publishes runs there with each log record of that thread; it would wait for itself."""
+    errors: list[Exception] = []
+    over = threading.Event()
+    with publishing(broker_url) as publisher, calling(broker_url) as caller:
+
+        def attempt(send: Callable[[], object]) -> None:
+            try:
+                send()
+            except Exception as error:  # noqa: BLE001 - its type is what the test compares
+                errors.append(error)
+
+        def run() -> None:
+            attempt(lambda: publisher.publish(to("q")))
+            attempt(lambda: publisher.publish_many([to("q")]))
+            caller._io.call(lambda: attempt(lambda: caller.call(to("q", correlation_id="c"), timeout=5)))
+            caller._io.call(over.set)
+
+        publisher._io.call(run)
+        assert over.wait(1)
+
+    assert [type(error) for error in errors] == [MessageUnsent] * 3
+    assert "the I/O thread, which sends it and would wait for itself" in str(errors[0])
+
+
+def test_a_request_to_exit_on_the_io_thread_ends_it_loudly_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     io, told = IoThread("rmq-test"), threading.Event()
@@ -61,11 +111,11 @@ def test_an_error_on_the_io_thread_ends_it_loudly_and_tells_who_asked_to_know(
     io.start()
 
     with caplog.at_level(logging.CRITICAL):
-        io.call(lambda: 1 / 0)  # type: ignore[arg-type]  # it does not return
+        io.call(sys.exit)
         assert told.wait(5)
 
     assert not io.alive
-    assert "The I/O thread ended: ZeroDivisionError" in caplog.text
+    assert "The I/O thread ended: SystemExit" in caplog.text
 
 
 def test_calls_to_an_ended_thread_harm_nobody() -> None:
@@ -74,7 +124,7 @@ def test_calls_to_an_ended_thread_harm_nobody() -> None:
     assert io.stop(timeout=5)
 
     told = threading.Event()
-    io.call(lambda: pytest.fail("nobody runs it any more"))
+    io.call(lambda: pytest.fail("it must not run any more"))
     io.at_end(told.set)
 
     assert told.is_set()

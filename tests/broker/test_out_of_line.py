@@ -1,4 +1,4 @@
-"""What a project may write out of a queue under StopTheLine, and how it loses its order by that."""
+"""A project may move messages out of a queue under StopTheLine, which loses the order of the queue."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ def lined_up(vhost: Vhost, channel: BlockingChannel, **arguments: object) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A consumer with one message in hand, which it holds until it is told to give it back."""
+    """A consumer with one unacked message, which it holds until the test returns it."""
 
     channel: BlockingChannel
     queue: str = "line"
@@ -44,8 +44,8 @@ class Taker:
         self.got.append((method.delivery_tag, body))
 
     def next(self) -> bytes:
-        """The message in hand; waited for."""
-        wait_until(self._looks, what="a message in hand")
+        """The unacked message; waited for."""
+        wait_until(self._looks, what="an unacked message")
         return self.got[-1][1]
 
     def give_back(self) -> None:

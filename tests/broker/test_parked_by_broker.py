@@ -1,4 +1,4 @@
-"""What the broker itself parks: as it came, with the broker's own note and nothing of ours."""
+"""Messages that the broker itself parks: unchanged, with the broker's own header and none of this package."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def published(amqp: BlockingChannel, **properties: Any) -> None:
 
 
 def noted(line: AtHand) -> tuple[list[str], Any]:
-    """Which headers a parked message has that are nobody else's, and why the broker says that it is there."""
+    """The headers that only a parked message has, and the broker's reason for parking it."""
     has(line.channel, "parked", 1)
     _, _, parked = line.take("parked")
     headers: Mapping[str, Any] = parked.headers or {}

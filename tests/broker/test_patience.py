@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp import Access, Line
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp import source as patience
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.messages import DONE
-from tests.broker.live import Seen
+from tests.broker.live import Seen, io_thread, publisher_on, source_on
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -26,19 +23,17 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def source(url: str, *lines: Line) -> Iterator[tuple[PikaSource, Seen]]:
-    io = IoThread("test-patience")
-    io.start()
-    publisher = PikaPublisher(io, Access.parse(url))
-    made, seen = PikaSource(io, Access.parse(url), publisher, patient=True), Seen()
-    made.start(lines, seen)
-    try:
-        yield made, seen
-    finally:
-        made.stop()
-        assert seen.has_drained.wait(10)
-        publisher.close()
-        io.stop(timeout=5)
+def source(url: str, *lines: Line) -> Iterator[tuple[patience.PikaSource, Seen]]:
+    with io_thread() as io:
+        publisher = publisher_on(io, url)
+        made, seen = source_on(io, url, publisher, patient=True), Seen()
+        made.start(lines, seen)
+        try:
+            yield made, seen
+        finally:
+            made.stop()
+            assert seen.has_drained.wait(10)
+            publisher.close()
 
 
 @contextmanager
@@ -53,7 +48,7 @@ def reader(vhost: Vhost, pattern: str) -> Iterator[str]:
         vhost.management.call("DELETE", f"users/{vhost.name}")
 
 
-def empty(made: PikaSource) -> bool:
+def empty(made: patience.PikaSource) -> bool:
     answers: list[bool] = []
     made.empty(answers.append)
     return wait_until(lambda: answers, what="an answer")[0]
@@ -68,7 +63,7 @@ def test_what_is_missing_is_told_once_and_consumed_when_it_is_there(
         one = seen.next()
         made.settle(one, DONE)
         wait_until(lambda: "Queue 'missing' cannot be consumed: it does not exist." in caplog.text)
-        wait_until(lambda: empty(made), what="nobody waits for it")
+        wait_until(lambda: empty(made), what="no caller waits for it")
         amqp.queue_declare("missing")
         amqp.basic_publish("", "missing", b"2")
         other = seen.next()
@@ -97,14 +92,14 @@ def test_connections_that_are_made_anew_do_not_look_more_often(
 ) -> None:
     monkeypatch.setattr(patience, "TRY_AGAIN", 600.0)
     waits: list[float] = []
-    later = IoThread.later
-
-    def counted(self: IoThread, seconds: float, call: Callable[[], None]) -> Any:
-        waits.append(seconds)
-        return later(self, seconds, call)
-
-    monkeypatch.setattr(IoThread, "later", counted)
     with source(vhost.url, Line(queue="missing", prefetch=1)) as (made, seen):
+        later = made._io.later
+
+        def counted(seconds: float, call: Callable[[], None]) -> Any:
+            waits.append(seconds)
+            return later(seconds, call)
+
+        monkeypatch.setattr(made._io, "later", counted)
         wait_until(lambda: "cannot be consumed" in caplog.text)
         wait_until(vhost.close_connections, what="connections are known and cut")
         wait_until(lambda: len(seen.servers) == 2)

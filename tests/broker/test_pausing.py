@@ -1,4 +1,4 @@
-"""A queue that is paused and goes on, while others flow: on a real broker."""
+"""A queue that is paused and resumed, while others flow: on a real broker."""
 
 import pika
 import pytest
@@ -23,7 +23,7 @@ def consumers(amqp: BlockingChannel, name: str = "q") -> int:
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_a_paused_queue_is_not_consumed_and_what_is_in_hand_can_be_settled(
+def test_a_paused_queue_is_not_consumed_and_what_is_unacked_can_be_settled(
     broker_url: str, amqp: BlockingChannel, kind: str
 ) -> None:
     queue(amqp, kind=kind)
@@ -116,7 +116,7 @@ def test_a_line_in_order_goes_on_in_its_order(broker_url: str, amqp: BlockingCha
     assert bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_what_waits_in_hand_for_its_next_attempt_goes_back_in_its_place(broker_url: str, amqp: BlockingChannel) -> None:
+def test_what_waits_unacked_for_its_next_attempt_goes_back_in_its_place(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, ordered=True)
     fill(amqp, b"1", b"2")
     with consuming(broker_url, ORDERED) as (source, seen):
@@ -152,7 +152,7 @@ def test_a_pause_outlives_the_connection(broker_url: str, amqp: BlockingChannel)
 
 
 def test_an_hour_of_trials_counts_no_return(broker_url: str, amqp: BlockingChannel) -> None:
-    """Each trial takes a message and leaves a copy of it; whoever is paused has nothing in hand."""
+    """Each trial takes a message and leaves a copy of it; a paused consumer has no unacked message."""
     queue(amqp)
     fill(amqp, b"1", b"2")
     with consuming(broker_url, LINE) as (source, seen):

@@ -1,4 +1,4 @@
-"""A queue made anew keeps its messages, whatever happens meanwhile; nothing is deleted that may still be needed."""
+"""A recreated queue keeps its messages, whatever happens meanwhile; nothing is deleted that may still be needed."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.policies import Carrier
 from django_rmq_retry.topology.declarations import NO_LIMIT
-from tests.broker.anew import NEW, OLD, SHOP, bodies, fill, recreate, yes
+from tests.broker.anew import NEW, OLD, SHOP, bodies, fill, publishing, recreate, yes
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare, ready, session_on
 from tests.core.made import topology_of
@@ -149,8 +149,22 @@ def test_without_the_management_api_a_person_is_asked(vhost: Vhost, session: Ses
 
     Recreation(Declarer(session), NEW, "orders").run(asked.append)
 
-    assert len(asked) == 1
-    assert asked[0].endswith("Are all consumers stopped?")
+    ends = ["Are all consumers stopped?", "Are all publishers by its name stopped?"]
+    assert [question[-len(end) :] for question, end in zip(asked, ends, strict=True)] == ends
+
+
+def test_publishers_to_its_exchange_may_go_on_and_nothing_confirmed_is_lost(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    declare(vhost, OLD)
+
+    with publishing(vhost.url, "k", exchange="shop") as confirmed:
+        for topology in [NEW, OLD] * 4:
+            assert Recreation(Declarer(session), topology, "orders").run(yes).done
+            before = len(confirmed)
+            wait_until(lambda: len(confirmed) > before)  # noqa: B023  # called at once
+
+    assert set(bodies(amqp)) == set(confirmed)
 
 
 def test_retries_that_would_miss_the_queue_while_it_is_away_hold_it_back(

@@ -1,4 +1,4 @@
-"""What the broker's refusals mean, word for word as RabbitMQ 3.10 to 4.3 write them."""
+"""The meaning of the broker's refusals, word for word as RabbitMQ 3.10 to 4.3 write them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How settlements are carried out: the broker is real, the confirms of copies come when the test says so."""
+"""Settlements on a real broker, with confirms of copies that the test controls."""
 
 import logging
 import threading
@@ -187,7 +187,7 @@ def test_a_pause_is_shorter_or_longer_by_chance(chance: float, pause: float) -> 
 
 
 @pytest.mark.parametrize("headers", [Headers.of({"CC": ["other"]}), Headers.of({"x-death": [1, 2]})])
-def test_a_copy_too_large_stays_in_hand_where_a_rejection_would_harm_it(
+def test_a_copy_too_large_stays_unacked_where_a_rejection_would_harm_it(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture, headers: Headers
 ) -> None:
     queue(amqp)
@@ -286,7 +286,7 @@ def test_where_the_ack_never_arrived_no_copy_is_made_of_what_comes_again(
         assert (again.body, again.redelivered) == (b"1", True)
         assert held.sent.empty()
         assert not source._settler.copying
-        assert "comes again, or is lost: AckFirst" in caplog.text
+        assert "is redelivered or lost: AckFirst" in caplog.text
 
 
 @pytest.mark.parametrize("word", [Instruction.REQUEUE, Instruction.COUNTED_REQUEUE])
@@ -353,7 +353,7 @@ def test_an_answer_that_nobody_takes_never_holds_its_message_up(
     queue(amqp)
     fill(amqp, b"1")
     with caplog.at_level(logging.WARNING), consuming(broker_url, LINE) as (source, seen):
-        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, answer=to("nobody")))
+        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, answer=to("absent")))
         wait_until(lambda: "An answer did not reach its caller" in caplog.text)
         stop(source, seen)
 

@@ -1,4 +1,4 @@
-"""A body above the broker's limit is told to whoever sends it, and disturbs nobody else; on a real node and without."""
+"""A body above the broker's limit is reported to its sender, and disturbs no other; on a real node and without."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -12,12 +12,12 @@ from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp import source as room
 from django_rmq_retry.consumer.consumer import consumed_lines
 from django_rmq_retry.errors import QueueUnusable
-from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
-from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.broker.between import between
 from tests.broker.declared import declare
 from tests.broker.live import Seen, consuming
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -30,13 +30,13 @@ def joined(queue: Queue) -> WorkQueue:
     made = Subscription(
         name="cache", run=lambda _: None, queue=queue, policy=RetryThenPark(via=InPlace()), park="cache.parked"
     )
-    return work_queues([made])[0]
+    return work_queues_of([made])[0]
 
 
 def line_of(vhost: Vhost, queue: Queue, *, prefetch: int = 10) -> Line:
     """Its line, with declared all that is not its consumer's own."""
     work_queue = joined(queue)
-    declare(vhost, layout([work_queue]))
+    declare(vhost, topology_of(*work_queue.subscriptions))
     [line] = consumed_lines(work_queue, prefetch)
     return line
 
@@ -79,7 +79,7 @@ def test_each_consumer_gets_a_copy_and_leaves_nothing(vhost: Vhost, tell: Tell_a
     wait_until(lambda: queues(vhost) == ["cache.parked"])
 
 
-def test_a_copy_can_be_attempted_again_in_hand_and_given_back(vhost: Vhost, tell: Tell_all) -> None:
+def test_a_copy_can_be_attempted_again_unacked_and_given_back(vhost: Vhost, tell: Tell_all) -> None:
     with consuming(vhost.url, line_of(vhost, copies("eur"))) as (source, seen):
         subscribed(source)
         tell(b"1")

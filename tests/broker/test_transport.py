@@ -19,7 +19,7 @@ class Socket:
         self.takes = takes
         self.gives = gives or []
         self.refuses = refuses or []
-        """What the next sends raise."""
+        """The errors that the next sends raise."""
         self.sent: list[bytes] = []
         self.ended: list[str] = []
 

@@ -61,7 +61,11 @@ class Person:
         # At the end of the page no bar covers anything; what has the focus is scrolled out from under it.
         self.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
         found: list[str] = self.page.evaluate(LOOK, TAGS)
-        return [*found, *(["wider than the screen"] if self.page.evaluate(WIDE) else [])]
+        return [*found, *(["wider than the screen"] if self.scrolls_sideways() else [])]
+
+    def scrolls_sideways(self) -> bool:
+        """Return True if the page is wider than the screen."""
+        return bool(self.page.evaluate(WIDE))
 
     def _complain(self, kind: str, text: str) -> None:
         if kind in ("error", "warning") and "favicon.ico" not in text and " status of 4" not in text:

@@ -17,7 +17,6 @@ from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp import Done
 from django_rmq_retry.amqp.declarer import Level
-from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
@@ -31,7 +30,6 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.key_lists import look_up, store
 from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.topology import Role
@@ -39,6 +37,8 @@ from tests.admin import made
 from tests.admin.conftest import Kept
 from tests.admin.standstills import blocked, outgoing
 from tests.browser.settings import asked
+from tests.records.arrivals import ticket_in
+from tests.records.made import copy_succeeded
 from tests.tooling.brokers import replaced_by
 
 LATER = ("Nonce",)
@@ -67,10 +67,8 @@ def consume() -> None:
     """Handle sent messages at once."""
     while True:
         copy = sent.get()
-        told = bearer(copy.routing_key, copy.properties.message_id, copy.body)
-        ticket = Ticket.read(copy.headers["rmq-retry-ticket"], told)
-        assert ticket is not None
-        succeeded(ticket, timezone.now())
+        named = copy.properties.message_id
+        copy_succeeded(*ticket_in(copy.headers, queue=copy.routing_key, id=named, body=copy.body))
 
 
 def fill() -> None:
@@ -105,7 +103,7 @@ def fill() -> None:
     made.attempt(long, 5, fingerprint=long.group.fingerprint, chain=[{"error": "E", "text": "e", "frames": wide}])
     outgoing(failed=True)
     blocked(hostile, waiting=2)
-    keys = ["ONE-0", "one-1", "nobody", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
+    keys = ["ONE-0", "one-1", "absent", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
     store(keys, Actor(name="lead", user_id=lead.pk), look_up(keys))
 
 
@@ -144,7 +142,7 @@ def looked() -> broker_look.Look:
     """A broker with problems; unreachable for browsers that request it."""
     now = timezone.now()
     if getattr(asked, "broker", "") == "away":
-        return broker_look.Look(at=now, away="connection refused", since=now)
+        return broker_look.Look(at=now, unreachable="connection refused", since=now)
     levels = (
         Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)),
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),

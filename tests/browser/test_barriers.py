@@ -27,7 +27,7 @@ PAGES = {
     "note": f"{ADMIN}/errorgroup/1/note/",
     "messages": f"{MESSAGE}/",
     "all messages": f"{MESSAGE}/?state=all",
-    "nothing found": f"{MESSAGE}/?queue=nobody.knows",
+    "nothing found": f"{MESSAGE}/?queue=unknown.queue",
     "message": f"{MESSAGE}/29/change/",
     "hostile message": f"{MESSAGE}/28/change/",
     **{f"message {state}": f"{MESSAGE}/{30 + place}/change/" for place, state in enumerate(State)},
@@ -59,14 +59,14 @@ PAGES = {
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
     "blocked keys": f"{ADMIN}/blockedkey/",
-    "let a key go on": f"{ADMIN}/blockedkey/1/unblock/",
+    "unblock a key": f"{ADMIN}/blockedkey/1/unblock/",
 }
 ANSWERS = {
     *("parkedmessage_restore", "parkedmessage_unhold", "parkedmessage_reveal", "parkedmessage_body"),
     *(
         "requeuerun_control",
         "requeuerun_export",
-        "requeuerun_drive",
+        "requeuerun_send",
         "parkedmessage_newer",
         "queuecontrol_change_state",
     ),

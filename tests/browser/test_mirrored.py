@@ -18,7 +18,7 @@ def test_pages_are_mirrored_and_fit_a_telephone(sit: Sit, language: str) -> None
     wrong, signs = {}, set()
     for name, address in PAGES.items():
         lead.go(address)
-        if lead.page.evaluate(DIRECTION) != "rtl" or "wider than the screen" in lead.barriers():
+        if lead.page.evaluate(DIRECTION) != "rtl" or lead.scrolls_sideways():
             wrong[name] = lead.page.evaluate(DIRECTION)
         signs |= {(sign, turned) for sign, turned in lead.page.evaluate(TURNED)}
 

@@ -58,8 +58,6 @@ def main() -> int:
     django.setup()
     from django.db import connection  # noqa: PLC0415 - Django must be set up first
 
-    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415 - as above
-
     folder = Path(os.environ["CHAOS_FOLDER"])
     ledger = Ledger(folder, f"operator.{os.environ['CHAOS_LIFE']}")
     chance = random.Random(f"{os.environ['CHAOS_SEED']}/operator/{os.environ['CHAOS_LIFE']}")
@@ -70,7 +68,6 @@ def main() -> int:
             print(f"{error!r}"[:300], file=sys.stderr, flush=True)
             with suppress(Exception):
                 connection.close()
-    broker_connections.close()
     return 0
 
 

@@ -219,9 +219,6 @@ def main(role: str) -> int:
     producer = Producer()
     django.setup()
     {"flood": flood, "mixed": mixed, "payments": payments}[role](producer)
-    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415 - Django must be set up first
-
-    broker_connections.close()
     return 0
 
 

@@ -29,7 +29,7 @@ def charge() -> None:
 
 @pytest.fixture
 def project(broker_url: str, settings: Any, charge: None, db: None) -> Any:  # noqa: ARG001 - in this order
-    """That project, on a virtual host of its own."""
+    """The project, on a virtual host of its own."""
     settings.RMQ_RETRY = {"URL": broker_url}
     return settings
 

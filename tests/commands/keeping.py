@@ -1,6 +1,6 @@
-"""What commands write, on a terminal and into a pipe, against files under golden/.
+"""The output of commands, on a terminal and into a pipe, against files under golden/.
 
-RMQ_TEST_GOLDEN=write writes them anew; look at the difference before it is committed.
+RMQ_TEST_GOLDEN=write writes them again; look at the difference before it is committed.
 """
 
 import os
@@ -26,10 +26,10 @@ STEADY = (
     (re.compile(r'"round_trip_seconds": [\d.e-]+'), '"round_trip_seconds": 0.002'),
     (re.compile(r"--selection \S+"), "--selection TOKEN"),
     (re.compile(r'"selection": "\S+"'), '"selection": "TOKEN"'),
-    # Of the document itself; times of what it tells of are given by the test.
+    # Of the document itself; the times of its contents are given by the test.
     (re.compile(r'^  "at": "[\d:.TZ-]+"', re.MULTILINE), '  "at": "2026-11-21T03:02:11.482Z"'),
 )
-"""What differs from run to run."""
+"""The parts that differ from run to run."""
 
 
 def steady(text: str) -> str:
@@ -39,7 +39,7 @@ def steady(text: str) -> str:
 
 
 def golden(name: str, now: str) -> str:
-    """What a command wrote when somebody last looked at it."""
+    """The output of a command when it was last approved."""
     path = FOLDER / name
     if os.environ.get("RMQ_TEST_GOLDEN") == "write":
         path.write_text(now)
@@ -61,7 +61,7 @@ def on_terminal(*words: str) -> str:
 
 
 def into_pipes(*words: str) -> str:
-    """What a command writes to stdout and to stderr where nobody looks, and its exit code."""
+    """The output of a command on stdout and stderr without a terminal, and its exit code."""
     out, err = (TextIOWrapper(BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     code = _run(words, out, err)
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 
 class Exit(IntEnum):
-    """The exit codes in docs/operating.md."""
+    """The exit codes in docs/reference/exit-codes.md."""
 
     DONE = 0
     ERROR = 1
@@ -26,7 +26,7 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How a command ended. An error's sentence stands in ``err``, as Django would write it there."""
+    """The result of a command. An error's sentence is in ``err``, as Django would write it there."""
 
     code: int
     out: str
@@ -50,7 +50,7 @@ class Terminal(StringIO):
 
 
 def run(command: str, *arguments: str, out: StringIO | None = None) -> Ran:
-    """Nobody is at the keyboard unless a test says so."""
+    """No keyboard is attached unless a test attaches one."""
     stdout, stderr = out or StringIO(), StringIO()
     code = 0
     try:

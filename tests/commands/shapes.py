@@ -1,4 +1,4 @@
-"""What a JSON document has to look like: every key, no other, and of which kind each value is."""
+"""The schema of a JSON document: every key, no other, and the kind of each value."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Each:
 
 
 def misfits(value: object, shape: Any, place: str = "") -> list[str]:
-    """Where a value is not as it should be. A tuple is one of several shapes; a list has one shape for all it holds."""
+    """The places of invalid values. A tuple is one of several shapes; a list has one shape for all its items."""
     if isinstance(shape, tuple):
         return [] if any(not misfits(value, one) for one in shape) else [f"{place}: {value!r} is none of {shape}"]
     if isinstance(shape, dict) and isinstance(value, dict):
@@ -230,5 +230,5 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 
 
 def wrong(document: dict[str, Any], schema: str) -> list[str]:
-    """What is not as the schema says."""
+    """The deviations from the schema."""
     return misfits(document, {"schema": f"rmq_retry.{schema}", "at": TIME, **DOCUMENTS[schema]})

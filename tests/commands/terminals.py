@@ -1,4 +1,4 @@
-"""A terminal with a command in it, and what a person would see there."""
+"""A terminal with a command in it, and the text that an operator would see there."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.shop.running import ROOT, Shop
-from tests.tooling.machine import open_terminal
+from tests.tooling.machine import open_terminal, run_in_terminal, written_to
 from tests.tooling.waiting import wait_until
 
 PIECE = re.compile(r"\x1b\[(?P<number>[\d;]*)(?P<what>[A-Za-z])|[\r\n]|[^\x1b\r\n]+")
@@ -65,7 +65,7 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def press_ctrl_c(self) -> None:
-        """As the keyboard does: the terminal echoes it, and signals everybody in the foreground."""
+        """Type as a keyboard does: the terminal echoes it, and signals every process in the foreground."""
         os.write(self._master, b"\x03")
 
     def code(self) -> int:
@@ -80,30 +80,15 @@ class Terminal:
         os.close(self._master)
 
     def _collect(self) -> None:
-        try:
-            while piece := os.read(self._master, 65536):
-                self._read.append(piece)
-        except OSError:
-            # Linux says EIO where others say the end.
-            return
+        for piece in written_to(self._master):
+            self._read.append(piece)
 
 
 @contextmanager
 def terminal(shop: Shop, *words: str, columns: int = 100, **changed: str) -> Iterator[Terminal]:
     """One of its own, that the command controls."""
-    master, slave = open_terminal()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        shop.command(words),
-        env=shop.environment(**changed),
-        cwd=ROOT,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one call of the system, no lock
-    )
-    os.close(slave)
+    master, slave = open_terminal(rows=24, columns=columns)
+    process = run_in_terminal(shop.command(words), slave, folder=ROOT, environment=shop.environment(**changed))
     seen = Terminal(process, master)
     try:
         yield seen

@@ -1,4 +1,4 @@
-"""A queue whose handler is gone stays in sight with its messages, and goes when it is told to."""
+"""A queue whose handler is gone stays in sight with its messages, and is deleted by a command."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.contract, pytest.mark.on_both, pytest.mark.django_db]
 
 POLICY = RetryThenPark(attempts=2, backoff=Exponential(10))
 OLD = {f"shop.broken{end}" for end in ("", ".retry.10s", ".quarantine", ".parked")}
-NEW = {name.replace("broken", "mended") for name in OLD}
+NEW = {name.replace("broken", "repaired") for name in OLD}
+MOVE = ("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.repaired", "--yes", "--publishers-stopped")
 Named = Callable[..., None]
 
 
@@ -52,10 +53,10 @@ def named() -> Iterator[Named]:
 
 @pytest.fixture
 def renamed(named: Named) -> Named:
-    """Declared as shop.broken, then renamed and declared as shop.mended."""
+    """Declared as shop.broken, then renamed and declared as shop.repaired."""
     named("shop.broken")
     assert run("rmq_declare").code == Exit.DONE
-    named("shop.mended")
+    named("shop.repaired")
     assert run("rmq_declare").code == Exit.DONE
     return named
 
@@ -78,7 +79,7 @@ def known() -> set[str]:
 @pytest.mark.usefixtures("renamed")
 def test_a_renamed_queue_keeps_its_messages_in_sight_until_they_are_moved(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken", 3)
-    amqp.basic_consume("shop.mended", lambda *_: None)
+    amqp.basic_consume("shop.repaired", lambda *_: None)
     checked = run("rmq_status", "--check")
     said = "abandoned, 3 messages, no consumer: manage.py rmq_declare --recreate shop.broken --move-to NEW"
 
@@ -92,7 +93,11 @@ def test_a_renamed_queue_keeps_its_messages_in_sight_until_they_are_moved(amqp: 
     assert "Queue 'shop.broken' was kept: it holds 3 messages." in kept.out
     assert ready(amqp, "shop.broken") == 3
 
-    moved = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes")
+    asked = run(*MOVE[:-1])
+    assert (asked.code, ready(amqp, "shop.broken")) == (Exit.UNCONFIRMED, 3)
+    assert "Are all publishers by its name stopped? No terminal to confirm on. Pass --publishers-stopped." in asked.err
+
+    moved = run(*MOVE)
     assert moved.code == Exit.DONE
     assert ["3 messages of the former queue 'shop.broken' were moved."] in moved.lines
     assert (set(vhost.queues()), known()) == (NEW, NEW)
@@ -122,8 +127,8 @@ def test_what_waits_or_is_parked_goes_where_it_waits_or_is_parked_now(amqp: Bloc
     assert "Queue 'shop.broken' was kept: 2 messages in 'shop.broken.retry.10s' come back to it." in kept.out
     assert "shop.broken" in vhost.queues()
 
-    assert run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes").code == Exit.DONE
-    counts = {name: ready(amqp, f"shop.mended{name}") for name in ("", ".retry.10s", ".parked", ".quarantine")}
+    assert run(*MOVE).code == Exit.DONE
+    counts = {name: ready(amqp, f"shop.repaired{name}") for name in ("", ".retry.10s", ".parked", ".quarantine")}
     assert counts == {"": 1, ".retry.10s": 2, ".parked": 1, ".quarantine": 0}
     assert set(vhost.queues()) == NEW
 
@@ -136,11 +141,11 @@ def test_a_wait_that_is_not_known_any_more_ends_before_its_queue_goes(
     put(amqp, "shop.broken.retry.10s")
     with isolated_handlers():
 
-        @handler("shop.mended", policy=RetryThenPark(attempts=2, backoff=Exponential(99)))
+        @handler("shop.repaired", policy=RetryThenPark(attempts=2, backoff=Exponential(99)))
         def mend(message: Delivery) -> None:
             """Nothing."""
 
-        ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes")
+        ran = run(*MOVE)
 
     assert ran.code == Exit.PARTLY
     assert "Queue 'shop.broken' was kept: 1 messages in 'shop.broken.retry.10s' come back to it." in ran.out
@@ -154,15 +159,15 @@ def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: Blocki
     named(Queue("shop.broken", bindings=[shop.bind("broken.#")]))
     run("rmq_declare")
     put(amqp, "shop.broken")
-    named(Queue("shop.mended", bindings=[shop.bind("mended.#")]))
+    named(Queue("shop.repaired", bindings=[shop.bind("repaired.#")]))
     held = amqp.queue_declare("", exclusive=True).method.queue
     amqp.queue_bind(held, "shop", "broken.#")
 
-    run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes")
+    run(*MOVE)
     amqp.basic_publish("shop", "broken.again", b"{}", mandatory=True)
 
     wait_until(lambda: ready(amqp, held) == 1)
-    assert (ready(amqp, "shop.mended"), set(vhost.queues()) - {held}) == (1, NEW)
+    assert (ready(amqp, "shop.repaired"), set(vhost.queues()) - {held}) == (1, NEW)
 
 
 @pytest.mark.usefixtures("renamed")
@@ -171,8 +176,8 @@ def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: Blocki
     [
         (["--recreate", "shop.broken"], "No handler uses the queue 'shop.broken'. Pass the queue for its messages"),
         (["--recreate", "shop.broken", "--move-to", "nowhere"], "There is no queue 'nowhere'."),
-        (["--recreate", "shop.never", "--move-to", "shop.mended"], "There is no queue 'shop.never'."),
-        (["--recreate", "shop.broken", "--move-to", "shop.mended.parked"], "'shop.mended.parked' is a parked queue"),
+        (["--recreate", "shop.never", "--move-to", "shop.repaired"], "There is no queue 'shop.never'."),
+        (["--recreate", "shop.broken", "--move-to", "shop.repaired.parked"], "'shop.repaired.parked' is"),
     ],
 )
 def test_where_its_messages_go_has_to_be_said(words: list[str], said: str, vhost: Vhost) -> None:
@@ -185,7 +190,7 @@ def test_where_its_messages_go_has_to_be_said(words: list[str], said: str, vhost
 def test_what_was_declared_before_a_refusal_is_named(renamed: Named, amqp: BlockingChannel) -> None:
     renamed("shop.fresh")
     amqp.basic_consume("shop.broken", lambda *_: None)
-    ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.fresh", "--yes")
+    ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.fresh", "--yes", "--publishers-stopped")
 
     assert ran.code != Exit.DONE
     assert "Created before this error, and kept: shop.fresh, " in ran.err
@@ -200,7 +205,7 @@ def test_an_old_consumer_is_no_problem_and_keeps_its_queues(amqp: BlockingChanne
 
     assert run("rmq_status", "--check").out == "OK\n"
     assert run("rmq_declare", "--prune", "--yes").code == Exit.DONE
-    assert run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes").code == Exit.DRIFT
+    assert run(*MOVE).code == Exit.DRIFT
     assert set(vhost.queues()) == NEW | OLD
 
 
@@ -212,8 +217,8 @@ def test_a_parked_queue_whose_work_queue_others_read_is_moved_alone(amqp: Blocki
     said = f"abandoned, 1 message, no consumer: manage.py {' '.join(move)} NEW"
 
     assert run("rmq_status", "--check").out == f"FAIL shop.broken.parked: {said}\n"
-    assert run(*move, "shop.mended", "--yes").code == Exit.DONE
-    assert (ready(amqp, "shop.mended.parked"), "shop.broken" in vhost.queues()) == (1, True)
+    assert run(*move, "shop.repaired", "--yes", "--publishers-stopped").code == Exit.DONE
+    assert (ready(amqp, "shop.repaired.parked"), "shop.broken" in vhost.queues()) == (1, True)
 
 
 @pytest.mark.usefixtures("renamed")
@@ -247,20 +252,20 @@ def test_old_waiting_queues_are_pruned_without_a_management_api(
 ) -> None:
     with isolated_handlers():
 
-        @handler("shop.mended", policy=RetryThenPark(attempts=4, backoff=Exponential(10, factor=3)))
+        @handler("shop.repaired", policy=RetryThenPark(attempts=4, backoff=Exponential(10, factor=3)))
         def mend(message: Delivery) -> None:
             """Nothing."""
 
         run("rmq_declare")
-    named("shop.mended")
-    put(amqp, "shop.mended.retry.90s")
+    named("shop.repaired")
+    put(amqp, "shop.repaired.retry.90s")
 
     ran = run("rmq_declare", "--prune", "--yes")
 
     assert ran.code == Exit.PARTLY
-    assert ["Queue 'shop.mended.retry.30s' was deleted."] in ran.lines
-    assert "Queue 'shop.mended.retry.90s' was kept: it holds 1 message." in ran.out
-    assert set(vhost.queues()) == known() == {*NEW, "shop.mended.retry.90s"}
+    assert ["Queue 'shop.repaired.retry.30s' was deleted."] in ran.lines
+    assert "Queue 'shop.repaired.retry.90s' was kept: it holds 1 message." in ran.out
+    assert set(vhost.queues()) == known() == {*NEW, "shop.repaired.retry.90s"}
 
 
 @pytest.mark.usefixtures("renamed")
@@ -291,11 +296,11 @@ def test_one_that_is_gone_is_not_shown_and_forgotten_when_something_is_declared(
 
 @pytest.mark.usefixtures("renamed")
 def test_one_that_belongs_to_others_now_is_forgotten(named: Named, vhost: Vhost) -> None:
-    named("shop.mended", park=Queue("shop.broken", existing=True))
+    named("shop.repaired", park=Queue("shop.broken", existing=True))
     assert run("rmq_delete", "shop.broken", "--yes").code == Exit.USAGE
 
     run("rmq_declare")
-    named("shop.mended")
+    named("shop.repaired")
     assert run("rmq_delete", "--all", "--yes").code == Exit.DONE
 
     assert set(vhost.queues()) == {"shop.broken"}
@@ -309,24 +314,24 @@ def test_all_is_also_what_was_declared_before(vhost: Vhost) -> None:
 
 def test_each_row_says_what_where_and_when(named: Named, vhost: Vhost) -> None:
     shop = Exchange("shop", "topic")
-    named(Queue("shop.mended", max_length=9, bindings=[shop.bind("a.#")]))
+    named(Queue("shop.repaired", max_length=9, bindings=[shop.bind("a.#")]))
     run("rmq_declare")
-    first = Declared.objects.get(name="shop.mended")
+    first = Declared.objects.get(name="shop.repaired")
     run("rmq_declare")
-    again = Declared.objects.get(name="shop.mended")
-    parked, exchange = Declared.objects.get(name="shop.mended.parked"), Declared.objects.get(kind="exchange")
+    again = Declared.objects.get(name="shop.repaired")
+    parked, exchange = Declared.objects.get(name="shop.repaired.parked"), Declared.objects.get(kind="exchange")
 
     assert (again.pk, again.first_at, again.last_at > first.last_at) == (first.pk, first.first_at, True)
     assert (again.vhost, again.role, again.home, again.version) == (vhost.name, "work", "", "0.1.0")
     assert (again.arguments["x-max-length"], again.bindings) == (9, [["shop", "a.#", {}]])
-    assert (parked.role, parked.home, exchange.name) == ("parked", "shop.mended", "shop")
+    assert (parked.role, parked.home, exchange.name) == ("parked", "shop.repaired", "shop")
     assert "guest" not in again.broker
 
 
 def test_a_database_without_its_tables_costs_a_sentence_only(
     named: Named, vhost: Vhost, url: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named("shop.mended")
+    named("shop.repaired")
     monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
     declared = run("rmq_declare")
 
@@ -335,7 +340,7 @@ def test_a_database_without_its_tables_costs_a_sentence_only(
         "The declared objects are not recorded in the database: "
         "the tables are missing in 'default': manage.py migrate\n"
     )
-    deleted = run("rmq_delete", "shop.mended.parked", "--yes")
+    deleted = run("rmq_delete", "shop.repaired.parked", "--yes")
     assert (deleted.code, deleted.err) == (
         Exit.DONE,
         (

@@ -1,4 +1,4 @@
-"""What all commands share: codes, streams, colours, questions."""
+"""The parts that all commands share: codes, streams, colours, questions."""
 
 import fcntl
 import io
@@ -15,13 +15,13 @@ from django.core.management import CommandError
 
 from django_rmq_retry.amqp import BrokerUnreachable, Refusal
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, printable
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
 from tests.commands.running import Terminal
 from tests.tooling.machine import open_terminal
 
 
 class Command(RmqCommand):
-    """Ends as it is told."""
+    """Ends with the result that it is given."""
 
     help = "Do it."
     examples = ("do_it", "do_it --twice", "do_it --json")
@@ -83,10 +83,6 @@ def test_the_help_begins_with_three_examples() -> None:
     text = Command().create_parser("manage.py", "do_it").format_help()
 
     assert "examples:\n  manage.py do_it\n  manage.py do_it --twice\n  manage.py do_it --json\n\nDo it.\n" in text
-
-
-def test_control_characters_are_written_out() -> None:
-    assert printable("payments\x1b[2J\r\x00\u202e · ✕") == "payments\\x1b[2J\\r\\x00\\u202e · ✕"
 
 
 def test_remarks_go_to_stderr_and_data_to_stdout() -> None:

@@ -230,3 +230,7 @@ def test_a_broken_stream_harms_nobody() -> None:
     stream.close()
 
     logging.getLogger("django_rmq_retry").warning("unheard")
+
+
+def test_control_characters_are_written_out() -> None:
+    assert terminal.printable("payments\x1b[2J\r\x00\u202e · ✕") == "payments\\x1b[2J\\r\\x00\\u202e · ✕"

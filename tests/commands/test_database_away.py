@@ -70,7 +70,7 @@ def test_a_connection_that_the_database_ends_is_one_sentence(own_database: Own) 
     kill = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
     asked = ConnectionHandler({"default": own_database.settings})["default"]
     if asked.vendor not in kill:
-        pytest.skip("nobody is between a process and its file")
+        pytest.skip("no server is between a process and its file")
 
     with pytest.raises(CommandError, match=r"^The database 'default' does not answer"):
         Asking(asked, kill[asked.vendor]).handle()

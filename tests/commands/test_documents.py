@@ -10,16 +10,15 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry import management
-from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.policies import Circuit
-from django_rmq_retry.publishing.outbox_rows import insert
-from django_rmq_retry.publishing.publish import message_of
 from tests.admin.made import attempt, blocked_key
+from tests.admin.standstills import tripped
 from tests.commands.running import run
 from tests.commands.shapes import DOCUMENTS, TIME, Each, misfits, wrong
 from tests.operating.made import ANN, QUEUE, record, requeue_run
+from tests.outbox.made import left
 
 Prepared = Callable[[], int | str]
 
@@ -46,7 +45,7 @@ def running() -> int:
 def stopped() -> int:
     pause(QUEUE, ANN, reason="bank is closed", until=timezone.now() + timedelta(hours=1))
     circuit = Circuit().trip(handler="charge", kind="BankDown", cause="BankDown: timeout", now=1.0, wait=30)
-    Table().put(QUEUE, circuit, "somebody")
+    tripped(QUEUE, circuit)
     return 0
 
 
@@ -55,8 +54,8 @@ def blocked() -> int:
 
 
 def outgoing() -> int:
-    """One is on its way, one waits for a person."""
-    insert([message_of(1, routing_key=key) for key in ("q", "stuck")], using="default", lease=20.0)
+    """One is on its way, one waits for an operator."""
+    left("q", "stuck", using="default")
     return OutboxMessage.objects.filter(routing_key="stuck").update(failed_at=timezone.now())
 
 

@@ -2,7 +2,6 @@
 
 import re
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from django_rmq_retry.models import State
 from tests.commands import running
 from tests.commands.running import run
 from tests.operating.made import discard_messages, record, requeue_run
+from tests.tooling.pages import page
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
-PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
+PAGE = page("exit-codes.md")
 COMMANDS = {
     Exit.DONE: "rmq_parked list",
     Exit.ERROR: "rmq_audit verify",
@@ -23,7 +23,7 @@ COMMANDS = {
     Exit.UNREACHABLE: "rmq_status",
     Exit.DRIFT: "rmq_parked requeue --selection forged",
     Exit.PARTLY: "rmq_parked discard {gone} --category test",
-    Exit.NOTHING: "rmq_parked list --key nobody",
+    Exit.NOTHING: "rmq_parked list --key absent",
     Exit.UNCONFIRMED: "rmq_parked discard --all --category test",
 }
 ELSEWHERE = {
@@ -35,7 +35,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def records(settings: Any) -> dict[str, int]:
-    """Two messages, one of them not open any more, and an audit log in which somebody wrote."""
+    """Two messages, one of them no longer open, and an audit log that was changed by hand."""
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
     record()
     gone = record(state=State.REQUEUED)
@@ -86,10 +86,16 @@ def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_every_code_is_documented_and_tested() -> None:
-    codes = PAGE.read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+def codes_in(text: str) -> set[int]:
+    """The codes in the first column of the tables."""
+    return {int(found) for found in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
 
-    assert {int(found) for found in re.findall(r"^\| (\d+) \|", codes, re.MULTILINE)} == {code.value for code in Exit}
+
+def test_every_code_is_documented_and_tested() -> None:
+    common, _, consumer = PAGE.read_text().partition("\n## rmq_consume")
+
+    assert codes_in(common) == {code.value for code in Exit}
+    assert codes_in(consumer) == {*range(5), 6, 130}
     assert set(COMMANDS) | set(ELSEWHERE) == set(Exit)
     assert all(name in globals() for name in ELSEWHERE.values())
 

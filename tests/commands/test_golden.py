@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 from django.utils import timezone, translation
 
-from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import Action, RequeueRun, RunState
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
 from tests.admin.made import attempt, blocked_key, outgoing
+from tests.admin.standstills import tripped
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
 from tests.operating.made import QUEUE, group, logged, record
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)
 LISTED = str(FOLDER.parent / "listed.txt")
-NOBODY = str(FOLDER.parent / "nobody.txt")
+ABSENT = str(FOLDER.parent / "absent.txt")
 DATABASE = {
     "list": ("rmq_parked", "list"),
     "list_none": ("rmq_parked", "list", "--key", "PAY-1"),
     "keys": ("rmq_parked", "keys", LISTED),
-    "keys_none": ("rmq_parked", "keys", NOBODY),
+    "keys_none": ("rmq_parked", "keys", ABSENT),
     "requeue_keys": ("rmq_parked", "requeue", "--keys-from", LISTED, "--dry-run"),
     "discard_keys": ("rmq_parked", "discard", "--keys-from", LISTED, "--category", "test", "--yes"),
     "hold_except": ("rmq_parked", "hold", "--group", "41", "--for", "2h", "--except-from", LISTED, "--dry-run"),
@@ -104,11 +104,11 @@ def _stopped() -> None:
     circuit = Circuit().trip(handler="charge", kind="BankDown", cause="BankDown: timeout", now=at, wait=30)
     for _ in range(3):
         circuit = circuit.fail(cause="BankDown: timeout\x1b[2J", now=NOW.timestamp(), wait=120)
-    Table().put("payments.charge", circuit, "somebody")
+    tripped("payments.charge", circuit)
 
 
 def _held() -> None:
-    """One key waits for a person, one for its next attempt."""
+    """One key waits for an operator, one for its next attempt."""
     one = blocked_key(
         key="ACC-7",
         blocker="9f3c-812",

@@ -1,4 +1,4 @@
-"""Lists of keys on the command line: what became of each, exactly these, and all but these."""
+"""Lists of keys on the command line: the match of each, exactly these, and all but these."""
 
 import json
 from pathlib import Path

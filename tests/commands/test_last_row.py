@@ -1,4 +1,4 @@
-"""The last row of rmq_consume: drawn below everything, never where nobody looks on, and gone in the end."""
+"""The last row of rmq_consume: drawn below everything, only on a terminal, and gone in the end."""
 
 import io
 import json
@@ -106,7 +106,7 @@ class TestOnTerminal:
 
 
 class Screen(io.StringIO):
-    """What was written, as it is seen."""
+    """The written text, as it is seen."""
 
     @property
     def rows(self) -> list[str]:

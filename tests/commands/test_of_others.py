@@ -1,4 +1,4 @@
-"""What belongs to others (existing=True) is compared, and never created, changed or deleted, wherever it is named."""
+"""External objects (existing=True) are compared, and never created, changed or deleted, wherever they are named."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -124,7 +124,7 @@ def test_what_is_missing_is_told_and_not_made(vhost: Vhost) -> None:
     ran = run("rmq_declare")
 
     assert ran.code == Exit.DRIFT
-    assert rows()["retry-queue"] == ["!", "It is somebody else's (existing=True), and it is not there."]
+    assert rows()["retry-queue"] == ["!", "It is external (existing=True) and does not exist."]
     assert (vhost.queues(), vhost.exchanges()) == ({}, {})
 
 

@@ -170,7 +170,7 @@ def test_exactly_as_many_messages_as_asked_for(shop: Shop, send: Send, amqp: Blo
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_as_many_are_in_hand_as_asked_for_those_that_wait_included(
+def test_as_many_are_unacked_as_asked_for_those_that_wait_included(
     shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path, prefetch: int
 ) -> None:
     go = tmp_path / "go"
@@ -330,7 +330,7 @@ def test_the_liveness_file_tells_how_it_goes(shop: Shop, send: Send, tmp_path: P
         told = written(path)
         mode = stat.S_IMODE(path.stat().st_mode)
         go.touch()
-        wait_until(lambda: not written(path)["halts"], what="the line goes on")
+        wait_until(lambda: not written(path)["halts"], what="the line continues")
         consumer.signal()
         consumer.code()
 

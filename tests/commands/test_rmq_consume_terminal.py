@@ -1,4 +1,4 @@
-"""What a person sees on a terminal."""
+"""The text that an operator sees on a terminal."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""rmq_declare: plan first, create what is missing, tell what differs, keep every message."""
+"""rmq_declare: plan first, create what is missing, report what differs, keep every message."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Delivery, Queue, RetryThenPark, handler
 from django_rmq_retry.amqp import inspection
+from tests.broker.anew import bodies, publishing
 from tests.commands.running import Exit, Terminal, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -19,7 +20,7 @@ SAFE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish
 
 
 def differing(channel: BlockingChannel, messages: int = 0) -> None:
-    """The work queue as somebody else declared it."""
+    """The work queue as another program declared it."""
     channel.queue_declare("payments.charge", durable=True, arguments={"x-queue-type": "classic", "x-max-priority": 5})
     for _ in range(messages):
         channel.basic_publish("", "payments.charge", b"{}")
@@ -127,7 +128,7 @@ def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vh
     differing(amqp, messages=3)
     wait_until(lambda: amqp.queue_declare("payments.charge", passive=True).method.message_count == 3)
 
-    ran = run("rmq_declare", "--recreate", "payments.charge", "--yes")
+    ran = run("rmq_declare", "--recreate", "payments.charge", "--yes", "--publishers-stopped")
 
     assert (ran.code, ran.err) == (
         Exit.DONE,
@@ -147,6 +148,34 @@ def test_nothing_is_made_anew_without_a_yes(amqp: BlockingChannel, vhost: Vhost)
     assert ran.code == Exit.UNCONFIRMED
     assert "Are all consumers stopped? No terminal to confirm on. Pass --yes." in ran.err
     assert vhost.queues()["payments.charge"]["type"] == "classic"
+
+
+def test_nothing_confirmed_is_lost_by_recreating_beside_a_publisher_by_name(
+    amqp: BlockingChannel, broker_url: str
+) -> None:
+    differing(amqp)
+
+    with publishing(broker_url, "payments.charge") as confirmed:
+        for _ in range(10):
+            before = len(confirmed)
+            ran = run("rmq_declare", "--recreate", "payments.charge", "--yes")
+            assert ran.code == Exit.UNCONFIRMED
+            assert (
+                "Are all publishers by its name stopped? No terminal to confirm on. Pass --publishers-stopped"
+                in ran.err
+            )
+            wait_until(lambda: len(confirmed) > before)  # noqa: B023  # called at once
+    ran = run("rmq_declare", "--recreate", "payments.charge", "--yes", "--publishers-stopped")
+
+    assert ran.code == Exit.DONE
+    assert set(bodies(amqp, "payments.charge")) == set(confirmed)
+
+
+@pytest.mark.on_both
+def test_that_publishers_are_stopped_is_confirmed_for_a_recreation_only() -> None:
+    ran = run("rmq_declare", "--publishers-stopped")
+
+    assert (ran.code, ran.err) == (Exit.USAGE, "--publishers-stopped requires --recreate.")
 
 
 @pytest.mark.on_both
@@ -198,6 +227,7 @@ def test_pruning_without_a_yes_deletes_nothing(amqp: BlockingChannel, vhost: Vho
     ran = run("rmq_declare", "--prune")
 
     assert ran.code == Exit.UNCONFIRMED
+    assert "Are all publishers by its name stopped?" in ran.err
     assert "payments.charge.retry.7s" in vhost.queues()
 
 

@@ -48,24 +48,25 @@ def test_without_a_yes_nothing_is_deleted(more: list[str], vhost: Vhost) -> None
     ran = run("rmq_delete", "payments.charge", *more)
 
     assert ran.code == Exit.UNCONFIRMED
+    assert ("Are all publishers by its name stopped?" in ran.err) is not bool(more)
     assert "payments.charge" in vhost.queues()
 
 
 @pytest.mark.on_both
 def test_everything_of_the_project_goes_with_all(amqp: BlockingChannel, vhost: Vhost) -> None:
-    amqp.queue_declare("somebody else's", durable=True)
+    amqp.queue_declare("foreign", durable=True)
 
     ran = run("rmq_delete", "--all", "--yes", "--json")
 
     assert ran.code == Exit.DONE
     assert ran.data["exchanges"] == ["payments"]
-    assert (set(vhost.queues()), vhost.exchanges()) == ({"somebody else's"}, {})
+    assert (set(vhost.queues()), vhost.exchanges()) == ({"foreign"}, {})
 
 
 @pytest.mark.on_both
 def test_an_exchange_that_is_still_used_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
-    amqp.queue_declare("somebody else's", durable=True)
-    amqp.queue_bind("somebody else's", "payments", "refund.#")
+    amqp.queue_declare("foreign", durable=True)
+    amqp.queue_bind("foreign", "payments", "refund.#")
 
     ran = run("rmq_delete", "--all", "--yes")
 

@@ -13,14 +13,12 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, handler
-from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.parked.claims import succeeded
-from django_rmq_retry.publishing import broker_connections
 from tests.commands.running import Ran, Terminal, run
 from tests.operating.made import QUEUE, again, group, record, requeue_run
 from tests.records.arrivals import by_us, store
-from tests.tooling.brokers import using_broker
+from tests.records.made import copy_succeeded
+from tests.tooling.brokers import after_each_publish, using_broker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOON = "2026-11-22T12:00:00.000Z"
@@ -205,18 +203,11 @@ class TestRequeue:
         assert (again(one).state, again(later).state) == (State.REQUEUED, State.PARKED)
         assert done.code == 5
 
-    def test_it_ends_with_0_when_all_was_processed(
-        self, wired: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.mark.usefixtures("wired")
+    def test_it_ends_with_0_when_all_was_processed(self) -> None:
         one = record()
-        publish = broker_connections.current.publisher.send
-
-        def handled(message: Any, done: Any, *, timeout: float | None = None) -> None:
-            publish(message, done, timeout=timeout)
-            succeeded(Ticket(record=one.pk, cycle=2), timezone.now())
-
-        monkeypatch.setattr(broker_connections.current.publisher, "send", handled)
-        told = parked("requeue", str(one.pk), "--reason", "INC-553")
+        with after_each_publish(lambda _message: copy_succeeded(one.pk)):
+            told = parked("requeue", str(one.pk), "--reason", "INC-553")
         made = RequeueRun.objects.get()
 
         assert (told.code, told.out) == (0, f"Requeue run {made.pk}: 1 processed.\n")

@@ -1,4 +1,4 @@
-"""What only a process shows: a reader that has enough, and Ctrl-C."""
+"""Behaviour that only a process shows: a reader that closes the pipe, and Ctrl-C."""
 
 import signal
 import subprocess

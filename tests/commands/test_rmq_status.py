@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.declarer import UNREAD
+from django_rmq_retry.amqp.declarer import NO_CONSUMER
 from tests.commands.running import Exit, Terminal, run
 from tests.shop.running import Shop
 from tests.tooling.vhosts import Vhost
@@ -70,7 +70,7 @@ def test_messages_in_quarantine_need_a_consumer_of_the_work_queue(amqp: Blocking
     amqp.basic_consume("payments.charge", lambda *_: None)
     read = run("rmq_status", "--check")
 
-    assert without.out == f"FAIL payments.charge.quarantine: {UNREAD}\n"
+    assert without.out == f"FAIL payments.charge.quarantine: {NO_CONSUMER}\n"
     assert (without.code, read.code, read.out) == (Exit.UNHEALTHY, Exit.DONE, "OK\n")
 
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_rmq_retry import Delivery, Exchange, Message, Queue
-from django_rmq_retry.handlers import Match, Subscription, work_queues
+from django_rmq_retry.handlers import Match, Subscription, work_queues_of
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.messages import Headers, Properties, Stamp, encode_properties
-from django_rmq_retry.policies import Hop, Policy, Route
+from django_rmq_retry.handlers.settlement import settle, waits_on
+from django_rmq_retry.messages import Headers, Properties, Settlement, Stamp, encode_properties
+from django_rmq_retry.policies import Hop, Policy, Route, Verdict
 from django_rmq_retry.topology import Topology
 
 NOW = 1_700_000_000_000
@@ -79,6 +80,18 @@ def subscription(
     )
 
 
+def settled(
+    verdict: Verdict, arrival: Delivery, handler: Subscription, *, now: int = NOW, nonce: int = 0
+) -> Settlement:
+    """The settlement that carries out the verdict on a delivery to this handler."""
+    return settle(verdict, arrival, handler, now=now, nonce=nonce)
+
+
+def sent_on(arrival: Delivery, handler: Subscription) -> Settlement | None:
+    """The settlement of a delivery that has to wait longer; None if its handler may run."""
+    return waits_on(arrival, handler)
+
+
 def topology_of(*handlers: Subscription, extra: Sequence[Queue | Exchange] = ()) -> Topology:
     """The topology that these handlers need, with additions of the project."""
-    return layout(work_queues(handlers), extra=extra)
+    return layout(work_queues_of(handlers), extra=extra)

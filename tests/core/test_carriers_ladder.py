@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_rmq_retry import Exponential, Fixed, Ladder, Message, Queue, RetryThenPark, Schedule, Steps
-from django_rmq_retry.arguments import milliseconds
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.settlement import settle, waits_on
 from django_rmq_retry.messages import Instruction
+from django_rmq_retry.messages.properties import milliseconds
 from django_rmq_retry.policies import Backoff, retry
-from tests.core.made import NOW, arrived, delivery, hop, route, subscription, topology_of
+from tests.core.made import arrived, delivery, hop, route, sent_on, settled, subscription, topology_of
 
 
 class BankDown(Exception):
@@ -50,7 +49,7 @@ class Simulation:
         """Retry one message for each (time, delay); afterwards `due` says when each was back."""
         for number, (time, delay) in enumerate(asked):
             failed = delivery(queue=self.subscription.queue.name)
-            first = settle(retry(delay), failed, self.subscription, now=NOW)
+            first = settled(retry(delay), failed, self.subscription)
             assert first.instruction is Instruction.ACK
             assert first.copy is not None
             self._send(time, number, first.copy)
@@ -81,7 +80,7 @@ class Simulation:
         line = self.queues[queue].line
         while line and line[0][0] <= time:
             _, number, copy = line.popleft()
-            again = waits_on(arrived(copy, queue=self.subscription.queue.name), self.subscription)
+            again = sent_on(arrived(copy, queue=self.subscription.queue.name), self.subscription)
             if again is None:
                 self.due[number] = time
             else:
@@ -199,7 +198,7 @@ def test_ten_thousand_jittered_retries_name_no_queue_that_is_not_declared() -> N
     named = set()
     for _ in range(10_000):
         wait = Exponential(10, factor=3, jitter=0.2).delay(chance.randint(1, 4), chance.random())
-        copy = settle(retry(wait), delivery(), charge, now=NOW).copy
+        copy = settled(retry(wait), delivery(), charge).copy
         assert copy is not None
         named.add(copy.routing_key)
 
@@ -300,7 +299,7 @@ def test_attempts_are_counted_in_a_header_of_our_own() -> None:
     for _ in range(4):
         one = replace(one, attempt=charge.policy.via.attempt(charge.route, one))
         counted.append(one.attempt)
-        copy = settle(retry(30), one, charge, now=NOW).copy
+        copy = settled(retry(30), one, charge).copy
         assert copy is not None
         one = arrived(copy, queue="payments")
 
@@ -309,9 +308,9 @@ def test_attempts_are_counted_in_a_header_of_our_own() -> None:
 
 def test_waiting_on_counts_no_attempt_and_changes_no_story() -> None:
     charge = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
-    copy = settle(retry(100), delivery(), charge, now=NOW).copy
+    copy = settled(retry(100), delivery(), charge).copy
     assert copy is not None
-    again = waits_on(arrived(copy, queue="payments"), charge)
+    again = sent_on(arrived(copy, queue="payments"), charge)
 
     assert again is not None
     assert again.copy is not None

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from django_rmq_retry import DeadLetter, Exchange, Message, Queue, RetryThenPark, WaitQueue
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages import Headers, Instruction, Settlement
 from django_rmq_retry.policies import Carrier, retry
-from tests.core.made import NOW, arrived, delivery, hop, subscription, topology_of
+from tests.core.made import arrived, delivery, hop, settled, subscription, topology_of
 
 MAIN = Exchange("main", "direct")
 PAYMENTS = Queue("payments", bindings=[MAIN.bind("pay.cash")])
@@ -37,7 +36,7 @@ def attempt_of(*deaths: object, **headers: object) -> int:
 def retried(via: Carrier = LOOP, queue: Queue = PAYMENTS, **arrival: Any) -> Settlement:
     """Return the settlement of a failed delivery; by default one from the main exchange."""
     one = delivery(**{"exchange": "main", "routing_key": "pay.cash", **arrival})
-    return settle(retry(30), one, looping(via, queue), now=NOW)
+    return settled(retry(30), one, looping(via, queue))
 
 
 def copied(settlement: Settlement) -> Message:
@@ -82,7 +81,7 @@ def test_attempts_counted_before_in_our_own_header_are_added() -> None:
 )
 def test_an_x_death_that_no_broker_writes_counts_as_nothing_and_never_travels_on(forged: object) -> None:
     one = delivery(exchange="main", routing_key="pay.cash", headers={"x-death": forged, "own": 1})
-    copy = copied(settle(retry(30), one, looping(), now=NOW))
+    copy = copied(settled(retry(30), one, looping()))
 
     assert LOOP.attempt(looping().route, one) == 1
     assert (copy.exchange, copy.routing_key) == ("retry", "pay.cash")
@@ -96,7 +95,7 @@ def test_an_x_death_that_cannot_even_be_read_counts_as_nothing_and_never_travels
     one = delivery(exchange="main", routing_key="pay.cash", headers=late)
 
     assert LOOP.attempt(looping().route, one) == 1
-    assert "x-death" not in copied(settle(retry(30), one, looping(), now=NOW)).headers
+    assert "x-death" not in copied(settled(retry(30), one, looping())).headers
 
 
 def test_a_message_is_rejected_and_nothing_is_republished() -> None:
@@ -123,7 +122,7 @@ def test_what_was_copied_once_is_copied_on_and_its_attempts_go_on() -> None:
     for _ in range(4):
         one = replace(one, attempt=charge.policy.via.attempt(charge.route, one))
         counted.append(one.attempt)
-        copy = copied(settle(retry(30), one, charge, now=NOW))
+        copy = copied(settled(retry(30), one, charge))
         one = arrived(copy, queue="payments", exchange="main", routing_key=copy.routing_key)
 
     assert counted == [1, 2, 3, 4]

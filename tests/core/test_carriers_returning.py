@@ -25,10 +25,9 @@ from django_rmq_retry import (
     WaitQueue,
 )
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers.settlement import settle, waits_on
 from django_rmq_retry.messages import Headers, Instruction, Properties, Settlement, encode_properties
 from django_rmq_retry.policies import Backoff, Carrier, retry
-from tests.core.made import NOW, arrived, delivery, hop, route, subscription
+from tests.core.made import NOW, arrived, delivery, hop, route, sent_on, settled, subscription
 
 COPYING: list[Carrier] = [
     Ladder([30]),
@@ -48,7 +47,7 @@ def named(value: object) -> str:
 def copy_by(via: Carrier, **arrival: Any) -> Message:
     """The copy of a delivery that came by a key which no binding takes, so that every carrier of these must copy."""
     charge = subscription(RetryThenPark(attempts=4, via=via), queue=BOUND)
-    copy = settle(retry(30), delivery(**arrival), charge, now=NOW).copy
+    copy = settled(retry(30), delivery(**arrival), charge).copy
     assert copy is not None
     return copy
 
@@ -104,7 +103,7 @@ def test_ack_first_gives_the_original_up_before_its_copy_is_safe() -> None:
 def test_only_ack_first_acks_first(via: Carrier) -> None:
     charge = subscription(RetryThenPark(attempts=4, via=via), queue=BOUND)
 
-    assert settle(retry(30), delivery(), charge, now=NOW).ack_first is isinstance(via, AckFirst)
+    assert settled(retry(30), delivery(), charge).ack_first is isinstance(via, AckFirst)
 
 
 @pytest.mark.parametrize("via", COPYING, ids=named)
@@ -115,7 +114,7 @@ def test_each_copy_counts_one_attempt_more(via: Carrier) -> None:
     for _ in range(5):
         one = replace(one, attempt=via.attempt(charge.route, one))
         counted.append(one.attempt)
-        copy = settle(retry(30), one, charge, now=NOW).copy
+        copy = settled(retry(30), one, charge).copy
         assert copy is not None
         one = arrived(copy, queue="payments")
 
@@ -229,7 +228,7 @@ def test_a_wait_left_over_from_another_carrier_holds_no_message_for_ever(via: Ca
     policy = StopTheLine() if isinstance(via, InPlace) else RetryThenPark(attempts=2, via=via)
     charge = subscription(policy, queue=BOUND)
 
-    assert waits_on(delivery(headers={"rmq-retry-wait": 60_000}), charge) is None
+    assert sent_on(delivery(headers={"rmq-retry-wait": 60_000}), charge) is None
 
 
 def test_in_place_counts_no_attempts_because_the_consumer_that_holds_the_message_does() -> None:
@@ -243,12 +242,12 @@ def test_in_place_counts_no_attempts_because_the_consumer_that_holds_the_message
 def test_a_forged_rest_of_a_wait_keeps_no_place_in_the_prefetch(via: Carrier) -> None:
     forged = delivery(headers={"rmq-retry-attempts": 1, "rmq-retry-wait": 86_400_000})
 
-    assert waits_on(forged, subscription(RetryThenPark(attempts=4, via=via))) is None
+    assert sent_on(forged, subscription(RetryThenPark(attempts=4, via=via))) is None
 
 
 @pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
-def test_a_handler_that_asks_for_hours_waits_in_hand_for_15_minutes(via: Carrier) -> None:
-    settlement = settle(retry(2000), delivery(), subscription(RetryThenPark(attempts=4, via=via)), now=NOW)
+def test_a_handler_that_asks_for_hours_waits_unacked_for_15_minutes(via: Carrier) -> None:
+    settlement = settled(retry(2000), delivery(), subscription(RetryThenPark(attempts=4, via=via)))
 
     assert settlement.hold == 900
     assert settlement.copy is not None
@@ -259,7 +258,9 @@ def test_a_handler_that_asks_for_hours_waits_in_hand_for_15_minutes(via: Carrier
 @pytest.mark.parametrize(
     ("backoff", "longest"), [(Fixed(1000), 1000), (Fixed(800, jitter=0.25), 1000), (Steps([10, 1000]), 1000)]
 )
-def test_a_back_off_longer_than_15_minutes_is_refused_in_hand(via: Carrier, backoff: Backoff, longest: int) -> None:
+def test_a_back_off_longer_than_15_minutes_of_an_unacked_message_is_refused(
+    via: Carrier, backoff: Backoff, longest: int
+) -> None:
     with pytest.raises(ConfigurationError) as refused:
         subscription(RetryThenPark(attempts=4, backoff=backoff, via=via))
 
@@ -274,7 +275,7 @@ LONG = RetryThenPark(attempts=3, backoff=Fixed(1), schedules={OSError: Schedule(
 
 
 @pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
-def test_a_back_off_in_hand_is_judged_by_the_attempts_of_its_own_schedule(via: Carrier) -> None:
+def test_the_back_off_of_an_unacked_message_is_judged_by_its_own_attempts(via: Carrier) -> None:
     with pytest.raises(ConfigurationError, match=r"for at most 900 s, and the back-off waits up to 2621440 s"):
         subscription(replace(LONG, via=via))
 
@@ -285,7 +286,7 @@ def test_a_back_off_in_hand_is_judged_by_the_attempts_of_its_own_schedule(via: C
 @pytest.mark.parametrize(
     ("attempts", "backoff"), [(None, Steps([*range(1, 71), 3600])), (100, Exponential(1, factor=1.1))]
 )
-def test_a_long_wait_after_many_short_ones_is_refused_in_hand(
+def test_a_long_unacked_wait_after_many_short_ones_is_refused(
     via: Carrier, attempts: int | None, backoff: Backoff
 ) -> None:
     with pytest.raises(ConfigurationError, match="keeps a waiting message unacked, for at most 900 s"):
@@ -294,7 +295,7 @@ def test_a_long_wait_after_many_short_ones_is_refused_in_hand(
 
 @pytest.mark.parametrize("via", [Republish(), AckFirst(), InPlace()], ids=named)
 @pytest.mark.parametrize("attempts", [6, 100, None])
-def test_the_default_back_off_stays_within_15_minutes_in_hand(via: Carrier, attempts: int | None) -> None:
+def test_the_default_back_off_stays_within_15_minutes_unacked(via: Carrier, attempts: int | None) -> None:
     policy = subscription(RetryThenPark(attempts=attempts, via=via)).policy
     waits = [wait.nominal(attempt) for wait in policy.backoffs for attempt in (1, 2, 3, 4, 5, 99)]
 

@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 import pytest
 
 from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark, WaitQueue
-from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
-from django_rmq_retry.handlers.layout import copies_of, layout
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.drawings import Shape, Way, definitions, duration, families, mermaid, places, svg, text
 from tests.core.made import topology_of
+from tests.tooling.drawings import shape_of
 
 HOSTILE = "<script>alert('1')</script>\"&\x1b[2J\x00|]]>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,11 +25,10 @@ EDGES = [
 
 def shaped(policy: Policy, *more: Exchange | Queue) -> tuple[Shape, Topology]:
     queue = Queue("work", bindings=[MAIN.bind("a"), MAIN.bind("b")])
-    found: tuple[WorkQueue, ...] = work_queues(
+    found: tuple[WorkQueue, ...] = work_queues_of(
         [Subscription(name="h", run=lambda _: None, queue=queue, policy=policy, park="work.parked")]
     )
-    topology = layout(found, extra=more)
-    return Shape.of(topology, copies_of(found)), topology
+    return shape_of(found, extra=more), topology_of(*found[0].subscriptions, extra=more)
 
 
 def tree(drawn: str) -> ElementTree.Element:

@@ -20,7 +20,7 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import Subscription, WorkQueue
-from django_rmq_retry.handlers.subscription import NoKey, key_of
+from django_rmq_retry.handlers.subscription import NoKey, ordering_key_of
 from django_rmq_retry.policies import Policy
 from tests.core.made import delivery
 
@@ -50,7 +50,7 @@ def handler(policy: Policy, queue: Queue | None = None) -> Subscription:
     ],
 )
 def test_a_key_is_a_text(found: object, key: str) -> None:
-    assert key_of(lambda _: found, delivery()) == key
+    assert ordering_key_of(lambda _: found, delivery()) == key
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_key_is_a_text(found: object, key: str) -> None:
 )
 def test_what_is_no_key_says_what_it_is(found: object, said: str) -> None:
     with pytest.raises(NoKey) as caught:
-        key_of(lambda _: found, delivery())
+        ordering_key_of(lambda _: found, delivery())
 
     assert said in str(caught.value)
 
@@ -104,7 +104,7 @@ class Matrix:
 )
 def test_what_makes_no_text_is_no_key_and_raises_nothing_else(found: object) -> None:
     with pytest.raises(NoKey, match="order_by returned a "):
-        key_of(lambda _: found, delivery())
+        ordering_key_of(lambda _: found, delivery())
 
 
 def test_a_function_that_fails_with_what_cannot_be_said_is_named_all_the_same() -> None:
@@ -112,12 +112,12 @@ def test_a_function_that_fails_with_what_cannot_be_said_is_named_all_the_same() 
         raise MuteError
 
     with pytest.raises(NoKey, match="order_by raised MuteError: "):
-        key_of(broken, delivery())
+        ordering_key_of(broken, delivery())
 
 
 def test_a_function_that_fails_is_named_with_its_error() -> None:
     with pytest.raises(NoKey) as caught:
-        key_of(lambda message: message.data["account"], delivery())
+        ordering_key_of(lambda message: message.data["account"], delivery())
 
     assert str(caught.value) == (
         "Its ordering key cannot be computed: order_by raised TypeError: 'NoneType' object is not subscriptable. "

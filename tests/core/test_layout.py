@@ -17,7 +17,7 @@ from django_rmq_retry import (
     StopTheLine,
 )
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
-from django_rmq_retry.handlers import Match, Subscription, work_queues
+from django_rmq_retry.handlers import Match, Subscription, work_queues_of
 from django_rmq_retry.handlers.layout import layout, needed, parks
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, Topology
@@ -32,7 +32,7 @@ SAFE = {
 
 
 def laid_out(*subscriptions: Subscription, extra: Any = ()) -> Topology:
-    return layout(work_queues(subscriptions), extra=extra)
+    return layout(work_queues_of(subscriptions), extra=extra)
 
 
 def arguments(topology: Topology, queue: str) -> dict[str, object]:
@@ -268,7 +268,7 @@ def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None
     loop = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
     cash = subscription(RetryThenPark(attempts=4, via=loop), queue=Queue("cash", type="classic"), park="parking-queue")
 
-    assert [(type(one).__name__, one.name) for one in needed(work_queues([charge, cash]))] == [
+    assert [(type(one).__name__, one.name) for one in needed(work_queues_of([charge, cash]))] == [
         ("ExchangeDeclaration", "retry-exchange"),
         ("QueueDeclaration", "payments.charge"),
         ("QueueDeclaration", "payments.charge.parked"),
@@ -295,6 +295,6 @@ def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None
 def test_only_a_queue_that_leads_to_the_parked_queue_parks_what_is_rejected(
     queue: Queue, policy: Policy, so: bool
 ) -> None:
-    (work_queue,) = work_queues([subscription(policy, queue=queue)])
+    (work_queue,) = work_queues_of([subscription(policy, queue=queue)])
 
     assert parks(work_queue) is so

@@ -7,7 +7,7 @@ import pytest
 from django_rmq_retry import Delivery
 from django_rmq_retry.messages import Headers, Properties, Stamp, encode_properties
 from django_rmq_retry.messages.history import copy_of
-from django_rmq_retry.messages.parked import name_of, nameless
+from django_rmq_retry.messages.parked_copy import name_of, nameless
 
 SENT = Properties(content_type="application/json", timestamp=7, headers=Headers.of({"tenant": "bank"}), priority=3)
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Queue, RetryThenPark
-from django_rmq_retry.handlers import work_queues
+from django_rmq_retry.handlers import work_queues_of
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, decode_properties, encode_properties
-from django_rmq_retry.messages.history import BROKERS_OWN, deaths
-from django_rmq_retry.messages.parked import (
+from django_rmq_retry.messages.history import BROKERS_OWN, deaths, identity
+from django_rmq_retry.messages.parked_copy import (
     ADDED,
     KEPT,
     ROOM,
@@ -25,13 +24,13 @@ from django_rmq_retry.messages.parked import (
     By,
     Original,
     Parked,
-    identity,
     read_parked,
     requeued,
     set_aside,
 )
 from django_rmq_retry.policies import park
 from tests.core.made import NOW, arrived, delivery, subscription
+from tests.core.parked import parked_copy
 
 HOMES = {"payments.parked": "payments", "payments.quarantine": "payments", "payments.retry.30s": "payments"}
 ERROR = ErrorNote(kind="BankDown", text="timeout")
@@ -43,9 +42,7 @@ FOREIGN = Headers(b"\x01d" + b"d@\x0e\x00\x00\x00\x00\x00\x00" + b"\x04when" + A
 
 def by_us(one: Delivery, *, nonce: int = 0) -> Delivery:
     """The copy that our consumer parks, as it is delivered from the parked queue."""
-    copy = parked(GAVE_UP, one, "payments.parked", handler="payments.handlers.charge", now=NOW, nonce=nonce).copy
-    assert copy is not None
-    return arrived(copy, queue="payments.parked")
+    return arrived(parked_copy(GAVE_UP, one, nonce=nonce), queue="payments.parked")
 
 
 def read(headers: Mapping[str, Any] | Headers | None = None, **told: Any) -> Parked:
@@ -370,7 +367,7 @@ class TestHomes:
         ladder = RetryThenPark(attempts=2, backoff=Fixed(30), via=Ladder())
         loop = RetryThenPark(attempts=2, via=DeadLetter(exchange="retry", queue="main.retry", after=30))
         found = homes_of(
-            work_queues([subscription(ladder), subscription(loop, queue=Queue("main"), name="other", park="shared")])
+            work_queues_of([subscription(ladder), subscription(loop, queue=Queue("main"), name="other", park="shared")])
         )
 
         assert found == {
@@ -384,7 +381,7 @@ class TestHomes:
     def test_a_parked_queue_of_two_work_queues_belongs_to_neither(self) -> None:
         two = [subscription(RetryThenPark(), queue=name, name=name, park="shared") for name in ("one", "two")]
 
-        assert "shared" not in homes_of(work_queues(two))
+        assert "shared" not in homes_of(work_queues_of(two))
 
 
 class TestAside:

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import Fixed, Message, RetryThenPark
-from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.history import stamp_of
-from django_rmq_retry.messages.parked import Original, requeued
 from django_rmq_retry.policies import retry
-from tests.core.made import NOW, arrived, delivery, subscription
+from tests.core.made import arrived, delivery, settled, subscription
+from tests.core.parked import requeued_copy
 
 TICKET = "7.2:signature"
 OWN = {"rmq-retry-exchange": "main", "rmq-retry-routing-key": "pay.cash", "rmq-retry-queue": "payments"}
@@ -22,8 +21,8 @@ FOREIGN = (
 
 
 def copy(properties: Properties, body: bytes = b"{}") -> Message:
-    original = Original(body=body, raw=encode_properties(properties), exchange="main", routing_key="pay.cash")
-    return requeued(original, queue="payments", ticket=TICKET)
+    raw = encode_properties(properties)
+    return requeued_copy(body=body, raw=raw, exchange="main", routing_key="pay.cash", ticket=TICKET)
 
 
 def test_it_goes_to_one_queue_and_tells_the_way_it_first_came() -> None:
@@ -64,7 +63,7 @@ def test_neither_failures_nor_what_the_broker_wrote_nor_an_older_ticket_go_along
 def test_its_attempts_are_counted_anew_and_a_retry_keeps_the_ticket() -> None:
     one = arrived(copy(Properties(headers=Headers.of({"rmq-retry-attempts": 5}))), queue="payments")
     assert stamp_of(one).attempts == 0
-    again = settle(retry(30), one, subscription(RetryThenPark(backoff=Fixed(30))), now=NOW).copy
+    again = settled(retry(30), one, subscription(RetryThenPark(backoff=Fixed(30)))).copy
 
     assert again is not None
     assert (again.headers["rmq-retry-attempts"], again.headers["rmq-retry-ticket"]) == (1, TICKET)
@@ -72,8 +71,7 @@ def test_its_attempts_are_counted_anew_and_a_retry_keeps_the_ticket() -> None:
 
 
 def test_properties_that_cannot_be_read_leave_the_id_and_the_ticket() -> None:
-    original = Original(body=b"\0", raw=b"\xff\xff\xff", exchange="", routing_key="payments", message_id="m")
-    made = requeued(original, queue="payments", ticket=TICKET)
+    made = requeued_copy(body=b"\0", raw=b"\xff\xff\xff", message_id="m", ticket=TICKET)
 
     assert (made.body, made.properties.message_id, made.headers["rmq-retry-ticket"]) == (b"\0", "m", TICKET)
 
@@ -87,6 +85,5 @@ def test_an_answer_to_a_caller_that_is_gone_closes_nobodys_channel() -> None:
 
 def test_a_delivery_without_any_header_is_as_good() -> None:
     one = delivery()
-    original = Original(body=one.body, raw=one.raw, exchange="", routing_key="payments")
 
-    assert requeued(original, queue="payments", ticket=TICKET).headers["rmq-retry-ticket"] == TICKET
+    assert requeued_copy(body=one.body, raw=one.raw, ticket=TICKET).headers["rmq-retry-ticket"] == TICKET

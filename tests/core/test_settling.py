@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Message, Park, Republish, RetryThenPark, StopTheLine
-from django_rmq_retry.handlers import work_queues
+from django_rmq_retry.handlers import work_queues_of
 from django_rmq_retry.handlers.settlement import settle, unhandled, waits_on
 from django_rmq_retry.messages import (
     DONE,
@@ -68,7 +68,7 @@ class TestVerdicts:
         assert settle(verdict, delivery(), CHARGE, now=NOW) is DONE
         assert Settlement(instruction=Instruction.ACK) == DONE
 
-    def test_a_halt_keeps_the_message_in_hand(self) -> None:
+    def test_a_halt_keeps_the_message_unacked(self) -> None:
         line = subscription(StopTheLine())
 
         assert settle(halt(7.5), delivery(), line, now=NOW) == Settlement(instruction=Instruction.KEEP, hold=7.5)
@@ -243,7 +243,7 @@ class TestParking:
         assert "rmq-retry-wait" not in parked_copy(delivery(headers={"rmq-retry-wait": 60_000})).headers
 
     def test_without_a_handler_it_is_parked_where_its_queue_parks(self) -> None:
-        (work_queue,) = work_queues([CHARGE])
+        (work_queue,) = work_queues_of([CHARGE])
         settlement = unhandled(park(Reason.UNHANDLED, "No handler takes it."), delivery(), work_queue, now=NOW)
 
         assert settlement.copy is not None
@@ -262,7 +262,7 @@ class TestParking:
         ids=["new", "tried before", "tried elsewhere", "counted by the broker"],
     )
     def test_without_a_handler_no_attempt_is_counted(self, headers: dict[str, object], attempts: int | None) -> None:
-        (work_queue,) = work_queues([CHARGE])
+        (work_queue,) = work_queues_of([CHARGE])
         settlement = unhandled(park(Reason.UNHANDLED, "None."), delivery(headers=headers), work_queue, now=NOW)
 
         assert settlement.copy is not None
@@ -270,7 +270,7 @@ class TestParking:
         assert "rmq-retry-summary" not in settlement.copy.headers
 
     def test_nor_where_nobody_can_read_the_count(self) -> None:
-        (work_queue,) = work_queues([CHARGE])
+        (work_queue,) = work_queues_of([CHARGE])
         unreadable = delivery(raw=b"\x20")
         settlement = unhandled(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, work_queue, now=NOW)
 

@@ -20,7 +20,7 @@ from django_rmq_retry import (
     StopTheLine,
 )
 from django_rmq_retry.errors import ConfigurationError, UndecodableHeaders
-from django_rmq_retry.handlers import Match, Subscription, work_queues
+from django_rmq_retry.handlers import Match, Subscription, work_queues_of
 from django_rmq_retry.messages import Headers
 from django_rmq_retry.policies import Policy
 from tests.core.made import delivery, subscription
@@ -34,14 +34,14 @@ def handler(name: str, policy: Policy = USUAL, *, queue: Queue | str = "payments
 
 
 def chosen(*handlers: Subscription, **arrival: Any) -> str | None:
-    (work_queue,) = work_queues(handlers)
+    (work_queue,) = work_queues_of(handlers)
     taker = work_queue.choose(delivery(**arrival))
     return None if taker is None else taker.name
 
 
 def contradiction(*handlers: Subscription) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        work_queues(handlers)
+        work_queues_of(handlers)
     return str(caught.value)
 
 
@@ -97,14 +97,14 @@ class TestDispatch:
         assert chosen(handler("charge", type="charge"), type="refund") is None
 
     def test_one_handler_without_a_condition_need_not_look(self) -> None:
-        (alone,) = work_queues([handler("charge")])
-        (picky,) = work_queues([handler("charge", type="charge")])
-        (both,) = work_queues([handler("charge", type="charge"), handler("rest")])
+        (alone,) = work_queues_of([handler("charge")])
+        (picky,) = work_queues_of([handler("charge", type="charge")])
+        (both,) = work_queues_of([handler("charge", type="charge"), handler("rest")])
 
         assert (alone.dispatches, picky.dispatches, both.dispatches) == (False, True, True)
 
     def test_queues_stand_in_the_order_in_which_they_were_first_named(self) -> None:
-        found = work_queues([handler("a", queue="q1"), handler("b", queue="q2"), handler("c", queue="q1", type="c")])
+        found = work_queues_of([handler("a", queue="q1"), handler("b", queue="q2"), handler("c", queue="q1", type="c")])
 
         assert [(work_queue.queue.name, [one.name for one in work_queue.subscriptions]) for work_queue in found] == [
             ("q1", ["c", "a"]),
@@ -112,7 +112,7 @@ class TestDispatch:
         ]
 
     def test_one_ordered_handler_makes_the_whole_queue_ordered(self) -> None:
-        (work_queue,) = work_queues([handler("a", StopTheLine(), type="a"), handler("b", StopTheLine())])
+        (work_queue,) = work_queues_of([handler("a", StopTheLine(), type="a"), handler("b", StopTheLine())])
 
         assert work_queue.ordered
 
@@ -158,7 +158,7 @@ class TestContradictions:
         assert "but not its kind of carrier: 'Ladder' against 'Republish'" in said
 
     def test_two_ladders_with_different_steps_share_a_queue_well(self) -> None:
-        work_queues(
+        work_queues_of(
             [handler("a", RetryThenPark(backoff=Fixed(5)), type="a"), handler("b", RetryThenPark(via=Ladder([60])))]
         )
 

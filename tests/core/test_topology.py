@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Broadcast, Exchange, Queue
-from django_rmq_retry.arguments import milliseconds
 from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.properties import milliseconds
 from django_rmq_retry.topology import Binding
 from django_rmq_retry.topology.declarations import check_name, matches
 

@@ -20,7 +20,7 @@ def make_server() -> Iterator[MakeServer]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is not on RabbitMQ runs once, however many versions of it the contract names."""
+    """Tests without RabbitMQ run once, however many versions of it the contract names."""
     again = {item for item in items if _runs_again(item)}
     if again:
         config.hook.pytest_deselected(items=list(again))

@@ -153,7 +153,7 @@ class Clients(RuleBasedStateMachine):
         assert self.published == len(places) + len(self.handled) + pending + sum(lost.values())
 
     @invariant()
-    def what_is_held_is_in_hand(self) -> None:
+    def what_is_held_is_unacked(self) -> None:
         held = Counter(
             queue.name
             for session in self.sessions

@@ -1,4 +1,4 @@
-"""How often a message was delivered, and what of it goes with it when it is dead-lettered; versions differ widely."""
+"""The delivery count of a message, and the part of it that a dead letter keeps; versions differ widely."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.embedded.rig import BOTH, QUORUM, Arrival, Client, Rig
 pytestmark = pytest.mark.contract
 
 WAYS = {
-    # what happened to its deliveries: what is told behind the dead letter from a quorum queue of 4.0, from 4.3
+    # what happened to its deliveries: the count behind the dead letter from a quorum queue of 4.0, from 4.3
     "reject": (1, 1),
     "nack": (1, 0),
     "back reject": (1, 2),

@@ -24,7 +24,7 @@ def now(rig: Rig) -> float:
 
 
 def waited(rig: Rig, client: Client, way: str) -> float:
-    """How long a message is away that came back in this way."""
+    """The delay of a message that was returned in this way."""
     held = taken(client)
     start = now(rig)
     if way == "reject":

@@ -17,7 +17,7 @@ LEDGER = Line(queue="work", prefetch=1, ordered=True)
 
 
 class Hands:
-    """A receiver that keeps what it is told."""
+    """A receiver that keeps its calls."""
 
     def __init__(self) -> None:
         self.found: list[Delivery] = []
@@ -96,7 +96,7 @@ def to(key: str, body: bytes = b"{}", *, exchange: str = "", name: str | None = 
 
 
 def bodies(broker: DirectBroker, queue: str) -> list[bytes]:
-    return [delivery.body for delivery in broker.lying(queue)]
+    return [delivery.body for delivery in broker.messages_in(queue)]
 
 
 def test_what_is_published_lies_in_its_queue_when_the_call_returns(
@@ -131,7 +131,7 @@ def test_a_lost_confirm_stores_the_message_and_a_lost_broker_does_not(broker: Di
     assert bodies(broker, "work") == [b"unknown"]
 
 
-def test_no_more_is_in_hand_than_the_prefetch(publisher: DirectPublisher, consume: Consume, hands: Hands) -> None:
+def test_no_more_is_unacked_than_the_prefetch(publisher: DirectPublisher, consume: Consume, hands: Hands) -> None:
     publisher.publish_many([to("work", b"%d" % number) for number in range(3)])
     source = consume()
     before = hands.bodies[:]
@@ -160,7 +160,7 @@ def test_a_copy_waits_in_its_queue_until_the_clock_has_passed_it(
     assert deaths[0]["time"].timestamp() == 1_700_000_010
 
 
-def test_a_message_that_stays_in_hand_comes_again_after_its_hold(
+def test_a_message_that_stays_unacked_comes_again_after_its_hold(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish_many([to("work", b"1"), to("work", b"2")])
@@ -190,7 +190,7 @@ def test_a_copy_whose_confirm_is_lost_is_sent_again(
     assert held.held == 0
 
 
-def test_a_lost_connection_gives_back_what_is_in_hand_and_comes_back(
+def test_a_lost_connection_gives_back_what_is_unacked_and_comes_back(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish(to("work"))
@@ -229,7 +229,7 @@ def test_a_lost_acknowledgement_leaves_the_copy_and_the_original(
     assert bodies(broker, "work") == [b"original"]
 
 
-def test_stopping_gives_back_what_is_in_hand(
+def test_stopping_gives_back_what_is_unacked(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish(to("work"))
@@ -248,7 +248,7 @@ def test_a_call_is_answered_by_whoever_runs_meanwhile(
     broker: DirectBroker, publisher: DirectPublisher, exclusive: bool
 ) -> None:
     def answer(done: Callable[[], bool], timeout: float) -> None:
-        (question,) = broker.lying("work")
+        (question,) = broker.messages_in("work")
         assert question.reply_to
         publisher.publish(
             Message(body=b"yes", routing_key=question.reply_to, properties=question.properties, mandatory=exclusive)

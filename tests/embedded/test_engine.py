@@ -1,4 +1,4 @@
-"""The engine by itself: time, confirms, what a file would be told, and what hostile clients can do."""
+"""The engine by itself: time, confirms, writes to a file, and hostile clients."""
 
 import tracemalloc
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ LASTING = encode_properties(Properties(delivery_mode=2))
 
 
 class Remembering(NullStore):
-    """What a file would hold."""
+    """The contents that a file would have."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -28,7 +28,7 @@ def filled(path: Path, messages: int) -> None:
 
 
 def refused(path: Path) -> str:
-    """Why it is not taken; not a byte of it may change."""
+    """The reason that it is refused; not a byte of it may change."""
     before = path.read_bytes()
     with pytest.raises(UnusableFile) as caught:
         FileStore(path, epoch=0.0)

@@ -1,4 +1,4 @@
-"""Lengths: in messages and in bytes, in each of the three ways of what becomes of too much."""
+"""Lengths: in messages and in bytes, with each of the three overflow behaviours."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def filled(rig: Rig, client: Client, bodies: str, **arguments: object) -> list[s
     outcomes = []
     for body in bodies:
         outcomes.append(client.publish("q", body * 5))
-        # A quorum queue tells its publishers a moment later that it is full.
+        # A quorum queue reports to its publishers a moment later that it is full.
         rig.wait(0.05)
     return outcomes
 

@@ -258,7 +258,7 @@ def test_an_argument_that_means_nothing_to_a_quorum_queue_is_refused(
 
 
 def codes(rig: Rig, *asks: Ask) -> list[int]:
-    """What the broker answers, each on a connection of its own; 0 is yes."""
+    """The broker's answers, each on a connection of its own; 0 is yes."""
     found = []
     for ask in asks:
         try:

@@ -1,4 +1,4 @@
-"""What a file gives back is what the engine held: after any history, and for whatever a message can be."""
+"""A file restores the engine's state: after any history, and for any kind of message."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -40,7 +40,7 @@ def seen(entry: Entry) -> tuple[object, ...]:
 
 def contents(queue: Queue) -> tuple[object, ...]:
     delayed = sorted((round(queue.delayed.due(entry), 3), seen(entry)) for entry in queue.delayed)
-    # A queue that was empty may count its places anew: only their order means anything.
+    # A queue that was empty may count its places again from 0: only their order means anything.
     places = [entry.message.body for entry in sorted(queue.ready, key=lambda entry: entry.position)]
     return [seen(entry) for entry in queue.ready], places, delayed, queue.pending, queue.held
 
@@ -59,7 +59,7 @@ def everything(vhost: Vhost) -> Mapping[str, object]:
 
 
 def restored(store: FileStore, *, version: str = "4.0", now: float = 0.0) -> Vhost:
-    """What a broker would begin with that finds this file now."""
+    """The state with which a broker on this file would begin."""
     store.commit()
     vhost = Vhost("/", Clock(now, epoch=EPOCH), behaviour(version), chance=lambda: "made-up")
     restore(vhost, store.read())
@@ -91,6 +91,8 @@ class Restarts(Clients):
         self.sessions[0].close()
         self.sessions[0] = self.opened()
         for queue in list(vhost.router.queues.values()):
+            # A file does not keep which priority is next in a quorum queue of 4.0; only the next message expires.
+            queue.ready._run = 0
             queue.watch()
         vhost.settle()
 

@@ -1,4 +1,4 @@
-"""Where a message goes: exchange types, bindings, alternates, copies."""
+"""The route of a message: exchange types, bindings, alternates, copies."""
 
 from collections.abc import Mapping
 from decimal import Decimal

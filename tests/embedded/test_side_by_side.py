@@ -41,7 +41,7 @@ SAID = (1, True, "1", False, 0, 2)
 class Work:
     """The same choices for two clients; each step returns what it saw.
 
-    A dead letter of RabbitMQ's is under way for a moment: with `awaited`, what the engine saw, a look is patient.
+    A dead letter of RabbitMQ is in flight for a moment: with `awaited`, the engine's result, a look waits for it.
     """
 
     queues = QUEUES
@@ -130,7 +130,7 @@ class Work:
         return {name: self.client.queue(name, passive=True).messages for name in self.queues}
 
     def coming(self) -> tuple[str, object]:
-        """What the engine saw at this step."""
+        """The engine's result at this step."""
         found = self.awaited[len(self.seen)] if self.awaited else ("nothing", None)
         assert isinstance(found, tuple)
         return found
@@ -147,7 +147,7 @@ class Work:
 
 
 class QuorumWork(Work):
-    """Quorum queues, every priority that versions tell apart, and headers of several types."""
+    """Quorum queues, every priority that versions distinguish, and headers of several types."""
 
     queues = QUORUM_QUEUES
     exchanges = ("headers",)

@@ -21,7 +21,7 @@ def joined(client: Client, **priorities: int) -> None:
 
 
 def taker(client: Client) -> str:
-    """Who gets a message now, and deals with it."""
+    """The client that gets a message now and settles it."""
     client.publish("q", "x")
     (found,) = client.arrivals(1)
     client.ack(found)
@@ -138,7 +138,7 @@ def six(rig: Rig, kind: str) -> tuple[Client, Client, str, list[Arrival]]:
 
 
 def rest(client: Client) -> str:
-    """What a client gets, one after the other, settling each."""
+    """The messages that a client gets, one after the other, settling each."""
     found = ""
     while arrived := client.arrivals(1, within=1):
         found += arrived[0].text

@@ -1,4 +1,4 @@
-"""Which version the engine takes for which, and what only its clock can tell exactly; the rest is in test_counts.py."""
+"""The version that the engine follows for each behaviour, and times that only its clock measures exactly."""
 
 import pytest
 

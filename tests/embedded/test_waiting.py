@@ -88,12 +88,12 @@ def test_a_message_that_is_held_does_not_expire_until_it_comes_back(rig: Rig, ki
 def test_a_time_of_zero_reaches_a_consumer_that_waits_on_a_classic_queue(rig: Rig) -> None:
     client = rig.connect()
     waiting(client, "classic")
-    client.publish("wait", "nobody there", expiration="0")
-    assert order(client, 1) == ["nobody there"]
+    client.publish("wait", "no consumer", expiration="0")
+    assert order(client, 1) == ["no consumer"]
     client.consume("wait", no_ack=True)
-    client.publish("wait", "somebody", expiration="0")
+    client.publish("wait", "consumer", expiration="0")
 
-    assert [one.text for one in client.arrivals(1)] == ["somebody"]
+    assert [one.text for one in client.arrivals(1)] == ["consumer"]
 
 
 def test_only_version_4_3_has_a_line_for_each_priority(rig: Rig) -> None:

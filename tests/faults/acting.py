@@ -25,7 +25,7 @@ from django_rmq_retry import (
     StopTheLine,
     WaitQueue,
 )
-from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.policies import Policy
 from tests.faults import forking
 from tests.tooling.waiting import wait_until
@@ -131,4 +131,4 @@ def work_queue(policy: str, folder: Path, *, park: str = PARKED, name: str = QUE
     subscription = Subscription(
         name="act", run=Act(folder), queue=Queue(name, **queue), policy=POLICIES[policy], park=park
     )
-    return work_queues([subscription])[0]
+    return work_queues_of([subscription])[0]

@@ -17,8 +17,8 @@ from django_rmq_retry.amqp.channel import OpenLine
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers import WorkQueue
 from django_rmq_retry.messages import Instruction
-from django_rmq_retry.publishing import broker_connections
 from tests.faults.acting import Act
+from tests.tooling.brokers import on_the_io_thread
 
 
 class Once:
@@ -131,7 +131,7 @@ def after_it_is_given_back(once: Once, work_queue: WorkQueue) -> WorkQueue:
     def telling(self: OpenLine, delivery: Delivery, instruction: Instruction) -> None:
         told(self, delivery, instruction)
         if once.strikes(delivery.body):
-            broker_connections.current.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
     OpenLine.instruct = telling  # type: ignore[method-assign]
     return work_queue
@@ -146,7 +146,7 @@ def the_clock_jumps(_once: Once, work_queue: WorkQueue) -> WorkQueue:
 
 def the_loop_raises(once: Once, work_queue: WorkQueue) -> WorkQueue:
     def boom() -> None:
-        raise RuntimeError("the loop is broken")
+        raise SystemExit("the loop is broken")
 
     return _on_the_loop(once, work_queue, boom)
 
@@ -163,7 +163,7 @@ def the_loop_stands_still(once: Once, work_queue: WorkQueue) -> WorkQueue:
 def _on_the_loop(once: Once, work_queue: WorkQueue, call: Callable[[], None]) -> WorkQueue:
     def run(message: Delivery, inner: Callable[[Delivery], object]) -> object:
         if once.strikes(message.body):
-            broker_connections.current.io("rmq-io").call(call)
+            on_the_io_thread(call)
         return inner(message)
 
     return _around(work_queue, run)

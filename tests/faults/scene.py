@@ -14,10 +14,11 @@ from typing import Any
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ConnectionClosedByBroker
 
-from django_rmq_retry.handlers.layout import layout
 from django_rmq_retry.topology import Topology
 from tests.broker.declared import declare, ready
+from tests.core.made import topology_of
 from tests.faults.acting import PARKED, QUEUE, Diary, work_queue
 from tests.tooling import processes
 from tests.tooling.vhosts import Vhost
@@ -27,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 REASON = "rmq-retry-reason"
 QUIET = 4
 """Consecutive checks that must find every queue empty."""
+INTERNAL_ERROR = 541
+"""The reply code of a quorum queue without a leader, for some seconds after its node was killed."""
 
 
 class Worker:
@@ -91,7 +94,8 @@ class Scene:
 
     def _layout(self) -> Topology:
         names = [self.before, QUEUE] if self.before else [QUEUE]
-        return layout([work_queue(self.policy, self.folder, name=name, **self.queue) for name in names])
+        queues = [work_queue(self.policy, self.folder, name=name, **self.queue) for name in names]
+        return topology_of(*(handler for queue in queues for handler in queue.subscriptions))
 
     def worker(
         self,
@@ -177,14 +181,22 @@ class Scene:
 
     def parked(self) -> list[tuple[int, str]]:
         """Take all messages from the parked queue; return the ids parked so far, with their reasons."""
-        with self.channel() as channel:
-            while True:
-                method, properties, body = channel.basic_get(PARKED)
-                if method is None or properties is None or body is None:
-                    return self.seen
-                reason = (properties.headers or {}).get(REASON, "")
-                self.seen.append((json.loads(body)["id"], str(reason)))
-                channel.basic_ack(method.delivery_tag or 0)
+        try:
+            with self.channel() as channel:
+                self._take_parked(channel)
+        except ConnectionClosedByBroker as error:
+            if error.reply_code != INTERNAL_ERROR:
+                raise
+        return self.seen
+
+    def _take_parked(self, channel: BlockingChannel) -> None:
+        while True:
+            method, properties, body = channel.basic_get(PARKED)
+            if method is None or properties is None or body is None:
+                return
+            reason = (properties.headers or {}).get(REASON, "")
+            self.seen.append((json.loads(body)["id"], str(reason)))
+            channel.basic_ack(method.delivery_tag or 0)
 
     def parked_ids(self) -> list[int]:
         return sorted(one for one, _ in self.parked())

@@ -3,23 +3,28 @@
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
-from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Message
+from django_rmq_retry import Message, apublish, publish
 from django_rmq_retry.errors import PublishUnknown
-from django_rmq_retry.publishing import broker_connections, publish
 from tests.broker.declared import has
 from tests.broker.live import io_thread, publisher_on
 from tests.faults.scene import Scene
+from tests.tooling.brokers import using_broker
 
 pytestmark = pytest.mark.slow
 
 
 def stand_still(gate: threading.Event) -> None:
     gate.wait(20)
+
+
+def io_threads() -> list[int | None]:
+    """The I/O threads of this process's own connections."""
+    return [one.ident for one in threading.enumerate() if one.name == "rmq-publish"]
 
 
 @pytest.mark.parametrize("way", ["the_loop_raises", "the_loop_stands_still"])
@@ -52,20 +57,18 @@ def test_a_publish_ends_though_the_io_thread_stands_still(broker_url: str) -> No
 
 
 def test_an_event_loop_that_is_gone_before_its_confirm_harms_no_later_publish(
-    amqp: BlockingChannel, broker_url: str
+    amqp: BlockingChannel, broker_url: str, settings: Any
 ) -> None:
     amqp.queue_declare("here", durable=True)
 
     async def impatient() -> None:
-        await asyncio.wait_for(publish.apublish({"n": 1}, routing_key="here"), 0.001)
+        await asyncio.wait_for(apublish({"n": 1}, routing_key="here"), 0.001)
 
-    with override_settings(RMQ_RETRY={"URL": broker_url}):
-        try:
-            with pytest.raises(TimeoutError):
-                asyncio.run(impatient())
+    with using_broker(settings, broker_url):
+        with pytest.raises(TimeoutError):
+            asyncio.run(impatient())
+        began = io_threads()
 
-            assert publish.publish({"n": 2}, routing_key="here", immediate=True)
-            assert broker_connections.current.io("test").alive
-            has(amqp, "here", 2)
-        finally:
-            broker_connections.close()
+        assert publish({"n": 2}, routing_key="here", immediate=True)
+        assert io_threads() == began
+        has(amqp, "here", 2)

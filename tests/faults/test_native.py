@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_rmq_retry.handlers.layout import layout
 from tests.broker.declared import declaring
+from tests.core.made import topology_of
 from tests.faults.acting import work_queue
 from tests.faults.scene import Scene
 
@@ -37,7 +37,7 @@ def test_a_broker_that_cannot_retry_by_itself_is_refused_with_a_sentence(scene: 
     if version(scene) >= FIRST_WITH_IT:
         pytest.skip(f"RabbitMQ {scene.vhost.version} can")
     with declaring(scene.vhost) as declarer:
-        plan = declarer.plan(layout([work_queue("native", scene.folder)]))
+        plan = declarer.plan(topology_of(*work_queue("native", scene.folder).subscriptions))
 
     assert not plan.possible
     assert any("4.3" in item.problem for item in plan.items if item.problem)

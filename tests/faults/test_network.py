@@ -20,7 +20,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 DEADLINE, SLACK = 1.5, 1.0
-IN_HAND = 10
+UNACKED = 10
 SLOW = {Mode.DELAY, Mode.TRICKLE}
 DEAF = {Mode.BLACKHOLE, Mode.BLACKHOLE_TO_CLIENT}
 
@@ -101,5 +101,5 @@ def test_a_consumer_comes_back_whatever_the_network_does(scene: Scene, proxy: Pr
         assert doubled == set()
         assert worker.said.count("Connected to") == 1
     else:
-        assert len(doubled) <= IN_HAND
+        assert len(doubled) <= UNACKED
         assert worker.said.count("Connected to") >= 2

@@ -43,7 +43,7 @@ def test_a_message_that_kills_its_worker_is_parked_and_one_at_a_time_harms_no_ot
 
 
 @pytest.mark.parametrize("place", [0, POISON])
-def test_what_was_in_hand_beside_the_poison_is_tried_alone_and_handled(scene: Scene, place: int) -> None:
+def test_what_was_unacked_beside_the_poison_is_attempted_alone_and_handled(scene: Scene, place: int) -> None:
     scene.declare()
     scene.publish(range(place))
     scene.publish([place], dies=True)

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,8 @@ def main(folder: Path, number: str) -> int:
     logging.getLogger("pika").setLevel(logging.WARNING)
     # These imports read the settings.
     from django_rmq_retry.consumer import supervisor  # noqa: PLC0415 - as above
-    from django_rmq_retry.consumer.assembly import consumer  # noqa: PLC0415 - as above
-    from django_rmq_retry.consumer.consumer import Limits  # noqa: PLC0415 - as above
-    from django_rmq_retry.consumer.events import Events  # noqa: PLC0415 - as above
     from tests.faults import acting, breaking  # noqa: PLC0415 - as above
+    from tests.runtime.assembled import consumer_of  # noqa: PLC0415 - as above
 
     work_queue = acting.work_queue(said["policy"], folder, **said["queue"])
     if said["breaks"]:
@@ -33,12 +30,12 @@ def main(folder: Path, number: str) -> int:
     parent = os.getppid()
     orphaned = lambda: None if os.getppid() == parent else "the test is gone"  # noqa: E731
     before = [acting.work_queue(said["policy"], folder, name=said["before"], **said["queue"])] if said["before"] else []
-    made = consumer(
+    made = consumer_of(
         [*before, work_queue],
-        Events(time.time),
         threads=said["threads"],
         prefetch=said["prefetch"],
-        limits=Limits(also=[orphaned], shutdown=said["shutdown"]),
+        also=[orphaned],
+        shutdown=said["shutdown"],
     )
     told = {"longest_hold": said["longest_hold"], **({} if said["parks"] else {"parks": False})}
     made._lines = tuple(replace(line, **told) for line in made._lines)

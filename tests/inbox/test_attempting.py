@@ -2,20 +2,19 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from django_rmq_retry import Breaker, Delivery, Queue, RetryThenPark
-from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.handlers import Subscription, work_queues
-from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Surroundings, Unready, log_outside_failure
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready, log_outside_failure
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
-from tests.core.made import NOW, delivery
+from tests.core.made import delivery
+from tests.runtime.attempting import attempts_of
 
 PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
 
@@ -54,16 +53,8 @@ def attempts(
     one = Subscription(
         name="h", run=print, queue=Queue("payments"), policy=policy, park="payments.parked", once=True, **gated
     )
-    surroundings = Surroundings(
-        around=nullcontext,
-        journals=(events or Events(lambda: 1.0),),
-        clock=lambda: 1.0,
-        now_ms=lambda: NOW,
-        chance=lambda: 0.0,
-        gates=() if gate is None else (gate,),
-        once=once,
-    )
-    return Attempts(work_queues([one]), surroundings).settlement
+    journals, gates = (events or Events(lambda: 1.0),), () if gate is None else (gate,)
+    return attempts_of(one, journals=journals, gates=gates, once=once).settlement
 
 
 def test_a_duplicate_is_acknowledged_and_counted() -> None:

@@ -201,7 +201,7 @@ def test_an_answer_to_the_commit_that_never_came_is_asked_of_the_redelivery(
     assert (done(), left(amqp), parked()) == ([1], 0, [])
 
 
-def test_a_database_that_is_away_keeps_the_message_in_hand_and_parks_nothing(
+def test_a_database_that_is_away_keeps_the_message_unacked_and_parks_nothing(
     till: Till, send: Send, amqp: BlockingChannel
 ) -> None:
     not_on("sqlite")

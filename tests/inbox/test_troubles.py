@@ -221,7 +221,7 @@ def test_the_first_statement_of_a_run_asks_whether_the_connection_lives(
     assert committed() == ["two"]
 
 
-def test_a_database_that_is_away_between_two_messages_keeps_the_message_in_hand(
+def test_a_database_that_is_away_between_two_messages_keeps_the_message_unacked(
     keeping: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     not_on(SQLITE)
@@ -235,7 +235,7 @@ def test_a_database_that_is_away_between_two_messages_keeps_the_message_in_hand(
         run(lambda _: pytest.fail("ran"), name="m2")
 
 
-def test_a_connection_killed_in_the_handler_keeps_the_message_in_hand() -> None:
+def test_a_connection_killed_in_the_handler_keeps_the_message_unacked() -> None:
     not_on(SQLITE)
 
     def is_cut_off(_message: Delivery) -> None:

@@ -6,20 +6,26 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.utils import timezone
 
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.properties import EMPTY
 from django_rmq_retry.models import Action, BusinessKey, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import COUNTED_AS
-from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked import items, requeue
+from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
+from django_rmq_retry.parked.claims import claim
+from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.operators import Actor, log_action
-from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.run import Drive, drive
 from django_rmq_retry.parked.selection import Selection
 
 ANN = Actor(name="ann", source="cli")
 BOB = Actor(name="bob", source="cli")
 QUEUE = "payments.charge"
+Chosen = Selection | Iterable[int]
+"""Records that an operator has chosen: a selection, or their ids."""
 numbers = itertools.count(1)
 
 
@@ -65,14 +71,71 @@ def record(*, key: str = "", headers: dict[str, object] | None = None, **fields:
     return made
 
 
-def requeue_run(ids: Iterable[int], by: Actor = ANN, **options: Any) -> RequeueRun:
+def requeue_run(chosen: Chosen, by: Actor = ANN, **options: Any) -> RequeueRun:
     """Start a requeue run of these records; no driver sends it yet."""
-    return start(Selection.of_ids(ids), by, **options)
+    return requeue.start(selected(chosen), by, **options)
 
 
-def discard_messages(ids: Iterable[int], by: Actor = ANN, *, category: str = "test", **options: Any) -> None:
+def pause_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
+    return requeue.pause(run.pk, by, **options)
+
+
+def resume_run(run: RequeueRun, by: Actor = ANN) -> RequeueRun:
+    return requeue.resume(run.pk, by)
+
+
+def stop_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:
+    return requeue.stop(run.pk, by, **options)
+
+
+def driver_of(run: RequeueRun, name: str = "test", **parts: Any) -> Drive:
+    """A driver of this run, which sends at each step what is due."""
+    return Drive(run.pk, name, **parts)
+
+
+def drive_run(run: RequeueRun, driver: str = "test", *, outcomes: bool = False, **options: Any) -> RequeueRun:
+    """Send a run to its end, by default without waiting for the outcomes of its copies."""
+    return drive(run.pk, driver, outcomes=outcomes, **options)
+
+
+def list_in_parts(patch: pytest.MonkeyPatch, part: int, *, at_once: int, patience: float | None = None) -> None:
+    """List runs of more than `at_once` messages later, in parts: a few messages do for many thousands."""
+    patch.setattr(items, "AT_ONCE", at_once)
+    patch.setattr(items, "PART", part)
+    if patience is not None:
+        patch.setattr(requeue, "PATIENCE", patience)
+
+
+def list_part_of(run: RequeueRun, driver: str = "me") -> None:
+    """Let a driver list the next part of a large run."""
+    items.list_part(run.pk, driver)
+
+
+def claimed_of(run: RequeueRun, driver: str = "me", **which: Any) -> list[Any]:
+    """Claim the items of a run for a driver, as it does before it sends them."""
+    return list(claim(run.pk, driver, list(run.items.filter(**which)), copy_for))
+
+
+def discard_messages(chosen: Chosen, by: Actor = ANN, *, category: str = "test", **options: Any) -> Done:
     """Let an operator discard these records."""
-    discard(Selection.of_ids(ids), by, category=category, **options)
+    return discard(selected(chosen), by, category=category, **options)
+
+
+def restore_messages(chosen: Chosen, by: Actor = ANN) -> Done:
+    return restore(selected(chosen), by)
+
+
+def hold_messages(chosen: Chosen, by: Actor = ANN) -> Done:
+    """Let an operator put these records on hold for an hour."""
+    return hold(selected(chosen), by, until=timezone.now() + timedelta(hours=1))
+
+
+def unhold_messages(chosen: Chosen, by: Actor = ANN) -> Done:
+    return unhold(selected(chosen), by)
+
+
+def selected(chosen: Chosen) -> Selection:
+    return chosen if isinstance(chosen, Selection) else Selection.of_ids(chosen)
 
 
 def logged(action: Action, by: Actor = ANN, *, on: ParkedMessage | None = None, **columns: Any) -> OperatorAction:

@@ -16,9 +16,8 @@ from django_rmq_retry.models import Action, AuditHead, OperatorAction, ParkedMes
 from django_rmq_retry.models.audit import HistoryIsFixed
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor, log_action, verify
-from django_rmq_retry.parked.requeue import stop
 from tests.admin.made import person
-from tests.operating.made import discard_messages, record, requeue_run
+from tests.operating.made import discard_messages, record, requeue_run, stop_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ANN = Actor(name="ann", source="admin")
@@ -167,7 +166,7 @@ def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor
 
 def test_a_run_over_many_messages_is_one_entry_and_each_step_of_it_one_more(bob: Actor) -> None:
     run = requeue_run([record().pk for _ in range(3)], bob, reason="INC-1")
-    stop(run.pk, bob, reason="wrong ones")
+    stop_run(run, bob, reason="wrong ones")
 
     assert [(model, number, said) for model, number, _what, said in entered()] == [
         ("requeuerun", str(run.pk), "requeue · 3 messages · INC-1"),

@@ -11,9 +11,8 @@ from django_rmq_retry.models import MessageVersion, ParkedMessage, State
 from django_rmq_retry.parked import selection
 from django_rmq_retry.parked.findings import Report, Terms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, group, record, requeue_run
+from tests.operating.made import group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
@@ -90,7 +89,7 @@ class TestSelection:
         found = Selection.of_filter({"search": "order:1", "state": ["parked"]})
 
         assert sorted(row.pk for row in found.queryset()) == alike
-        assert start(found, ANN, reason="x").total == 3
+        assert requeue_run(found, reason="x").total == 3
 
     def test_a_search_whose_messages_are_gone_starts_nothing(self) -> None:
         record(key="order:1")
@@ -98,7 +97,7 @@ class TestSelection:
         ParkedMessage.objects.all().delete()
 
         with pytest.raises(NothingChosen):
-            start(found, ANN, reason="x")
+            requeue_run(found, reason="x")
 
     def test_all_filters_narrow_together(self) -> None:
         one = record(type="card", group=group("g"), cycle=3)
@@ -179,7 +178,7 @@ class TestReport:
         record(succeeded_at=timezone.now())
         record()
         frozen = Selection.of_filter(PARKED)
-        run = start(frozen, ANN)
+        run = requeue_run(frozen)
 
         assert (run.total, run.total - run.skipped) == (report(frozen).total, report(frozen).sendable)
 
@@ -191,7 +190,7 @@ class TestReport:
             report(frozen)
 
         with django_assert_max_num_queries(24):
-            start(frozen, ANN, reason="x")
+            requeue_run(frozen, reason="x")
 
     def test_items_stand_in_the_order_of_parking(self) -> None:
         late, early = record(), record(parked_at=timezone.now() - HOUR)

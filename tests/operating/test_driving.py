@@ -11,10 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import RequeueRun, RunState, State
 from django_rmq_retry.parked import driver as driving
-from django_rmq_retry.parked.claims import end_expired_claims
-from django_rmq_retry.parked.driver import RunDriver, undriven
-from django_rmq_retry.parked.requeue import pause
-from tests.operating.made import ANN, again, record, requeue_run
+from tests.operating.made import again, pause_run, record, requeue_run
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 from tests.tooling.waiting import wait_until
@@ -29,14 +26,14 @@ def own(own_database: Own, settings: Any) -> Own:
 
 
 @pytest.fixture
-def driver() -> Iterator[RunDriver]:
-    one = RunDriver()
+def driver() -> Iterator[driving.RunDriver]:
+    one = driving.RunDriver(look=0.05, chores=0.05)
     yield one
     assert one.stop(timeout=30)
 
 
 @pytest.mark.usefixtures("wired")
-def test_runs_are_taken_up_and_several_go_side_by_side(driver: RunDriver) -> None:
+def test_runs_are_taken_up_and_several_go_side_by_side(driver: driving.RunDriver) -> None:
     runs = [requeue_run([record().pk, record().pk], rate=50) for _ in range(3)]
     driver.start()
 
@@ -46,7 +43,7 @@ def test_runs_are_taken_up_and_several_go_side_by_side(driver: RunDriver) -> Non
     assert len(runs) == 3
 
 
-def test_holds_end_and_stale_claims_too(driver: RunDriver) -> None:
+def test_holds_end_and_stale_claims_too(driver: driving.RunDriver) -> None:
     past = timezone.now() - timedelta(minutes=1)
     held = record(state=State.ON_HOLD, held_until=past)
     claimed = record(state=State.REQUEUEING, claimed_until=past)
@@ -58,28 +55,26 @@ def test_holds_end_and_stale_claims_too(driver: RunDriver) -> None:
 
 def test_only_runs_that_nobody_drives_are_taken() -> None:
     free, paused, driven = (requeue_run([record().pk]) for _ in range(3))
-    pause(paused.pk, ANN)
+    pause_run(paused)
     RequeueRun.objects.filter(pk=driven.pk).update(leased_until=timezone.now() + timedelta(seconds=9))
 
-    assert undriven(10) == [free.pk]
-    assert undriven(0) == []
+    assert driving.undriven(10) == [free.pk]
+    assert driving.undriven(0) == []
 
 
 @pytest.mark.usefixtures("wired")
 def test_a_database_that_fails_is_told_once_and_tried_again(
-    driver: RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    driver: driving.RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> int:
         raise OperationalError("gone")
 
-    monkeypatch.setattr(driving, "LOOK", 0.01)
-    monkeypatch.setattr(driving, "CHORES", 0.0)
-    monkeypatch.setattr(driving, "end_expired_claims", broken)
     run = requeue_run([record().pk])
     with caplog.at_level(logging.WARNING):
-        driver.start()
-        wait_until(lambda: driver._failing, what="a failure")
-        monkeypatch.setattr(driving, "end_expired_claims", end_expired_claims)
+        with monkeypatch.context() as breaking:
+            breaking.setattr(driving, "end_expired_claims", broken)
+            driver.start()
+            wait_until(lambda: driver._failing, what="a failure")
         wait_until(lambda: RequeueRun.objects.get(pk=run.pk).sent == 1, what="the run")
 
     assert len([one for one in caplog.records if getattr(one, "event", "") == "runs"]) == 1

@@ -17,7 +17,6 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.key_lists import (
     MOST_TEXT,
     alike,
@@ -30,12 +29,10 @@ from django_rmq_retry.parked.key_lists import (
     written,
 )
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.retention import purge_audit
-from django_rmq_retry.parked.run import Drive
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import COLUMNS, csv_lines, export
-from tests.operating.made import ANN, again, group, record, requeue_run
+from tests.operating.made import ANN, again, discard_messages, driver_of, group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -228,14 +225,14 @@ class TestOnlyThese:
     def test_exactly_the_listed_messages_are_discarded(self) -> None:
         one, two, other = record(key="PAY-1"), record(key="PAY-2"), record(key="PAY-3")
         record(key="PAY-4", state=State.PROCESSED)
-        done = discard(only("PAY-2", "PAY-1", "PAY-4", "PAY-9"), ANN, category="handled elsewhere")
+        done = discard_messages(only("PAY-2", "PAY-1", "PAY-4", "PAY-9"), category="handled elsewhere")
 
         assert done.changed == 2
         assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
 
     def test_an_action_tells_how_many_keys_it_was_given_and_keeps_them(self) -> None:
         record(key="PAY-1")
-        discard(only("PAY-1", "PAY-9"), ANN, category="test")
+        discard_messages(only("PAY-1", "PAY-9"))
         act = OperatorAction.objects.get()
         listed = act.facts["selection"]["filter"][LISTED]
 
@@ -249,7 +246,7 @@ class TestOnlyThese:
         late = record(key="PAY-1")
 
         assert list(chosen.queryset()) == [one]
-        assert discard(chosen, ANN, category="test").changed == 1
+        assert discard_messages(chosen).changed == 1
         assert again(late).state == State.PARKED
 
     def test_a_listed_message_that_somebody_requeued_meanwhile_is_left_as_it_is(self) -> None:
@@ -257,7 +254,7 @@ class TestOnlyThese:
         chosen = only("PAY-1", "PAY-2")
         ParkedMessage.objects.filter(pk=one.pk).update(state=State.REQUEUED, revision=2)
 
-        assert discard(chosen, ANN, category="test").changed == 1
+        assert discard_messages(chosen).changed == 1
         assert [again(row).state for row in (one, two)] == ["requeued", "discarded"]
 
     def test_an_export_holds_exactly_these(self) -> None:
@@ -271,8 +268,8 @@ class TestOnlyThese:
         monkeypatch.setattr("django_rmq_retry.parked.items.AT_ONCE", 1)
         wanted = [record(key=f"PAY-{number}").pk for number in range(3)]
         record(key="PAY-9")
-        run = start(only("PAY-0", "PAY-1", "PAY-2"), ANN, reason="r")
-        Drive(run.pk, "d").step()
+        run = requeue_run(only("PAY-0", "PAY-1", "PAY-2"), reason="r")
+        driver_of(run).step()
 
         assert sorted(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == wanted
 
@@ -285,7 +282,7 @@ class TestAllButThese:
         chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]})
         paid = [f"PAY-{number}" for number in range(30)]
         rest = chosen.leaving_out(list_filter(store(paid, ANN)))
-        run = start(rest, ANN)
+        run = requeue_run(rest)
 
         assert (chosen.count, rest.count, run.total) == (40, 10, 10)
         assert keys_in(run) == [f"PAY-{number}" for number in range(30, 40)]
@@ -312,7 +309,7 @@ class TestAllButThese:
         read = Selection.read(chosen.token())
 
         assert (read, read.count, list(read.queryset())) == (chosen, 1, [two])
-        assert start(read, ANN).total == 1
+        assert requeue_run(read).total == 1
 
     def test_a_message_that_arrives_with_such_a_key_is_left_out_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its row may have been numbered and dated before the preview, and committed after it."""
@@ -321,10 +318,10 @@ class TestAllButThese:
             record(key=f"PAY-{number}")
         chosen = Selection.of_filter({"state": ["parked"]})
         rest = chosen.leaving_out(list_filter(store(["PAY-0"], ANN)))
-        run = start(rest, ANN, reason="r")
+        run = requeue_run(rest, reason="r")
         early = record(key="PAY-0", parked_at=chosen.as_of - timedelta(minutes=9))
         RequeueRun.objects.filter(pk=run.pk).update(selection={**run.selection, "max_id": early.pk})
-        Drive(run.pk, "d").step()
+        driver_of(run).step()
 
         assert keys_in(run) == ["PAY-1", "PAY-2"]
 
@@ -335,7 +332,7 @@ class TestAllButThese:
         for key in ("PAY-1", "PAY-3"):
             record(key=key, parked_at=timezone.now() + timedelta(seconds=1))
 
-        assert start(rest, ANN).total == 1
+        assert requeue_run(rest).total == 1
         refreshed = Selection.of_filter(rest.filter)
         assert sorted(refreshed.queryset().values_list("business_key", flat=True)) == ["PAY-2", "PAY-3"]
 
@@ -343,7 +340,7 @@ class TestAllButThese:
         one, two = record(key="PAY-1"), record(key="PAY-2")
         rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
         ParkedMessage.objects.filter(pk=one.pk).update(parked_at=timezone.now(), cycle=2, revision=3)
-        run = start(rest, ANN)
+        run = requeue_run(rest)
 
         assert list(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == [two.pk]
         assert list(Selection.of_filter(rest.filter).queryset()) == [two]
@@ -360,7 +357,7 @@ class TestKeeping:
         record(key="PAY-1")
         unused, used = named("PAY-1"), named("PAY-1")
         rest = Selection.of_filter({}).leaving_out(list_filter(unused))
-        discard(Selection.of_filter({LISTED: list_filter(used), "state": ["parked"]}), ANN, category="test")
+        discard_messages(Selection.of_filter({LISTED: list_filter(used), "state": ["parked"]}))
         KeyList.objects.update(created_at=timezone.now() - timedelta(hours=25))
 
         with pytest.raises(Outdated, match="The list of keys is older than a day"):
@@ -379,11 +376,11 @@ class TestKeeping:
         KeyList.objects.all().delete()
 
         with pytest.raises(Outdated):
-            start(rest, ANN)
+            requeue_run(rest)
 
     def test_a_list_goes_with_the_actions_that_refer_to_it(self) -> None:
         record(key="PAY-1")
-        discard(only("PAY-1"), ANN, category="test")
+        discard_messages(only("PAY-1"))
         KeyList.objects.update(created_at=timezone.now() - timedelta(days=400))
         purge_audit(ANN, older_than=timedelta(0), dry=False)
 

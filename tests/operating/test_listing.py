@@ -1,6 +1,7 @@
 """Large runs: started at once, and listed and skipped part by part by their driver."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -16,16 +17,24 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked import items, requeue
-from django_rmq_retry.parked.claims import claim
-from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.driver import undriven
-from django_rmq_retry.parked.items import list_part
 from django_rmq_retry.parked.operators import Outdated
-from django_rmq_retry.parked.requeue import pause, resume, start, stop
-from django_rmq_retry.parked.run import Drive, drive
 from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, BOB, QUEUE, again, record, requeue_run
+from tests.operating.made import (
+    BOB,
+    QUEUE,
+    again,
+    claimed_of,
+    drive_run,
+    driver_of,
+    list_in_parts,
+    list_part_of,
+    pause_run,
+    record,
+    requeue_run,
+    resume_run,
+    stop_run,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
@@ -33,19 +42,17 @@ PARKED = {"state": ["parked"]}
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "AT_ONCE", 3)
-    monkeypatch.setattr(items, "PART", 3)
-    monkeypatch.setattr(items, "PART", 3)
+    list_in_parts(monkeypatch, 3, at_once=3)
 
 
-def started(count: int = 8, **options: object) -> RequeueRun:
+def started(count: int = 8, **options: Any) -> RequeueRun:
     for _ in range(count):
         record()
     return begun(**options)
 
 
-def begun(**options: object) -> RequeueRun:
-    return start(Selection.of_filter(PARKED), ANN, **{"rate": 1000, **options})  # type: ignore[arg-type]
+def begun(**options: Any) -> RequeueRun:
+    return requeue_run(Selection.of_filter(PARKED), **{"rate": 1000, **options})
 
 
 def now(run: RequeueRun) -> RequeueRun:
@@ -54,7 +61,7 @@ def now(run: RequeueRun) -> RequeueRun:
 
 def a_part(run: RequeueRun) -> None:
     RequeueRun.objects.filter(pk=run.pk).update(driver="me")
-    list_part(run.pk, "me")
+    list_part_of(run)
 
 
 def all_parts(run: RequeueRun) -> RequeueRun:
@@ -94,7 +101,7 @@ class TestStart:
         seen = Selection(filter=PARKED, max_id=found.max_id, as_of=found.as_of, count=4)
 
         with pytest.raises(Outdated, match="5 messages match now, but 4 matched"):
-            start(seen, ANN)
+            requeue_run(seen)
         assert not RequeueRun.objects.exists()
 
 
@@ -103,7 +110,7 @@ class TestListing:
     def test_its_driver_lists_it_and_then_sends_it_oldest_first(self) -> None:
         run = started(8)
         oldest = record(parked_at=timezone.now() - timedelta(days=1))
-        run = drive(begun().pk, "test", outcomes=False)
+        run = drive_run(begun())
 
         assert listed(run) == [
             oldest.pk,
@@ -178,20 +185,20 @@ class TestListing:
     def test_what_changes_after_it_was_listed_is_left_out_when_it_is_sent(self) -> None:
         run = all_parts(started(5))
         ParkedMessage.objects.filter(pk=run.items.get(place=4).message_id).update(revision=9)
-        run = drive(run.pk, "me", outcomes=False)
+        run = drive_run(run, "me")
 
         assert (run.items.get(place=4).skip_code, run.sent, run.skipped) == (ItemReason.CHANGED, 4, 1)
 
     def test_it_needs_no_broker(self, away: None) -> None:
         run = started(8, planned=True)
-        run = drive(run.pk, "test", for_seconds=2)
+        run = drive_run(run, outcomes=True, for_seconds=2)
 
         assert (run.items.count(), run.state, run.wait) == (8, RunState.PLANNED, RunWait.BROKER_AWAY)
 
     def test_only_its_driver_lists_it(self) -> None:
         run = started(8)
         RequeueRun.objects.filter(pk=run.pk).update(driver="other")
-        list_part(run.pk, "me")
+        list_part_of(run)
 
         assert run.items.count() == 0
 
@@ -199,29 +206,29 @@ class TestListing:
     def test_it_waits_while_the_run_is_paused(self) -> None:
         run = started(8)
         a_part(run)
-        pause(run.pk, BOB, reason="look first")
-        assert (undriven(5), drive(run.pk, "test").items.count()) == ([], 3)
+        pause_run(run, BOB, reason="look first")
+        assert (undriven(5), drive_run(run, outcomes=True).items.count()) == ([], 3)
         a_part(run)
         assert run.items.count() == 3
-        resume(run.pk, BOB)
+        resume_run(run, BOB)
 
-        assert drive(run.pk, "test", outcomes=False).sent == 8
+        assert drive_run(run).sent == 8
 
 
 class TestStop:
     def test_what_is_not_listed_is_never_listed(self, wired: BlockingChannel) -> None:
         run = started(8)
         a_part(run)
-        stopped = stop(run.pk, BOB, reason="wrong ones")
+        stopped = stop_run(run, BOB, reason="wrong ones")
         a_part(run)
-        run = drive(run.pk, "test")
+        run = drive_run(run, outcomes=True)
 
         assert (stopped.state, stopped.total, stopped.skipped, stopped.listing) == (RunState.STOPPED, 3, 3, False)
         assert (run.items.count(), wired.queue_declare(QUEUE, passive=True).method.message_count) == (3, 0)
         assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 8]
 
     def test_before_anything_is_listed(self) -> None:
-        run = stop(started(8).pk, ANN)
+        run = stop_run(started(8))
 
         assert (run.state, run.total, run.skipped) == (RunState.STOPPED, 0, 0)
         assert run.finished_at is not None
@@ -229,15 +236,15 @@ class TestStop:
     def test_the_first_part_is_let_go_of_at_once_and_the_rest_by_whoever_drives(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(requeue, "PATIENCE", -1.0)
+        list_in_parts(monkeypatch, 3, at_once=3, patience=-1.0)
         run = all_parts(started(8))
-        run = stop(run.pk, ANN, reason="wrong ones")
+        run = stop_run(run, reason="wrong ones")
         assert (run.state, run.skipped, run.finished_at, undriven(5)) == (RunState.STOPPED, 3, None, [run.pk])
-        assert claim(run.pk, "me", list(run.items.filter(state=ItemState.PENDING)), copy_for) == []
-        one = Drive(run.pk, "next")
+        assert claimed_of(run, state=ItemState.PENDING) == []
+        one = driver_of(run, "next")
         one.step()
         assert (now(run).skipped, now(run).finished_at) == (6, None)
-        run = drive(run.pk, "next")
+        run = drive_run(run, "next", outcomes=True)
 
         assert (run.skipped, run.total, run.note, undriven(5)) == (8, 8, "wrong ones", [])
         assert run.finished_at is not None

@@ -16,18 +16,23 @@ from django.db import connections
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import items
-from django_rmq_retry.parked import requeue as steering
-from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.requeue import requeue, start, stop
-from django_rmq_retry.parked.run import drive
+from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
 from tests.operating.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operating.invariants import check_books, check_counters
-from tests.operating.made import ANN, QUEUE, record, requeue_run
+from tests.operating.made import (
+    QUEUE,
+    discard_messages,
+    drive_run,
+    list_in_parts,
+    list_part_of,
+    record,
+    requeue_run,
+    stop_run,
+)
+from tests.records.arrivals import ticket_in
 from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -52,10 +57,8 @@ def copies(amqp: BlockingChannel) -> Counter[int]:
         _method, properties, body = amqp.basic_get(QUEUE, auto_ack=True)
         if properties is None or body is None:
             return found
-        told = (properties.headers or {})["rmq-retry-ticket"]
-        ticket = Ticket.read(told, bearer(QUEUE, properties.message_id, body))
-        assert ticket is not None
-        found[ticket.record] += 1
+        record_pk, _cycle = ticket_in(properties.headers or {}, queue=QUEUE, id=properties.message_id, body=body)
+        found[record_pk] += 1
 
 
 def together(act: Callable[[int], object], count: int = PEOPLE) -> list[object]:
@@ -87,8 +90,8 @@ def test_many_people_who_requeue_one_message_make_one_copy(wired: BlockingChanne
 def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) -> None:
     messages = [record() for _ in range(40)]
     run = requeue_run([one.pk for one in messages], rate=1000)
-    together(lambda number: drive(run.pk, f"driver {number}", for_seconds=1.0, outcomes=False))
-    drive(run.pk, "the last", outcomes=False)
+    together(lambda number: drive_run(run, f"driver {number}", for_seconds=1.0))
+    drive_run(run, "the last")
 
     assert copies(wired) == {one.pk: 1 for one in messages}
     check_counters()
@@ -100,7 +103,7 @@ def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> 
 
     def act(number: int) -> object:
         if number % 2:
-            return discard(selection, ANN, category="test")
+            return discard_messages(selection)
         return requeue([one.pk for one in messages], by="bob")
 
     together(act)
@@ -131,7 +134,7 @@ def test_a_killed_driver_leaves_a_run_that_goes_on(
     run = requeue_run([one.pk for one in messages], rate=100)
     past = killed(own, broker_url, run, "sending", step, str(nth))
     ParkedMessage.objects.filter(state=State.REQUEUEING).update(claimed_until=past)
-    run = drive(run.pk, "heir", outcomes=False)
+    run = drive_run(run, "heir")
     found = copies(wired)
 
     assert set(found.values()) <= {1}
@@ -151,17 +154,14 @@ def test_a_killed_driver_leaves_a_run_that_goes_on(
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a few messages are as large as others of many thousands."""
-    monkeypatch.setattr(items, "AT_ONCE", 0)
-    monkeypatch.setattr(items, "PART", PART)
-    monkeypatch.setattr(items, "PART", PART)
-    monkeypatch.setattr(steering, "PATIENCE", -1.0)
+    list_in_parts(monkeypatch, PART, at_once=0, patience=-1.0)
 
 
 def large(count: int = 8) -> RequeueRun:
     for _ in range(count):
         record()
     # A process that dies knows no handlers.
-    return start(Selection.of_filter({"state": ["parked"]}), ANN, rate=1000, include=["unhandled"])
+    return requeue_run(Selection.of_filter({"state": ["parked"]}), rate=1000, include=["unhandled"])
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -173,7 +173,7 @@ def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_not
     run = large()
     killed(own, broker_url, run, "listing", step, str(nth))
     later = record()
-    run = drive(run.pk, "heir", outcomes=False)
+    run = drive_run(run, "heir")
 
     assert copies(wired) == dict.fromkeys(ParkedMessage.objects.exclude(pk=later.pk).values_list("pk", flat=True), 1)
     assert list(run.items.order_by("place").values_list("place", flat=True)) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -190,10 +190,10 @@ def test_a_driver_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
     run = large(11)
     while RequeueRun.objects.get(pk=run.pk).listing:
         RequeueRun.objects.filter(pk=run.pk).update(driver="lister")
-        items.list_part(run.pk, "lister")
-    stop(run.pk, ANN, reason="wrong ones")
+        list_part_of(run, "lister")
+    stop_run(run, reason="wrong ones")
     killed(own, broker_url, run, "letting go", step, str(nth))
-    run = drive(run.pk, "heir")
+    run = drive_run(run, "heir", outcomes=True)
 
     assert (run.state, run.total, run.skipped, run.sent) == (RunState.STOPPED, 11, 11, 0)
     assert run.finished_at is not None
@@ -208,7 +208,7 @@ def test_two_who_start_the_same_large_run_send_each_message_once(wired: Blocking
     selection = Selection.of_filter({"state": ["parked"]})
 
     def act(number: int) -> object:
-        return drive(start(selection, ANN, rate=1000).pk, f"driver {number}", for_seconds=20, outcomes=False)
+        return drive_run(requeue_run(selection, rate=1000), f"driver {number}", for_seconds=20)
 
     together(act, 2)
 
@@ -224,7 +224,7 @@ def test_several_who_list_one_run_list_each_message_once() -> None:
 
     def act(_number: int) -> None:
         for _ in range(6):
-            items.list_part(run.pk, "each")
+            list_part_of(run, "each")
 
     together(act, 3)
     run = RequeueRun.objects.get(pk=run.pk)
@@ -238,10 +238,10 @@ def test_from_the_moment_a_run_is_stopped_nothing_is_sent(wired: BlockingChannel
     run = large(30)
 
     def act(number: int) -> object:
-        return stop(run.pk, ANN) if number else drive(run.pk, "driver", for_seconds=20, outcomes=False)
+        return stop_run(run) if number else drive_run(run, "driver", for_seconds=20)
 
     together(act, 2)
-    run = drive(run.pk, "the last")
+    run = drive_run(run, "the last", outcomes=True)
     found = copies(wired)
 
     assert set(found.values()) <= {1}

@@ -6,13 +6,12 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
-from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.models import ItemReason, ItemState, OperatorAction, ParkedMessage, RunState, RunWait, State
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.requeue import requeue, start
-from django_rmq_retry.parked.run import drive
+from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, QUEUE, again, group_of, record, requeue_run
+from tests.operating.made import QUEUE, again, drive_run, group_of, record, requeue_run
+from tests.records.arrivals import ticket_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -39,8 +38,7 @@ def test_a_requeued_message_is_in_its_queue_and_waits_for_its_outcome(wired: Blo
     assert properties.headers["tenant"] == "acme"
     assert "rmq-retry-attempts" not in properties.headers
     assert properties.headers["rmq-retry-routing-key"] == "charge.card"
-    ticket = Ticket.read(properties.headers["rmq-retry-ticket"], bearer(QUEUE, one.message_id, body))
-    assert ticket == Ticket(record=one.pk, cycle=2)
+    assert ticket_in(properties.headers, queue=QUEUE, id=one.message_id, body=body) == (one.pk, 2)
     assert (now.state, now.cycle, now.requeued_by, now.claimed_until) == (State.REQUEUED, 2, "nightly", None)
     assert (run.state, run.sent, run.total) == (RunState.WAITING, 1, 1)
     assert (group_of(one).parked, group_of(one).requeued) == (0, 1)
@@ -70,7 +68,7 @@ def test_what_was_changed_after_the_preview_is_left_out(wired: BlockingChannel) 
     one, two = record(), record()
     selection = Selection.of_ids([one.pk, two.pk])
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
-    run = drive(start(selection, ANN).pk, "test", outcomes=False)
+    run = drive_run(requeue_run(selection))
 
     assert [item.skip_code for item in run.items.order_by("place")] == [ItemReason.CHANGED, ""]
     assert depth(wired) == 1
@@ -81,7 +79,7 @@ def test_what_was_changed_after_the_start_is_left_out() -> None:
     one = record()
     run = requeue_run([one.pk])
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
-    run = drive(run.pk, "test", outcomes=False)
+    run = drive_run(run)
 
     assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.CHANGED)]
     assert (run.state, run.skipped, again(one).state) == (RunState.FINISHED, 1, State.PARKED)
@@ -92,7 +90,7 @@ def test_a_filter_means_what_it_found_when_it_was_frozen() -> None:
     record()
     selection = Selection.read(Selection.of_filter({"state": ["parked"]}).token())
     later = record()
-    run = drive(start(selection, ANN).pk, "test", outcomes=False)
+    run = drive_run(requeue_run(selection))
 
     assert (run.total, run.sent, again(later).state) == (1, 1, State.PARKED)
 
@@ -137,8 +135,8 @@ def test_many_need_a_reason() -> None:
     several = Selection.of_ids([record().pk for _ in range(101)])
 
     with pytest.raises(Refused, match="it is required for more than 100 messages"):
-        start(several, ANN)
-    assert start(several, ANN, reason="INC-1").total == 101
+        requeue_run(several)
+    assert requeue_run(several, reason="INC-1").total == 101
 
 
 @pytest.mark.usefixtures("wired")
@@ -149,7 +147,7 @@ def test_a_set_that_has_grown_is_refused() -> None:
     grown = Selection(filter=selection.filter, max_id=two.pk, as_of=selection.as_of, count=1)
 
     with pytest.raises(Outdated, match="2 messages match now, but 1 matched in your preview"):
-        start(grown, ANN)
+        requeue_run(grown)
 
 
 @pytest.mark.usefixtures("wired")

@@ -8,9 +8,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.run import Drive
 from tests.admin.made import person
-from tests.operating.made import QUEUE, record, requeue_run
+from tests.operating.made import QUEUE, driver_of, record, requeue_run
 from tests.operating.test_running import Clock, Depths
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +36,7 @@ def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
     ann, clock = person("ann", "requeue"), Clock()
     actor = Actor(name="ann", user_id=ann.pk, source="admin")
     run = requeue_run([record().pk for _ in range(3)], actor, reason="x", rate=1)
-    one = Drive(run.pk, "test", clock=clock, depths=Depths())
+    one = driver_of(run, clock=clock, depths=Depths())
     one.step()
     loss(ann)
     for _ in range(4):

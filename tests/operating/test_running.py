@@ -10,7 +10,6 @@ import pytest
 from django.utils import timezone, translation
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import (
     ItemReason,
     ItemState,
@@ -22,13 +21,13 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.claims import claim, end_expired_claims, failed, succeeded
-from django_rmq_retry.parked.copies import copy_for
+from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.requeue import pause, resume, slow, stop
-from django_rmq_retry.parked.run import Drive, Pace, drive
+from django_rmq_retry.parked.run import Pace
 from tests.operating.invariants import check_counters
-from tests.operating.made import ANN, BOB, QUEUE, again, record, requeue_run
+from tests.operating.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
+from tests.records.made import copy_failed, copy_succeeded
 from tests.tooling.brokers import change_broker
 from tests.tooling.proxy import Mode, proxy_to
 from tests.tooling.waiting import wait_until
@@ -87,11 +86,7 @@ def states(run: RequeueRun) -> list[str]:
 def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
     """Report the consumer's result for the message at this place."""
     item = run.items.get(place=place)
-    ticket = Ticket(record=item.message_id, cycle=item.cycle)
-    if good:
-        succeeded(ticket, timezone.now())
-    else:
-        failed(ticket, timezone.now(), error="BankDown", text="again")
+    (copy_succeeded if good else copy_failed)(item.message_id, item.cycle)
 
 
 class TestRate:
@@ -117,7 +112,7 @@ class TestRate:
 
     def test_slices_are_as_large_as_the_rate_allows(self, wired: BlockingChannel) -> None:
         run, clock = started(30, rate=20), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         one.step()
         assert depth(wired) == 1
         clock.now += 0.5
@@ -132,10 +127,10 @@ class TestSteering:
     def test_a_paused_run_sends_nothing_until_it_is_resumed(self) -> None:
         run = started(2, rate=100)
         pause(run.pk, BOB, reason="look first")
-        assert states(drive(run.pk, "test", outcomes=False)) == ["pending", "pending"]
+        assert states(drive_run(run)) == ["pending", "pending"]
         assert (now(run).state, now(run).note) == (RunState.PAUSED, "look first")
         resume(run.pk, BOB)
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
 
         assert states(run) == ["sent", "sent"]
         assert [one.action for one in OperatorAction.objects.order_by("number")] == ["requeue", "pause", "resume"]
@@ -143,7 +138,7 @@ class TestSteering:
     @pytest.mark.usefixtures("wired")
     def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
         run, clock = started(2), Clock()
-        Drive(run.pk, "test", clock=clock, depths=Depths()).step()
+        driver_of(run, clock=clock, depths=Depths()).step()
         stop(run.pk, BOB, reason="wrong ones")
         outcome(run, 1, good=True)
 
@@ -174,7 +169,7 @@ class TestTimes:
     @pytest.mark.usefixtures("wired")
     def test_a_message_was_sent_before_its_copy_could_be_handled(self) -> None:
         run = started(2, rate=100)
-        Drive(run.pk, "test", clock=Clock(), depths=Depths()).step()
+        driver_of(run, clock=Clock(), depths=Depths()).step()
         item = RequeueItem.objects.filter(run=run, state="sent").select_related("message").get()
 
         assert item.sent_at == item.message.requeued_at
@@ -185,7 +180,7 @@ class TestGuards:
     def test_a_run_stops_by_itself_when_too_many_fail_again(self) -> None:
         other = started(8, rate=100, stop_at=20)
         clock = Clock()
-        one = Drive(other.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(other, clock=clock, depths=Depths())
         one.step()
         clock.now += 0.05
         one.step()
@@ -200,7 +195,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_a_run_that_is_resumed_is_stopped_again_by_what_fails_then(self) -> None:
         run, clock = started(500, stop_at=20, rate=100), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         one.step()
         clock.now += 0.05
         one.step()
@@ -235,7 +230,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_rest_follows_when_the_first_was_processed(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         for _ in range(3):
             one.step()
             clock.now += 1
@@ -250,21 +245,21 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_rest_waits_for_a_person_when_the_first_failed(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         one.step()
         outcome(run, 1, good=False)
         clock.now += 1
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
         resume(run.pk, ANN)
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
 
         assert states(run) == ["failed", "sent", "sent"]
 
     @pytest.mark.usefixtures("wired")
     def test_a_run_paused_by_its_canary_resumes_whatever_its_texts_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run, clock = started(2, canary=True, rate=100), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         one.step()
         outcome(run, 1, good=False)
         clock.now += 1
@@ -274,7 +269,7 @@ class TestGuards:
         monkeypatch.setattr(RunWait.CANARY_FAILED, "_label_", "The text of a later version.")
         with translation.override("fr"):
             resume(run.pk, ANN)
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
 
         assert (paused.state, paused.wait, paused.note) == ("paused", "canary_failed", "")
         assert states(run) == ["failed", "sent"]
@@ -284,7 +279,7 @@ class TestGuards:
         run = started(2, stop_at=20)
         noted = pause(run.pk, ANN, reason="look first")
         resume(run.pk, ANN)
-        one = Drive(run.pk, "test", depths=Depths())
+        one = driver_of(run, depths=Depths())
         one.step()
         RequeueRun.objects.filter(pk=run.pk).update(failed=5)
         one.step()
@@ -295,7 +290,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_a_first_message_without_an_outcome_is_a_persons_to_judge(self) -> None:
         run, clock = started(2, canary=True), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         one.step()
         RequeueItem.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
         clock.now += 1
@@ -308,7 +303,7 @@ class TestKeys:
     @pytest.mark.usefixtures("wired")
     def test_messages_of_one_key_follow_each_others_outcomes(self) -> None:
         run, clock = started(4, key=lambda number: f"payment:{number % 2}", rate=100), Clock()
-        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, depths=Depths())
         for _ in range(3):
             one.step()
             clock.now += 1
@@ -324,7 +319,7 @@ class TestKeys:
     @pytest.mark.usefixtures("wired")
     def test_duplicates_that_were_included_do_not_wait(self) -> None:
         run = started(3, key=lambda _: "payment:7", rate=100, include=["duplicates"])
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
 
         assert states(run) == ["sent", "sent", "sent"]
 
@@ -333,7 +328,7 @@ class TestDepths:
     @pytest.mark.usefixtures("wired")
     def test_a_run_waits_while_the_queue_is_deep(self) -> None:
         run, clock, depths = started(5, max_depth=3, rate=100), Clock(), Depths(2)
-        one = Drive(run.pk, "test", clock=clock, depths=depths)
+        one = driver_of(run, clock=clock, depths=depths)
         for _ in range(3):
             clock.now += 1
             one.step()
@@ -347,25 +342,25 @@ class TestDepths:
     @pytest.mark.usefixtures("wired")
     def test_a_run_waits_while_nobody_knows_how_deep_it_is(self) -> None:
         run = started(max_depth=3)
-        Drive(run.pk, "test", depths=Depths(None)).step()
+        driver_of(run, depths=Depths(None)).step()
 
         assert (now(run).sent, now(run).wait) == (0, RunWait.DEPTH_UNKNOWN)
 
     def test_the_broker_is_asked(self, wired: BlockingChannel) -> None:
         for _ in range(3):
             wired.basic_publish("", QUEUE, b"{}")
-        run = drive(started(2, max_depth=2).pk, "test", for_seconds=1)
+        run = drive_run(started(2, max_depth=2), outcomes=True, for_seconds=1)
         assert (run.sent, run.wait) == (0, RunWait.QUEUE_DEEP)
         wired.queue_purge(QUEUE)
 
-        assert drive(run.pk, "test", outcomes=False).sent == 2
+        assert drive_run(run).sent == 2
 
 
 class TestBroker:
     @pytest.mark.usefixtures("wired")
     def test_a_planned_run_starts_when_the_broker_answers(self) -> None:
         run, clock, depths = started(planned=True), Clock(), Depths(answers=False)
-        one = Drive(run.pk, "test", clock=clock, depths=depths)
+        one = driver_of(run, clock=clock, depths=depths)
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PLANNED, RunWait.BROKER_AWAY)
         depths.reachable = True
@@ -378,11 +373,11 @@ class TestBroker:
         self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel
     ) -> None:
         run = started(2, rate=100)
-        drive(run.pk, "test", for_seconds=1)
+        drive_run(run, outcomes=True, for_seconds=1)
         assert (states(run), now(run).wait) == (["pending", "pending"], RunWait.BROKER_AWAY)
         amqp.queue_declare(QUEUE)
         change_broker(settings, broker_url)
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
 
         assert (states(run), depth(amqp)) == (["sent", "sent"], 2)
 
@@ -390,10 +385,10 @@ class TestBroker:
         wired.queue_delete(QUEUE)
         wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
         run = started(2, rate=100)
-        drive(run.pk, "test", for_seconds=1.5)
+        drive_run(run, outcomes=True, for_seconds=1.5)
         assert (sorted(states(run)), now(run).wait) == (["pending", "sent"], RunWait.QUEUE_FULL)
         wired.queue_purge(QUEUE)
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
 
         check_counters()
         assert states(run) == ["sent", "sent"]
@@ -407,10 +402,10 @@ class TestBroker:
         with proxy_to(parts.port or 5672) as proxy:
             address = f"guest:guest@127.0.0.1:{proxy.port}{parts.path}"
             change_broker(settings, f"amqp://{address}", PUBLISH_TIMEOUT=10)
-            one = Drive(run.pk, "test", clock=clock, depths=Depths())
+            one = driver_of(run, clock=clock, depths=Depths())
             one.step()
             settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 0.5}
-            silent = Drive(run.pk, "test", clock=clock, depths=Depths())
+            silent = driver_of(run, clock=clock, depths=Depths())
             proxy.set(Mode.BLACKHOLE_TO_CLIENT)
             for _ in range(3):
                 silent.step()
@@ -430,13 +425,13 @@ class TestLeases:
     @pytest.mark.usefixtures("wired")
     def test_one_driver_at_a_time(self) -> None:
         run, clock = started(4), Clock()
-        first = Drive(run.pk, "first", clock=clock, depths=Depths())
+        first = driver_of(run, "first", clock=clock, depths=Depths())
         first.step()
 
-        assert Drive(run.pk, "second", depths=Depths()).step() is None
+        assert driver_of(run, "second", depths=Depths()).step() is None
         assert now(run).sent == 1
         first.end()
-        assert Drive(run.pk, "second", depths=Depths()).step() is not None
+        assert driver_of(run, "second", depths=Depths()).step() is not None
         assert first.step() is None
         assert now(run).sent == 2
 
@@ -444,7 +439,7 @@ class TestLeases:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="other")
 
-        assert claim(run.pk, "me", list(run.items.all()), copy_for) == []
+        assert claimed_of(run) == []
         assert states(run) == ["pending"]
 
     def test_nothing_is_claimed_from_a_run_that_was_paused_meanwhile(self) -> None:
@@ -452,14 +447,14 @@ class TestLeases:
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
         pause(run.pk, ANN)
 
-        assert claim(run.pk, "me", list(run.items.all()), copy_for) == []
+        assert claimed_of(run) == []
         check_counters()
         assert again(run.items.get().message).state == State.PARKED
 
     def test_a_claim_that_ran_out_may_have_been_delivered(self) -> None:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
-        [one] = claim(run.pk, "me", list(run.items.all()), copy_for)
+        [one] = claimed_of(run)
         assert end_expired_claims() == 0
         ParkedMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=5))
         assert end_expired_claims() == 1
@@ -468,22 +463,22 @@ class TestLeases:
         assert (message.state, message.unconfirmed, message.cycle) == (State.PARKED, True, one.cycle)
         check_counters()
         assert (states(run), now(run).unconfirmed) == (["unconfirmed"], 1)
-        assert drive(run.pk, "test", for_seconds=5).state == RunState.FINISHED
+        assert drive_run(run, outcomes=True, for_seconds=5).state == RunState.FINISHED
 
     def test_what_may_have_been_delivered_is_not_sent_again_without_a_word(self, wired: BlockingChannel) -> None:
         one = record(unconfirmed=True)
-        left_out = drive(requeue_run([one.pk]).pk, "test", outcomes=False)
+        left_out = drive_run(requeue_run([one.pk]))
         assert (states(left_out), depth(wired)) == (["skipped"], 0)
-        drive(requeue_run([one.pk], include=["unconfirmed"]).pk, "test", outcomes=False)
+        drive_run(requeue_run([one.pk], include=["unconfirmed"]))
 
         assert depth(wired) == 1
 
     @pytest.mark.usefixtures("wired")
     def test_a_success_closes_the_run(self) -> None:
         run = started()
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
         outcome(run, 1, good=True)
-        ended = drive(run.pk, "test", for_seconds=5)
+        ended = drive_run(run, outcomes=True, for_seconds=5)
 
         assert (ended.state, ended.processed, ended.sent) == (RunState.FINISHED, 1, 1)
         assert ended.leased_until is None
@@ -491,13 +486,13 @@ class TestLeases:
     @pytest.mark.usefixtures("wired")
     def test_outcomes_are_not_waited_for_longer_than_an_hour(self) -> None:
         run = started()
-        drive(run.pk, "test", outcomes=False)
+        drive_run(run)
         RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
 
-        assert drive(run.pk, "test", for_seconds=5).wait == RunWait.NO_OUTCOME
+        assert drive_run(run, outcomes=True, for_seconds=5).wait == RunWait.NO_OUTCOME
 
     def test_a_driver_ends_when_it_is_told(self) -> None:
         run, ended = started(planned=True), threading.Event()
         ended.set()
 
-        assert drive(run.pk, "test", ended=ended).leased_until is None
+        assert drive_run(run, outcomes=True, ended=ended).leased_until is None

@@ -3,31 +3,24 @@
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from django_rmq_retry import Delivery, Message, RetryThenPark
 from django_rmq_retry.amqp import Done, Outcome
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.runs import ItemState
-from django_rmq_retry.parked.actions import discard, hold, restore, unhold
-from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.requeue import requeue
-from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.store import Store
 from django_rmq_retry.policies import park
-from tests.core.made import arrived, delivery, subscription
+from tests.core.made import arrived, delivery, settled, subscription
 from tests.operating.invariants import check_books
-from tests.operating.made import ANN, QUEUE
+from tests.operating.made import QUEUE, discard_messages, hold_messages, restore_messages, unhold_messages
+from tests.records.arrivals import parker, ticket_in
+from tests.records.made import copy_succeeded
 from tests.tooling.brokers import replaced_by
 from tests.tooling.results import OF_KIND
 
@@ -67,10 +60,10 @@ class Records(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.broker = Broker()
         self.stack.enter_context(replaced_by(self.broker))
+        self.parker = parker({f"{QUEUE}.parked": QUEUE})
         OperatorAction.objects.all()._raw_delete("default")
         for model in (AuditHead, RequeueRun, ParkedMessage, ErrorGroup):
             model.objects.all().delete()
-        self.parker = Store({f"{QUEUE}.parked": QUEUE}, registry.work_queues())
         self.arrivals: list[Delivery] = []
         self.models: dict[int, Model] = {}
         for number in (1, 2):
@@ -84,7 +77,7 @@ class Records(RuleBasedStateMachine):
     def fail(self, one: Delivery) -> None:
         """Its last attempt failed: a copy goes to the parked queue, and from there into the database."""
         later()
-        copy = settle(FAILED, one, HANDLED, now=time.time_ns() // 1_000_000).copy
+        copy = settled(FAILED, one, HANDLED, now=time.time_ns() // 1_000_000).copy
         assert copy is not None
         self.arrivals.append(arrived(copy, queue=f"{QUEUE}.parked"))
         [stored] = self.parker.store(self.arrivals[-1:])
@@ -120,21 +113,21 @@ class Records(RuleBasedStateMachine):
     def handle_a_copy(self, data: st.DataObject, *, killed: bool) -> None:
         """It succeeds; a consumer that is killed before the ack gets it once more."""
         copy = self.taken(data, stays=killed)
-        ticket = ticket_of(copy)
+        record, cycle = ticket_of(copy)
         later()
-        succeeded(ticket, timezone.now())
-        model = self.models[ticket.record]
-        if ticket.cycle == model.cycle and model.state in OPEN | UNDER_WAY:
+        copy_succeeded(record, cycle)
+        model = self.models[record]
+        if cycle == model.cycle and model.state in OPEN | UNDER_WAY:
             model.state, model.unconfirmed = "processed", False
 
     @precondition(lambda self: self.broker.copies)
     @rule(data=st.data(), killed=st.booleans())
     def fail_a_copy(self, data: st.DataObject, *, killed: bool) -> None:
         copy = self.taken(data, stays=killed)
-        ticket = ticket_of(copy)
+        record, cycle = ticket_of(copy)
         self.fail(arrived(copy, queue=QUEUE))
-        model = self.models[ticket.record]
-        if ticket.cycle < model.cycle:
+        model = self.models[record]
+        if cycle < model.cycle:
             return
         model.state = "on_hold" if model.state == "on_hold" else "parked"
         model.unconfirmed = False
@@ -148,7 +141,7 @@ class Records(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def discard_it(self, number: int) -> None:
         pk, model = self.chosen(number)
-        done = discard(Selection.of_ids([pk]), ANN, category="test")
+        done = discard_messages([pk])
 
         assert done.changed == (model.state in OPEN)
         model.state = "discarded" if done.changed else model.state
@@ -156,7 +149,7 @@ class Records(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def restore_it(self, number: int) -> None:
         pk, model = self.chosen(number)
-        done = restore(Selection.of_ids([pk]), ANN)
+        done = restore_messages([pk])
 
         assert done.changed == (model.state == "discarded")
         model.state = "parked" if done.changed else model.state
@@ -164,7 +157,7 @@ class Records(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def hold_it(self, number: int) -> None:
         pk, model = self.chosen(number)
-        done = hold(Selection.of_ids([pk]), ANN, until=timezone.now() + timedelta(hours=1))
+        done = hold_messages([pk])
 
         assert done.changed == (model.state in OPEN)
         model.state = "on_hold" if done.changed else model.state
@@ -172,7 +165,7 @@ class Records(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def release_it(self, number: int) -> None:
         pk, model = self.chosen(number)
-        done = unhold(Selection.of_ids([pk]), ANN)
+        done = unhold_messages([pk])
 
         assert done.changed == (model.state == "on_hold")
         model.state = "parked" if done.changed else model.state
@@ -186,7 +179,7 @@ class Records(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_under_way_without_a_copy(self) -> None:
-        alive = {(ticket_of(copy).record, ticket_of(copy).cycle) for copy in self.broker.copies}
+        alive = {ticket_of(copy) for copy in self.broker.copies}
         for pk, model in self.models.items():
             assert model.state not in UNDER_WAY or (pk, model.cycle) in alive
 
@@ -210,11 +203,8 @@ def later() -> None:
         pass
 
 
-def ticket_of(copy: Message) -> Ticket:
-    sent = bearer(copy.routing_key, copy.properties.message_id, copy.body)
-    found = Ticket.read(copy.headers["rmq-retry-ticket"], sent)
-    assert found is not None
-    return found
+def ticket_of(copy: Message) -> tuple[int, int]:
+    return ticket_in(copy.headers, queue=copy.routing_key, id=copy.properties.message_id, body=copy.body)
 
 
 @pytest.mark.slow

@@ -26,9 +26,10 @@ class Ledger:
     amqp: BlockingChannel
     vhost: Vhost
 
-    def publish(self, account: str, *numbers: int, **what: Any) -> None:
+    def publish(self, account: str, *numbers: int, named: bool = True, **what: Any) -> None:
         for number in numbers:
-            said = BasicProperties(delivery_mode=2, message_id=f"{account}{number}", content_type="application/json")
+            name = f"{account}{number}" if named else None
+            said = BasicProperties(delivery_mode=2, message_id=name, content_type="application/json")
             body = json.dumps({"account": account, "number": number, **what}).encode()
             self.amqp.basic_publish("", QUEUE, body, said, mandatory=True)
 
@@ -42,6 +43,11 @@ class Ledger:
         # The broker counts only the active consumer.
         rows = self.vhost.management.call("GET", f"consumers/{quote(self.vhost.name, safe='')}")
         return sum(row["queue"]["name"] == QUEUE for row in rows)
+
+    def counts(self) -> tuple[int, int]:
+        """Return the ready and the unacked messages of the queue, as the broker last counted them."""
+        row = self.vhost.queues()[QUEUE]
+        return row.get("messages_ready", -1), row.get("messages_unacknowledged", -1)
 
     def subscribed(self, count: int) -> None:
         wait_until(lambda: self._consumers() == count, what=f"{count} consumers are subscribed")

@@ -134,6 +134,22 @@ def test_two_without_an_id_and_with_the_same_bytes_both_wait(bank: Bank, rmq: Rm
     assert (bank.posted, blocked()) == ([2, 2], {})
 
 
+def test_a_redelivered_message_without_an_id_waits_beside_equal_ones(bank: Bank, rmq: RmqTest) -> None:
+    body = b'{"account": "A", "number": 2}'
+    bank.closed.add(1)
+    bank.publish(1)
+    rmq.drain()
+    publish_exactly(Message(body=body, routing_key=QUEUE))
+    rmq.drain()
+    bank.publish(3, account="B")
+    for _ in range(2):
+        publish_exactly(Message(body=body, routing_key=QUEUE))
+    rmq.fail_next(bank.post, "crash before ack")
+    rmq.drain()
+
+    assert (len(waiting()), blocked()) == (3, {"A": ("m1", True, 3)})
+
+
 def test_keys_of_two_handlers_of_one_queue_are_their_own(rmq: RmqTest) -> None:
     posted: list[str] = []
 
@@ -199,7 +215,7 @@ def test_whatever_breaks_after_a_handler_its_key_goes_on_in_order(bank: Bank, rm
     assert (blocked(), waiting()) == ({}, [])
 
 
-def test_what_is_in_hand_of_a_lost_channel_does_not_pass_what_failed_on_it(bank: Bank, rmq: RmqTest) -> None:
+def test_what_is_unacked_of_a_lost_channel_does_not_pass_what_failed_on_it(bank: Bank, rmq: RmqTest) -> None:
     bank.down[2] = 1
     bank.publish(1, 2, 3)
     rmq.fail_next(bank.post, "duplicate delivery")

@@ -69,6 +69,82 @@ def test_the_one_that_stood_by_knows_what_was_blocked_before_its_time(ledger: Le
     assert ledger.ended("A") == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_equal_payments_without_an_id_both_wait_after_their_consumer_ended(
+    ledger: Ledger, number: signal.Signals
+) -> None:
+    gate = ledger.shop.notes.with_name("gate")
+    with ledger.consumer("--no-park", "--threads", "1") as first:
+        ledger.publish("A", 1, closed=True)
+        wait_until(lambda: blocked("own") == {"A": ("A1", True, 0)}, what="the first one blocks its key")
+        ledger.publish("B", 1, holds=str(gate))
+        wait_until(lambda: ledger.seen("B") == [("begin", 1)], what="the only thread is busy")
+        ledger.publish("A", 2, 2, named=False)
+        wait_until(lambda: ledger.counts() == (0, 3), what="both payments are prefetched")
+        first.signal(number)
+        if number is signal.SIGTERM:
+            wait_until(lambda: "Stopping" in first.errors + first.text, what="it is about to stop")
+        gate.touch()
+        assert first.code() == (0 if number is signal.SIGTERM else KILLED)
+    with ledger.consumer("--no-park"):
+        ledger.posts("B", 1)
+        wait_until(lambda: ledger.counts() == (0, 0), what="the queue is empty")
+
+        assert blocked("own") == {"A": ("A1", True, 2)}
+
+        unblocked = ledger.shop.run("rmq_blocked", "unblock", "ledger.post", "A", "--yes", "--reason", "booked by hand")
+        assert unblocked.returncode == 0, unblocked.stderr
+        wait_until(lambda: ledger.seen("A").count(("end", 2)) == 2, what="both payments are posted")
+        ledger.free()
+
+
+def test_a_message_without_an_id_is_stored_twice_if_its_ack_is_lost_and_no_other_is_lost(ledger: Ledger) -> None:
+    with dying(ledger, "between the row and the ack") as victim:
+        ledger.subscribed(1)
+        ledger.publish("A", 1, closed=True)
+        ledger.publish("A", 2, 2, named=False)
+        ledger.publish("A", 3)
+        assert victim.code() == KILLED
+    with ledger.consumer("--no-park"):
+        wait_until(lambda: blocked("own") == {"A": ("A1", True, 4)}, what="all wait, and one of them twice")
+
+
+def test_a_consumer_whose_order_by_hangs_ends_when_it_is_asked_to(ledger: Ledger) -> None:
+    with ledger.consumer("--shutdown-timeout", "1") as first:
+        ledger.publish("A", 1, endless=True)
+        ledger.publish("A", 2)
+        wait_until(lambda: ledger.seen("A") == [("key", 1)], what="its order_by hangs")
+        first.signal(signal.SIGTERM)
+
+        assert first.code() == 1
+
+    assert "1 handlers did not finish; their messages return to their queues" in first.errors + first.text
+    wait_until(lambda: ledger.counts() == (2, 0), what="both messages are in the queue")
+
+
+def test_a_process_whose_order_by_hangs_ends_by_itself_and_other_queues_go_on(ledger: Ledger) -> None:
+    live = ledger.shop.notes.with_name("live")
+    with ledger.consumer("--threads", "2", "--liveness-file", str(live)) as first:
+        ledger.subscribed(1)
+        wait_until(live.exists, what="the liveness file is written")
+        ledger.publish("A", 1, endless=True)
+        ledger.publish("A", 2)
+        wait_until(lambda: ledger.seen("A") == [("key", 1)], what="its order_by hangs")
+        ledger.amqp.basic_publish("", "ledger.report", b'{"account": "R"}', mandatory=True)
+        wait_until(lambda: ledger.seen("R") == [("report", 0)], what="the other queue is consumed")
+
+        assert first.code() == 1
+
+    said = first.errors + first.text
+    assert "The order_by of handler ledger.post did not end within twice its timeout of 10 s" in said
+    assert not live.exists()
+    with ledger.consumer():
+        ledger.posts("A", 2)
+
+    assert blocked("own") == {}
+    assert ledger.seen("A") == [("key", 1), ("begin", 2), ("end", 2)]
+
+
 def test_a_consumer_that_stops_hands_over_in_order_and_under_load(ledger: Ledger) -> None:
     chance = random.Random(7)
     count = 60

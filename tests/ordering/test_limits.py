@@ -9,6 +9,7 @@ from django.db import OperationalError, connection, connections
 
 from django_rmq_retry import Delivery, Message
 from django_rmq_retry.consumer.assembly import _away
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.messages import Headers, Properties, Settlement
 from django_rmq_retry.models import BlockedKey
@@ -160,8 +161,30 @@ def test_a_database_that_is_away_after_each_loss_parks_nothing(
     assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1"]
 
 
+def test_a_message_without_an_id_is_stored_once_if_the_answer_to_the_commit_is_lost(
+    bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_behind, losses = gate.Order._wait_behind, iter(range(2))
+
+    def lost(self: gate.Order, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
+        settlement = wait_behind(self, delivery, subscription, key)
+        if next(losses, None) is not None:
+            raise OperationalError("the server closed the connection unexpectedly")
+        return settlement
+
+    monkeypatch.setattr(gate.Order, "_wait_behind", lost)
+    bank.closed.add(1)
+    bank.publish(1)
+    for _ in range(2):
+        publish_exactly(Message(body=b'{"account": "A", "number": 2}', routing_key=QUEUE))
+    Patient(rmq).advance(60)
+
+    assert next(losses, None) is None
+    assert len(waiting()) == 2
+
+
 @pytest.mark.parametrize(("step", "down"), [("block", 1), ("pass_on", 1), ("add_waiting", 1)])
-def test_without_a_database_what_has_run_stays_in_hand_and_does_not_run_again(
+def test_without_a_database_what_has_run_stays_unacked_and_does_not_run_again(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch, step: str, down: int
 ) -> None:
     bank.down[1] = down

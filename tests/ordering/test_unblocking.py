@@ -1,5 +1,6 @@
 """Ways to unblock a key: an action on the record, an operator, the periodic check."""
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,36 +13,25 @@ from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.messages import Headers, Properties, encode_properties
-from django_rmq_retry.messages.parked import identity
+from django_rmq_retry.messages.history import identity
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
-from django_rmq_retry.ordering.keys import (
-    add_waiting,
-    block,
-    blocked_figures,
-    digest,
-    goes_first,
-    pass_on,
-    record_of,
-    unblock_resolved,
-)
-from django_rmq_retry.parked.controls import discard_outbox as discard_unsent
-from django_rmq_retry.parked.controls import unblock
+from django_rmq_retry.parked.controls import discard_outbox, unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.outbox import keep
 from tests.admin.made import person
 from tests.operating.made import ANN, QUEUE, discard_messages, record
 from tests.records.arrivals import ticket_header
+from tests.tooling.brokers import broker_away
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
-def nobody_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_sends() -> Iterator[None]:
     """The copy of an unblocked message is a row of the outbox."""
-    monkeypatch.setattr(reach, "away", True)
-    monkeypatch.setattr(reach, "probe_due", lambda: False)
+    with broker_away():
+        yield
 
 
 def delivery(number: int, *, name: str | None = "") -> Delivery:
@@ -66,12 +56,12 @@ def after_it_failed() -> datetime:
 
 def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") -> BlockedKey:
     """The first message has failed, and some wait behind it."""
-    key = digest("charge", "A")
+    key = keys.digest("charge", "A")
     with transaction.atomic():
-        block(delivery(1, name=name), handler="charge", digest=key, parked=parked)
+        keys.block(delivery(1, name=name), handler="charge", digest=key, parked=parked)
         known = BlockedKey.objects.select_for_update().get()
         for number in range(2, 2 + waiting):
-            add_waiting(known, delivery(number))
+            keys.add_waiting(known, delivery(number))
     return BlockedKey.objects.get()
 
 
@@ -100,7 +90,7 @@ def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
     standstill()
     recorded(state=State.PROCESSED, resolved_at=after_it_failed())
 
-    assert unblock_resolved() is False
+    assert keys.unblock_resolved() is False
 
     assert (BlockedKey.objects.get().blocker, sent()) == ("m2", [(QUEUE, "m2")])
 
@@ -108,13 +98,14 @@ def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
 def test_a_key_that_cannot_go_on_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     standstill()
     with transaction.atomic():
-        block(delivery(1), handler="charge", digest=digest("charge", "B"), parked=True)
+        keys.block(delivery(1), handler="charge", digest=keys.digest("charge", "B"), parked=True)
     recorded(state=State.PROCESSED, resolved_at=after_it_failed())
     known, other = BlockedKey.objects.order_by("pk")
+    pass_on = keys.pass_on
     monkeypatch.setattr(keys, "pass_on", lambda row: 1 / 0 if row.pk == known.pk else pass_on(row))
 
     with pytest.raises(ZeroDivisionError):
-        unblock_resolved()
+        keys.unblock_resolved()
 
     assert list(BlockedKey.objects.values_list("pk", flat=True)) == [known.pk]
     assert other.pk != known.pk
@@ -124,7 +115,7 @@ def test_what_was_resolved_before_it_failed_once_more_lets_nothing_go_on() -> No
     standstill()
     recorded(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(minutes=5))
 
-    unblock_resolved()
+    keys.unblock_resolved()
 
     assert (BlockedKey.objects.get().blocker, sent()) == ("m1", [])
 
@@ -134,7 +125,7 @@ def test_what_nobody_has_resolved_lets_nothing_go_on(state: State) -> None:
     standstill()
     recorded(state=state)
 
-    unblock_resolved()
+    keys.unblock_resolved()
 
     assert sent() == []
 
@@ -143,7 +134,7 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
     row = standstill(name=None)
     known = recorded(message_id="", identity="copy:1")
 
-    assert record_of(row) == known
+    assert keys.record_of(row) == known
 
     discard_messages([known.pk])
 
@@ -154,30 +145,32 @@ def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: py
     monkeypatch.setattr(keys, "AT_ONCE", 1)
     with transaction.atomic():
         for number in range(1, 6):
-            block(delivery(number, name=None), handler="charge", digest=digest("charge", str(number)), parked=True)
+            keys.block(
+                delivery(number, name=None), handler="charge", digest=keys.digest("charge", str(number)), parked=True
+            )
     record(body=b'{"number": 5}', message_id="", state=State.PROCESSED, resolved_at=after_it_failed())
 
     looks = 0
     while BlockedKey.objects.count() == 5 and looks < 300:
         looks += 1
-        unblock_resolved()
+        keys.unblock_resolved()
 
-    assert not BlockedKey.objects.filter(digest=digest("charge", "5")).exists()
+    assert not BlockedKey.objects.filter(digest=keys.digest("charge", "5")).exists()
 
 
 @pytest.mark.parametrize("name", ["", None])
 def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str | None) -> None:
-    key = digest("charge", "A")
+    key = keys.digest("charge", "A")
     with transaction.atomic():
-        block(delivery(1), handler="charge", digest=key, parked=False)
+        keys.block(delivery(1), handler="charge", digest=key, parked=False)
         known = BlockedKey.objects.select_for_update().get()
         for number in (2, 3):
-            add_waiting(known, delivery(number, name=name))
+            keys.add_waiting(known, delivery(number, name=name))
     keys.unblock(BlockedKey.objects.get())
     stuck = OutboxMessage.objects.get()
     OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
-    discard_unsent(ANN, [stuck.pk], using="default", reason="test")
+    discard_outbox(ANN, [stuck.pk], using="default", reason="test")
 
     left = OutboxMessage.objects.get()
     assert (bytes(left.body), left.routing_key, left.pk != stuck.pk) == (b'{"number": 3}', QUEUE, True)
@@ -191,7 +184,7 @@ def test_another_message_that_is_discarded_unsent_lets_nothing_go_on() -> None:
         keep(other, using="default")
     OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
-    discard_unsent(ANN, list(OutboxMessage.objects.values_list("pk", flat=True)), using="default", reason="test")
+    discard_outbox(ANN, list(OutboxMessage.objects.values_list("pk", flat=True)), using="default", reason="test")
 
     assert (BlockedKey.objects.get().blocker, sent()) == ("m1", [])
 
@@ -201,7 +194,7 @@ def test_what_waits_for_an_order_that_nobody_keeps_any_more_goes_on(order_by: An
     handler(QUEUE, order_by=order_by)(post)
     standstill()
 
-    unblock_resolved()
+    keys.unblock_resolved()
 
     assert sent() == ([] if left else [(QUEUE, "m2"), (QUEUE, "m3")])
     assert BlockedKey.objects.exists() is left
@@ -215,13 +208,13 @@ def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(n
     ticket = ticket_header(known.pk, 1, queue=QUEUE, id=new_id, body=body)
     properties = Properties(message_id=new_id, headers=Headers.of(ticket))
     copy = Delivery(queue=QUEUE, body=body, raw=encode_properties(properties), key="A")
-    first = goes_first(row, copy)
+    first = keys.goes_first(row, copy)
     with transaction.atomic():
-        block(copy, handler="charge", digest=row.digest, parked=True)
+        keys.block(copy, handler="charge", digest=row.digest, parked=True)
     ParkedMessage.objects.update(state=State.PARKED)
     again = BlockedKey.objects.get()
 
-    assert (first, goes_first(again, copy), again.blocker, again.parked) == (True, True, new_id, True)
+    assert (first, keys.goes_first(again, copy), again.blocker, again.parked) == (True, True, new_id, True)
 
     discard_messages([known.pk])
 
@@ -269,11 +262,11 @@ def test_two_who_let_it_go_at_once_release_one_message() -> None:
 def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
     standstill()
 
-    now = blocked_figures()
+    now = keys.blocked_figures()
     assert (now.keys, now.waiting, now.most, now.parked, now.full) == (1, 2, 2, 1, False)
 
     settings.RMQ_RETRY = {"URL": "embedded://", "BLOCKED_PER_KEY": 2}
-    assert blocked_figures().full
+    assert keys.blocked_figures().full
 
 
 def test_the_command_lists_and_releases(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ def result_writer(monkeypatch: pytest.MonkeyPatch) -> outbox.ResultWriter:
     """Give each test its own writer, whose thread uses only the databases of this test."""
     made = outbox.ResultWriter()
     monkeypatch.setattr(outbox, "result_writer", made)
+    monkeypatch.setattr(outbox, "IDLE", 0.1)
     return made
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from typing import Any
 
 import django
@@ -22,14 +21,14 @@ def main(step: str) -> None:
 
     from django_rmq_retry import publish  # noqa: PLC0415 - as above
     from django_rmq_retry.publishing import outbox, outbox_rows  # noqa: PLC0415 - as above
-    from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415 - as above
+    from tests.outbox.made import relay  # noqa: PLC0415 - as above
 
     if step == "before it is sent":
         outbox.AfterCommit.__call__ = die  # type: ignore[method-assign]
     else:
         outbox_rows.delete = die
     if step == "a relay before it forgets":
-        Relay("default", ended=threading.Event()).turn()
+        relay("default").turn()
     with transaction.atomic():
         publish({"n": 1}, routing_key=QUEUE, message_id="mine")
 

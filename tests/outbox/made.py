@@ -1,7 +1,7 @@
 """Helpers of the outbox tests."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import CONFIRMED, Done, PublishResult
@@ -9,6 +9,7 @@ from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import insert
 from django_rmq_retry.publishing.relay import Relay
+from tests.tooling.waiting import wait_until
 
 
 class Post:
@@ -66,7 +67,18 @@ def left(*keys: str, using: str = "own", order_key: str = "", body: bytes = b"1"
         Message(body=body, properties=one, exchange=exchange, routing_key=key, order_key=order_key)
         for key, one in zip(keys, properties, strict=True)
     ]
-    insert(messages, using=using, lease=0.0)
+    insert_unsent(messages, using=using)
+
+
+def insert_unsent(messages: Iterable[Message], *, using: str = "own") -> None:
+    """Insert rows for these messages as a process leaves them that ended after its commit."""
+    insert(list(messages), using=using, lease=0.0)
+
+
+def written_late(gone: Callable[[], bool]) -> None:
+    """Wait until late results are written and the thread that wrote them has closed its connections."""
+    wait_until(gone, what="late results are written")
+    wait_until(lambda: all(thread.name != "rmq-outbox-late" for thread in threading.enumerate()), what="it has ended")
 
 
 def relay(using: str = "own") -> Relay:

@@ -109,7 +109,7 @@ def test_the_page_shows_them_and_no_body(rows: dict[str, int]) -> None:
     assert 'name="body"' not in one
 
 
-@pytest.mark.parametrize("action", ["resend", "discard", "delete_selected"])
+@pytest.mark.parametrize("action", ["retry", "discard", "delete_selected"])
 def test_who_may_only_look_changes_nothing(rows: dict[str, int], action: str) -> None:
     before = list(OutboxMessage.objects.values())
     act(signed_in("view_outboxmessage"), action, rows.values())
@@ -120,7 +120,7 @@ def test_who_may_only_look_changes_nothing(rows: dict[str, int], action: str) ->
 
 def test_they_are_sent_again_in_the_admin_and_discarded_only_by_command(rows: dict[str, int]) -> None:
     client = signed_in("view_outboxmessage", "retry_outboxmessage")
-    assert "1 message will be sent again." in act(client, "resend", [rows["stuck"]]).content.decode()
+    assert "1 message will be sent again." in act(client, "retry", [rows["stuck"]]).content.decode()
     act(client, "discard", [rows["failing"]])
 
     assert kept() == ["stuck", "failing", "fine"]

@@ -110,6 +110,13 @@ def test_every_cause_has_a_fault_in_every_scope(cause: Cause, scope: Scope) -> N
 def test_a_closed_channel_is_read_once_where_it_arrives(
     code: int, text: str, kind: Outcome, scope: Scope, cause: Cause
 ) -> None:
-    result = channel_closed(code, text, message=TO_GONE)
+    result = channel_closed(code, text, message=TO_GONE, alone=True)
 
     assert (result.kind, result.scope, result.cause, result.code) == (kind, scope, cause, code)
+
+
+def test_a_row_to_a_missing_exchange_that_was_not_alone_is_sent_again_by_itself() -> None:
+    result = channel_closed(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", message=TO_GONE, alone=False)
+
+    assert (result.kind, result.scope) == (Outcome.UNKNOWN, Scope.CHANNEL)
+    assert (fault(result, alone=False), fault(result, alone=True)) == (Fault.SHARED, Fault.ROW)

@@ -14,10 +14,7 @@ from django_rmq_retry import Message, Raw, publish, publish_many
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import outbox as outbox_module
-from django_rmq_retry.publishing import outbox_rows
-from django_rmq_retry.publishing.outbox import keep
-from django_rmq_retry.publishing.outbox_rows import READ, row_of
+from django_rmq_retry.publishing import outbox, outbox_rows
 from django_rmq_retry.publishing.publish import Options, message_of
 from tests.outbox.made import Post, kept
 
@@ -56,7 +53,7 @@ def test_a_savepoint_that_is_rolled_back_takes_only_its_own_rows(post: Post) -> 
 
 
 def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module.AfterCommit, "__call__", lambda _self: None)
+    monkeypatch.setattr(outbox.AfterCommit, "__call__", lambda _self: None)
     headers = {"text": "é\0", "whole": 2**40, "list": [1, {"a": b"\xff"}], "nothing": None}
     message = message_of(
         bytes(range(256)),
@@ -68,7 +65,8 @@ def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.Mo
     with transaction.atomic():
         publish_many([message, Message(body=b"", properties=Properties(), routing_key="q", mandatory=False)])
 
-    found = [row_of(row).message for row in OutboxMessage.objects.order_by("pk").values_list(*READ)]
+    rows = OutboxMessage.objects.order_by("pk").values_list(*outbox_rows.READ)
+    found = [outbox_rows.row_of(row).message for row in rows]
     assert found[0] == message
     assert found[0].properties.headers.raw == message.properties.headers.raw
     assert (found[1].body, found[1].properties, found[1].mandatory) == (b"", Properties(), False)
@@ -95,9 +93,9 @@ def test_without_the_outbox_it_leaves_on_commit(post: Post) -> None:
     assert post.keys == ["q", "many"]
 
 
-@pytest.mark.parametrize("outbox", [False, ["own"]])
-def test_a_database_that_the_setting_leaves_out_has_none(post: Post, settings: Any, outbox: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OUTBOX": outbox}
+@pytest.mark.parametrize("databases", [False, ["own"]])
+def test_a_database_that_the_setting_leaves_out_has_none(post: Post, settings: Any, databases: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OUTBOX": databases}
     with transaction.atomic():
         publish(1, routing_key="q")
         assert kept() == []
@@ -116,7 +114,7 @@ def test_a_database_that_the_routers_keep_free_of_it_has_none(post: Post, settin
 
 def test_keep_writes_a_row_of_the_open_transaction(post: Post) -> None:
     with transaction.atomic():
-        keep(message_of(1, routing_key="q"), using="default", order_key="account:7")
+        outbox.keep(message_of(1, routing_key="q"), using="default", order_key="account:7")
         row = OutboxMessage.objects.get()
         assert (row.order_key, row.size, post.sent) == ("account:7", 1, [])
 
@@ -169,7 +167,7 @@ def test_what_a_relay_has_taken_meanwhile_its_writer_neither_sends_nor_takes_bac
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like on a database without row locks: a slow callback has used up the lease, and a relay has its own."""
-    monkeypatch.setattr(outbox_module, "SPARE", 0.0)
+    monkeypatch.setattr(outbox, "SPARE", 0.0)
     theirs = timezone.now() + timedelta(seconds=60)
     with transaction.atomic():
         transaction.on_commit(lambda: OutboxMessage.objects.update(due_at=theirs) and None)
@@ -182,9 +180,9 @@ def test_a_lease_that_is_renewed_only_in_part_leaves_all_rows_to_the_relays(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease of the first row ended during a long transaction; the second row was written just before the commit."""
-    monkeypatch.setattr(outbox_module, "SPARE", 0.0)
+    monkeypatch.setattr(outbox, "SPARE", 0.0)
     leases = iter([0.0, 60.0, 60.0])
-    monkeypatch.setattr(outbox_module, "lease", lambda: next(leases))
+    monkeypatch.setattr(outbox, "lease", lambda: next(leases))
     with transaction.atomic():
         publish(1, routing_key="first")
         publish(1, routing_key="second")
@@ -198,8 +196,8 @@ def test_the_lease_of_rows_that_were_long_in_being_written_has_begun_before(
 ) -> None:
     written: list[float] = []
     begun: list[float] = []
-    monkeypatch.setattr(outbox_module, "insert", lambda *_args, **_more: written.append(time.monotonic()))
-    monkeypatch.setattr(outbox_module, "_send_on_commit", lambda _rows, _using, at: begun.append(at))
+    monkeypatch.setattr(outbox, "insert", lambda *_args, **_more: written.append(time.monotonic()))
+    monkeypatch.setattr(outbox, "_send_on_commit", lambda _rows, _using, at: begun.append(at))
     with transaction.atomic():
         publish(1, routing_key="q")
 

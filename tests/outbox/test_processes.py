@@ -1,33 +1,38 @@
 """Real processes, a real broker and a real database: kills between the steps, an unreachable broker, the commands."""
 
+import errno
 import os
 import queue
+import resource
+import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.db import OperationalError, connections, transaction
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import publish
+from django_rmq_retry import Message, publish
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing import relay as claiming
-from django_rmq_retry.publishing.relay import RelayThread, WakeUps
 from tests.commands.running import Exit
 from tests.outbox.dying import QUEUE
-from tests.outbox.made import Post, emptied, kept, left, relay
+from tests.outbox.made import Post, emptied, insert_unsent, kept, left, relay, written_late
 from tests.outbox.test_relaying import due_again
 from tests.tooling import processes
 from tests.tooling.brokers import change_broker, using_broker
 from tests.tooling.filled import Own
+from tests.tooling.proxy import proxy_to
 from tests.tooling.results import RETURNED, UNSENT
 from tests.tooling.waiting import wait_until
 
@@ -77,6 +82,14 @@ def arrived(amqp: BlockingChannel) -> list[str]:
         if properties is None:
             return found
         found.append(properties.message_id or "")
+
+
+def bodies(amqp: BlockingChannel) -> list[bytes]:
+    """Take all messages from the queue; return their bodies."""
+    found: list[bytes] = []
+    while (body := amqp.basic_get(QUEUE, auto_ack=True)[2]) is not None:
+        found.append(body)
+    return found
 
 
 def killed(process: "processes.Started") -> None:
@@ -142,9 +155,63 @@ def test_a_confirm_that_comes_late_still_ends_the_row(amqp: BlockingChannel, mon
     monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.PATIENCE", 0.0)
     with transaction.atomic(using="own"):
         publish(1, routing_key=QUEUE, message_id="mine")
-    wait_until(lambda: not kept("own"), what="the row is gone")
+    written_late(lambda: not kept("own"))
 
     assert arrived(amqp) == ["mine"]
+
+
+EVIL = b"the body that closes the connection"
+
+
+@pytest.fixture
+def poisoned(broker_url: str, settings: Any, declared: None) -> Iterator[None]:  # noqa: ARG001 - in this order
+    """Publish through a proxy that closes the connection over each message with this body."""
+    port = urlsplit(broker_url).port or 5672
+    with proxy_to(port) as proxy:
+        proxy.poison = EVIL
+        with using_broker(settings, broker_url.replace(f":{port}/", f":{proxy.port}/")):
+            yield
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_row_that_closes_the_connection_doubles_the_others_at_most_once_and_fails(
+    amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq_retry.publishing.faults.MOST_ATTEMPTS", 3)
+    payments = [Message(body=b"%d" % number, routing_key=QUEUE) for number in range(300)]
+    insert_unsent([*payments[:200], Message(body=EVIL, routing_key="evil"), *payments[200:]])
+    for _ in range(20):
+        # Each batch is that of another relay, or of one that was restarted.
+        relay().turn()
+        due_again()
+    copies = Counter(bodies(amqp))
+
+    assert kept("own") == ["evil"]
+    row = ROWS.get()
+    assert (row.attempts, row.failed_at is not None) == (3, True)
+    assert len(copies) == 300
+    assert max(copies.values()) <= 2
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_commit_with_a_row_that_closes_the_connection_doubles_the_others_at_most_once(amqp: BlockingChannel) -> None:
+    with transaction.atomic(using="own"):
+        for number in range(300):
+            publish({"payment": number}, routing_key=QUEUE)
+        publish(EVIL.decode(), routing_key=QUEUE)
+        publish({"payment": 300}, routing_key=QUEUE)
+    due_again()
+    one = relay()
+
+    def left_alone() -> bool:
+        one.turn()
+        return ROWS.count() == 1 and ROWS.get().attempts > 0
+
+    wait_until(left_alone, what="the payments have left")
+    copies = Counter(bodies(amqp))
+
+    assert len(copies) == 301
+    assert max(copies.values()) <= 2
 
 
 def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +219,14 @@ def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pyt
         monkeypatch.setattr(claiming, name, 600.0)
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     asleep: list[float] = []
-    listened = WakeUps.wait
+    listened = claiming.WakeUps.wait
 
-    def wait(wake_ups: WakeUps, seconds: float) -> None:
+    def wait(wake_ups: claiming.WakeUps, seconds: float) -> None:
         asleep.append(seconds)
         listened(wake_ups, seconds)
 
-    monkeypatch.setattr(WakeUps, "wait", wait)
-    relays = RelayThread()
+    monkeypatch.setattr(claiming.WakeUps, "wait", wait)
+    relays = claiming.RelayThread()
     relays.start()
     wait_until(lambda: asleep, what="it sleeps")
     if connections["own"].vendor == "postgresql":
@@ -172,6 +239,63 @@ def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pyt
     assert asleep[0] == 600.0
     assert relays.stop(timeout=20)
     assert arrived(amqp) == [f"id of {QUEUE}"]
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The rounds of a relay that would next look for rows in ten minutes, and pauses as long after an error."""
+    for name in ("LISTENING_POLL", "AGAIN"):
+        monkeypatch.setattr(claiming, name, 600.0)
+    found: list[float] = []
+
+    def served() -> list[str]:
+        found.append(time.monotonic())
+        return []
+
+    monkeypatch.setattr(outbox_rows, "served", served)
+    return found
+
+
+def woken_once(relays: claiming.RelayThread, rounds: list[float]) -> None:
+    relays.start()
+    wait_until(lambda: rounds, what="the first round")
+    relays.wake()
+    wait_until(lambda: len(rounds) > 1, what="the second round")
+    assert relays.stop(timeout=20)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Leave only file descriptors above 1023, which `select` cannot watch."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2048:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    while held[-1] < 1100:
+        held.append(os.dup(held[0]))
+    yield
+    for one in held:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_relay_in_a_process_with_many_open_files_waits_between_its_rounds(rounds: list[float]) -> None:
+    woken_once(claiming.RelayThread(), rounds)
+
+    assert len(rounds) == 2
+
+
+def test_a_relay_that_cannot_watch_its_connections_waits_between_its_rounds(
+    rounds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def selector() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(selectors, "DefaultSelector", selector)
+    woken_once(claiming.RelayThread(), rounds)
+
+    assert len(rounds) == 2
 
 
 @pytest.mark.parametrize("command", ["rmq_relay", "rmq_consume"])
@@ -211,7 +335,7 @@ def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_n
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     left("good", "bad")
     post.ends["bad"] = RETURNED
-    relays, told = RelayThread(), queue.SimpleQueue[bool]()
+    relays, told = claiming.RelayThread(), queue.SimpleQueue[bool]()
     relays.empty(told.put)
     relays.start()
     first = told.get(timeout=30)
@@ -252,7 +376,7 @@ def test_a_relay_survives_a_database_router_that_fails_and_a_connection_that_can
     monkeypatch.setattr(outbox_rows, "served", served)
     monkeypatch.setattr(outbox_rows, "table_exists", away)
     left("good")
-    relays = RelayThread()
+    relays = claiming.RelayThread()
     relays.start()
     wait_until(lambda: post.keys == ["good"], what="the row is sent")
     assert (relays.stop(timeout=20), relays.over.is_set()) == (True, True)
@@ -267,7 +391,7 @@ def test_a_relay_survives_a_database_router_that_fails_and_a_connection_that_can
 def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claiming, "PATIENCE", 0.0)
     monkeypatch.setattr(outbox_rows, "served", list)
-    relays, told = RelayThread(), queue.SimpleQueue[bool]()
+    relays, told = claiming.RelayThread(), queue.SimpleQueue[bool]()
 
     def given_up() -> bool:
         relays.empty(told.put)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,8 @@ from django_rmq_retry.amqp import CONFIRMED, Cause, PublishResult
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import faults, outbox_rows
 from django_rmq_retry.publishing import relay as claiming
-from django_rmq_retry.publishing.relay import Turn
-from tests.outbox.made import Post, emptied, kept, left, relay
-from tests.tooling.results import CONNECTION_LOST, NACKED, RETURNED, UNSENT, channel_closed_over
+from tests.outbox.made import Post, emptied, kept, left, relay, written_late
+from tests.tooling.results import CONNECTION_LOST, NACKED, RETURNED, UNKNOWN, UNSENT, channel_closed_over
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own_database")]
@@ -42,7 +42,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:
 def test_what_was_left_is_sent_in_its_order_and_gone(post: Post) -> None:
     left(*(f"q{number}" for number in range(40)))
 
-    assert relay().turn() == Turn(sent=40)
+    assert relay().turn() == claiming.Turn(sent=40)
     assert (post.keys, kept("own")) == ([f"q{number}" for number in range(40)], [])
 
 
@@ -53,7 +53,7 @@ def test_a_row_that_its_writer_is_sending_is_left_to_it_until_its_lease_is_over(
     assert one.turn().nothing
 
     due_again()
-    assert one.turn() == Turn(sent=1)
+    assert one.turn() == claiming.Turn(sent=1)
     assert post.keys == ["q"]
 
 
@@ -82,7 +82,7 @@ def test_rows_of_a_key_leave_one_after_the_other(post: Post) -> None:
     left("free")
     left("b1", order_key="b")
     post.silent = True
-    turn: list[Turn] = []
+    turn: list[claiming.Turn] = []
 
     def work() -> None:
         turn.append(relay().turn())
@@ -98,7 +98,7 @@ def test_rows_of_a_key_leave_one_after_the_other(post: Post) -> None:
     thread.join(20)
 
     assert post.keys == ["a1", "free", "b1", "a2", "a3"]
-    assert turn == [Turn(sent=5)]
+    assert turn == [claiming.Turn(sent=5)]
     assert kept("own") == []
 
 
@@ -301,7 +301,7 @@ def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_le
 
     monkeypatch.setattr(post, "end_of", end_of)
     one = relay()
-    assert one.turn() == Turn(failed=3)
+    assert one.turn() == claiming.Turn(failed=3)
 
     together = False
     emptied(one)
@@ -316,7 +316,7 @@ def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
     post.ends = dict.fromkeys(("a", "b", "c"), UNSENT)
     one = relay()
     turns = [one.turn() for _ in range(3)]
-    assert turns == [Turn(away="connection refused")] * 3
+    assert turns == [claiming.Turn(away="connection refused")] * 3
     assert post.keys == ["a", "b", "c", "a", "a"]
     assert set(ROWS.values_list("attempts", flat=True)) == {0}
     assert len(caplog.records) == 1
@@ -351,6 +351,60 @@ def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(po
 
     assert kept("own") == ["evil"]
     assert ROWS.get().failed_at is None
+
+
+def test_rows_in_flight_when_the_broker_is_stopped_are_not_sent_alone(post: Post) -> None:
+    left("a", "b")
+    post.ends = dict.fromkeys(("a", "b"), replace(CONNECTION_LOST, code=320))
+    assert relay().turn().away
+
+    assert set(ROWS.values_list("alone", "attempts")) == {(False, 0)}
+
+
+def test_rows_in_flight_at_a_commit_that_loses_the_connection_are_sent_alone(post: Post) -> None:
+    post.ends["evil"] = CONNECTION_LOST
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="evil")
+        publish(1, routing_key="good")
+
+    assert list(ROWS.values_list("routing_key", "alone", "attempts")) == [("evil", True, 0)]
+
+
+def test_rows_that_are_sent_alone_and_other_rows_take_turns(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "MOST", 2)
+    monkeypatch.setattr(claiming, "MOST_ALONE", 1)
+    left("lost1", "lost2")
+    ROWS.update(alone=True)
+    left("a", "b", "c", "d", "e")
+    emptied(relay())
+
+    assert post.keys == ["a", "b", "lost1", "c", "d", "lost2", "e"]
+
+
+def test_a_row_sent_alone_whose_confirm_never_arrives_keeps_no_others(post: Post) -> None:
+    post.ends["dead"] = UNKNOWN
+    left("dead", "lost")
+    ROWS.update(alone=True)
+    one = relay()
+    for number in range(8):
+        left(f"new{number}")
+        one.turn()
+        one.turn()
+
+    assert (kept("own"), ROWS.get().attempts) == (["dead"], 1)
+    due_again()
+    one.turn()
+
+    assert ROWS.get().attempts == 2
+
+
+def test_rows_of_a_key_behind_one_that_is_sent_alone_wait_for_it(post: Post) -> None:
+    left("a1", "a2", "a3", order_key="a")
+    ROWS.filter(routing_key="a2").update(alone=True)
+    left("free")
+    emptied(relay())
+
+    assert post.keys == ["a1", "free", "a2", "a3"]
 
 
 def test_what_was_confirmed_is_not_sent_again_when_the_database_failed_to_forget_it(
@@ -403,3 +457,45 @@ def test_a_commit_leaves_what_has_an_earlier_row_of_its_key_to_the_relay(post: P
 
     emptied(relay())
     assert post.keys[3:] == ["a1", "a2"]
+
+
+def published_without_a_thread(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish "first", and let its result arrive late, when no thread can be started."""
+    monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.PATIENCE", 0.0)
+    post.silent = True
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="first")
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", _no_thread)
+        post.answer()
+
+
+def test_a_thread_that_cannot_be_started_costs_no_later_result(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Like under a limit of processes: late results are written once there is room again."""
+    published_without_a_thread(post, monkeypatch)
+    assert [record.getMessage() for record in caplog.records if "could not start" in record.getMessage()] == [
+        "The thread that writes late publish results could not start: can't start new thread"
+    ]
+
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="second")
+    post.answer()
+    written_late(lambda: not kept("own"))
+
+    assert post.keys == ["first", "second"]
+
+
+def test_a_result_for_which_no_thread_could_be_started_is_written_after_the_next_commit(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_without_a_thread(post, monkeypatch)
+
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="second")
+    written_late(lambda: kept("own") == ["second"])
+
+
+def _no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

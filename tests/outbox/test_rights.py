@@ -8,9 +8,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import faults, outbox
-from django_rmq_retry.publishing.faults import Fault
-from django_rmq_retry.publishing.outbox_rows import Row
-from django_rmq_retry.publishing.relay import Relay
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import kept, left, relay
 from tests.tooling.brokers import using_broker
@@ -42,7 +39,7 @@ def grant(vhost: Vhost, amqp: BlockingChannel, own_database: Own, settings: Any)
     management.call("DELETE", f"users/{name}")
 
 
-def turned(one: Relay, done: Callable[[], bool]) -> bool:
+def turned(one: Any, done: Callable[[], bool]) -> bool:
     one.turn()
     return done()
 
@@ -61,7 +58,7 @@ def test_rows_wait_for_a_right_however_long_it_is_missing_and_others_leave(
     asked: list[int] = []
     failed = faults.failed
 
-    def noted(row: Row, *, using: str, why: str, whose: Fault) -> float:
+    def noted(row: Any, *, using: str, why: str, whose: faults.Fault) -> float:
         asked.append(row.id)
         return failed(row, using=using, why=why, whose=whose)
 

@@ -1,21 +1,20 @@
 """Copies as they are delivered from a parked queue, and a parker to hand them to."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from django_rmq_retry import Delivery, RetryThenPark
-from django_rmq_retry.handlers import registry, work_queues
-from django_rmq_retry.handlers.settlement import parked as parking
-from django_rmq_retry.handlers.settlement import unhandled
+from django_rmq_retry.handlers import registry, work_queues_of
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.store import Store, Stored
 from django_rmq_retry.policies import park
-from tests.core.made import arrived, delivery, subscription
+from tests.core.made import NOW, arrived, delivery, subscription
+from tests.core.parked import HOMES, parked_copy, unhandled_copy
 
-HOMES = {"payments.parked": "payments"}
-DAWN = 1_700_000_000_000
+DAWN = NOW
 """The time at which messages are parked, in milliseconds of the epoch."""
 BANK_DOWN = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind="BankDown", text="timeout"))
 
@@ -32,6 +31,19 @@ def ticket_header(
     return {"rmq-retry-ticket": Ticket(record=record, cycle=cycle).signed(bearer(queue, id, body))}
 
 
+def ticket_in(
+    headers: Mapping[str, Any],
+    *,
+    queue: str,
+    id: str | None,  # noqa: A002 - its name in AMQP
+    body: bytes,
+) -> tuple[int, int]:
+    """The record and the cycle in the ticket of a requeued copy, which must be signed for this message."""
+    found = Ticket.read(headers["rmq-retry-ticket"], bearer(queue, id, body))
+    assert found is not None
+    return found.record, found.cycle
+
+
 def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None = None, error: str = "BankDown",
           id: str | None = "m-1", **told: Any) -> Delivery:  # noqa: A002  # fmt: skip
     """A message that our consumer parked; a requeued copy has a signed ticket with its record and cycle."""
@@ -40,16 +52,14 @@ def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None
         headers |= ticket_header(*ticket, id=id, body=told.get("body", b"{}"))
     verdict = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind=error, text="timeout"))
     failed = delivery(message_id=id, headers=headers, attempt=5, **told)
-    copy = parking(verdict, failed, "payments.parked", handler="payments.charge", now=at).copy
-    assert copy is not None
+    copy = parked_copy(verdict, failed, handler="payments.charge", now=at)
     return replace(arrived(copy, queue="payments.parked"), redelivered=again)
 
 
 def untaken() -> Delivery:
     """A message that our consumer parked because none of its handlers takes it."""
-    (work_queue,) = work_queues([subscription(RetryThenPark())])
-    copy = unhandled(park(Reason.UNHANDLED, "none takes it"), delivery(message_id="m-1"), work_queue, now=DAWN).copy
-    assert copy is not None
+    (work_queue,) = work_queues_of([subscription(RetryThenPark())])
+    copy = unhandled_copy(park(Reason.UNHANDLED, "none takes it"), delivery(message_id="m-1"), work_queue)
     return arrived(copy, queue="payments.parked")
 
 
@@ -58,9 +68,14 @@ def foreign(*, again: bool = False, id: str | None = "m-1", **told: Any) -> Deli
     return delivery(**{"queue": "payments.parked", **told}, message_id=id, redelivered=again)
 
 
-def store(*batch: Delivery) -> list[Stored]:
+def parker(homes: Mapping[str, str] = HOMES) -> Store:
+    """The store of the drainer, for these parked queues and the registered handlers."""
+    return Store(homes, registry.work_queues())
+
+
+def store(*batch: Delivery, homes: Mapping[str, str] = HOMES) -> list[Stored]:
     """In one batch."""
-    return list(Store(HOMES, registry.work_queues()).store(batch))
+    return list(parker(homes).store(batch))
 
 
 def the_record() -> ParkedMessage:

@@ -4,11 +4,10 @@ from typing import Any
 
 from django_rmq_retry import Delivery, Fixed, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.messages import ErrorNote
 from django_rmq_retry.policies import ACK, Verdict, retry
-from tests.core.made import delivery
 from tests.core.raising import caught, post
+from tests.runtime.attempting import finished
 
 CHARGE = Subscription(
     name="payments.handlers.charge",
@@ -26,20 +25,13 @@ def failure(
     verdict: Verdict | None = None,
     subscription: Subscription | None = CHARGE,
     seconds: float = 1.5,
-) -> FinishedAttempt:
+) -> Any:
     """A failed attempt, by default one that is made again after half a minute."""
     error = error or caught(post)
-    return FinishedAttempt(
-        delivery=arrival or delivery(message_id="m-1"),
-        verdict=verdict or retry(30, ErrorNote.of(error)),
-        subscription=subscription,
-        seconds=seconds,
-        error=error,
-    )
+    judged = verdict or retry(30, ErrorNote.of(error))
+    return finished(judged, arrival, handler=subscription, seconds=seconds, error=error)
 
 
-def success(arrival: Delivery | None = None, **told: Any) -> FinishedAttempt:
+def success(arrival: Delivery | None = None, **told: Any) -> Any:
     """An attempt that went well."""
-    return FinishedAttempt(
-        delivery=arrival or delivery(message_id="m-1"), verdict=ACK, subscription=CHARGE, seconds=0.25, **told
-    )
+    return finished(ACK, arrival, handler=CHARGE, seconds=0.25, **told)

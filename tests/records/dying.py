@@ -42,7 +42,7 @@ def main(step: str, nth: int) -> None:
     owner, name, when = {
         "before the batch": (Store, "store", "before"),
         "in the transaction": (BatchWriter, "_add", "after"),
-        "before the commit": (BatchWriter, "_end_items", "after"),
+        "before the commit": (BatchWriter, "write", "after"),
         "between commit and ack": (Store, "store", "after"),
         "after the ack was handed over": (Drainer, "_settle", "after"),
     }[step]

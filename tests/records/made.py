@@ -4,7 +4,11 @@ import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.utils import timezone
+
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.parked.claims import failed, succeeded
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -51,3 +55,13 @@ def item(message: ParkedMessage, **told: Any) -> RequeueItem:
     run = told.pop("run", None) or RequeueRun.objects.create(created_at=NOON, by="ann", total=1, sent=1)
     known = {"place": 1, "revision": 1, "state": ItemState.SENT, "cycle": message.cycle}
     return RequeueItem.objects.create(run=run, message=message, **{**known, **told})
+
+
+def copy_succeeded(record: int, cycle: int = 2, *, at: datetime | None = None) -> None:
+    """Note that the requeued copy of a record was handled, as the consumer does."""
+    succeeded(Ticket(record=record, cycle=cycle), at or timezone.now())
+
+
+def copy_failed(record: int, cycle: int = 2, *, at: datetime | None = None) -> None:
+    """Note that the requeued copy of a record has failed in a process that parks nothing."""
+    failed(Ticket(record=record, cycle=cycle), at or timezone.now(), error="BankDown", text="no answer")

@@ -363,7 +363,7 @@ class TestWithoutId:
 
         assert (the_record().copies, the_record().revision) == (1, 1)
 
-    def test_two_that_are_in_hand_at_once_are_two_although_both_are_delivered_again(self) -> None:
+    def test_two_that_are_unacked_at_once_are_two_although_both_are_delivered_again(self) -> None:
         store(by_us(**NO_ID, again=True), by_us(**NO_ID, again=True))
 
         assert ParkedMessage.objects.count() == 2

@@ -1,4 +1,4 @@
-"""The attempts in partitions of a month, by the statements of docs/scaling.md."""
+"""The attempts in partitions of a month, by the statements of docs/howto/scaling.md."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from tests.records.attempted import failure
 from tests.tooling import databases
 from tests.tooling.filled import ALIAS
 from tests.tooling.owned import routed
-from tests.tooling.pages import ROOT, blocks
+from tests.tooling.pages import blocks, page
 
 pytestmark = [
     pytest.mark.database,
@@ -46,7 +46,7 @@ def run(statements: str) -> None:
 @pytest.mark.usefixtures("own_database")
 def test_history_by_the_month_is_written_read_and_dropped(settings: Any) -> None:
     routed(settings)
-    split, bring_over, next_month = (one.text for one in blocks(ROOT / "docs" / "scaling.md") if one.kind == "sql")
+    split, bring_over, next_month = (one.text for one in blocks(page("scaling.md")) if one.kind == "sql")
     attempt(1, MONTHS["2026_11"])
     before = Attempt.objects.get().pk
 
@@ -74,7 +74,7 @@ def test_its_indexes_are_those_of_the_plain_table() -> None:
             return {name for (name,) in cursor.fetchall() if "pkey" not in name}
 
     plain = indexes()
-    run(next(one.text for one in blocks(ROOT / "docs" / "scaling.md") if one.kind == "sql"))
+    run(next(one.text for one in blocks(page("scaling.md")) if one.kind == "sql"))
 
     assert indexes() == plain
     assert len(plain) == 4

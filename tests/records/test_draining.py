@@ -13,11 +13,11 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
-from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from tests.broker.at_hand import AtHand
 from tests.core.made import delivery
+from tests.core.parked import parked_copy
 from tests.operating.invariants import check_counters
 from tests.records.arrivals import BANK_DOWN, DAWN
 from tests.records.conftest import PARKED, Park
@@ -52,9 +52,7 @@ def readers(amqp: BlockingChannel) -> int:
 def copy(number: int, *, named: bool = True) -> Message:
     """A message as our consumer parks it."""
     failed = delivery(queue=ORDERS, message_id=f"m-{number}" if named else None, body=b"%d" % number)
-    made = parked(BANK_DOWN, failed, PARKED, handler="shop.order", now=DAWN).copy
-    assert made is not None
-    return made
+    return parked_copy(BANK_DOWN, failed, park=PARKED, handler="shop.order", now=DAWN)
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.parked import COUNTERS
-from django_rmq_retry.parked.claims import failed, succeeded
 from django_rmq_retry.parked.groups import recount
-from tests.records.made import group, item, minutes, parked
+from tests.records.made import copy_failed, copy_succeeded, group, item, minutes, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 COUNTED = {State.PARKED: "parked", State.ON_HOLD: "parked", State.PROCESSED: "processed", State.DISCARDED: "discarded"}
@@ -25,7 +23,7 @@ def record(state: State = State.REQUEUED, **told: Any) -> ParkedMessage:
 
 def after(known: ParkedMessage, *, at: float = 10, cycle: int = 2) -> ParkedMessage:
     """The record after a copy of a cycle has succeeded, this number of minutes after noon."""
-    succeeded(Ticket(record=known.pk, cycle=cycle), minutes(at))
+    copy_succeeded(known.pk, cycle, at=minutes(at))
     return ParkedMessage.objects.get(pk=known.pk)
 
 
@@ -100,8 +98,8 @@ def test_the_latest_success_is_kept() -> None:
 
 
 def test_a_record_that_is_gone_is_no_harm() -> None:
-    succeeded(Ticket(record=10**6, cycle=1), minutes(1))
-    failed(Ticket(record=10**6, cycle=1), minutes(1), error="", text="")
+    copy_succeeded(10**6, 1, at=minutes(1))
+    copy_failed(10**6, 1, at=minutes(1))
 
     assert not ParkedMessage.objects.exists()
 
@@ -155,7 +153,7 @@ def test_a_copy_that_failed_where_nothing_is_parked_opens_its_record_again(state
     known = record(state, claimed_until=minutes(11))
     place = item(known)
 
-    failed(Ticket(record=known.pk, cycle=2), minutes(10), error="BankDown", text="no answer")
+    copy_failed(known.pk, at=minutes(10))
     found = ParkedMessage.objects.get()
 
     assert (found.state, found.error, found.error_text, found.parked_at) == (
@@ -170,14 +168,14 @@ def test_a_copy_that_failed_where_nothing_is_parked_opens_its_record_again(state
 def test_an_older_failure_changes_no_record(state: State, cycle: int) -> None:
     known = record(state)
 
-    failed(Ticket(record=known.pk, cycle=cycle), minutes(10), error="BankDown", text="no answer")
+    copy_failed(known.pk, cycle, at=minutes(10))
     found = ParkedMessage.objects.get()
 
     assert (found.state, found.error, found.revision) == (state, "", 1)
 
 
 steps = st.tuples(
-    st.sampled_from([succeeded, failed]),
+    st.sampled_from([copy_succeeded, copy_failed]),
     st.integers(0, 3),
     st.integers(0, 3),
     st.integers(-5, 5),
@@ -203,8 +201,7 @@ def test_counters_equal_a_recount(
     set_counts(run)
 
     for act, which, cycle, at in acts:
-        ticket = Ticket(record=known[which % len(known)].pk, cycle=cycle)
-        act(ticket, minutes(at), **({} if act is succeeded else {"error": "E", "text": ""}))
+        act(known[which % len(known)].pk, cycle, at=minutes(at))
 
     assert recount([one.pk for one in groups]) == 0
     assert counted(run) == counts_kept(run)

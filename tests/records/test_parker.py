@@ -12,28 +12,27 @@ from django.test.utils import CaptureQueriesContext
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages import Headers, Properties, decode_properties
 from django_rmq_retry.messages.history import deaths
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.parked import database
-from django_rmq_retry.parked import store as parker
-from django_rmq_retry.parked.store import BatchWriter, Store, Stored, StoreUnavailable
+from django_rmq_retry.parked import store as parking
 from django_rmq_retry.policies import Kind
+from django_rmq_retry.testing import isolated_handlers
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare
 from tests.core.made import subscription, topology_of
-from tests.records.arrivals import HOMES, by_us, foreign, store, the_group, the_record
+from tests.records.arrivals import by_us, foreign, parker, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
-WRITE = BatchWriter.write
+WRITE = parking.BatchWriter.write
 NASTY = "\0<script>\udc80\u202e💥" + "é" * 300
 
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Any:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -45,7 +44,7 @@ class TestHostile:
         ids=["empty", "NUL", "binary", "NaN", "20 digits", "surrogate", "UTF-16", "nested", "5 MB"],
     )  # fmt: skip
     def test_a_body_is_kept_to_the_byte(self, body: bytes) -> None:
-        assert store(by_us(body=body)) == [Stored()]
+        assert store(by_us(body=body)) == [parking.Stored()]
         assert bytes(the_record().body) == body
 
     def test_every_text_may_be_anything(self) -> None:
@@ -67,26 +66,26 @@ class TestHostile:
         said = {f"rmq-retry-{name}": "\0\u202e💥" * 2000 for name in names}
         told = foreign(id="\0\udcff", headers=said, exchange="\0\udcff", routing_key="\0\udcff" * 80, **texts)
 
-        assert store(told) == [Stored()]
+        assert store(told) == [parking.Stored()]
         assert all("\0" not in text and len(text.encode()) <= 10_000 for text in all_texts(the_record()))
 
     def test_headers_that_nobody_can_decode_are_kept(self) -> None:
         absurd = Headers(b"\x04when" + b"T" + b"\xff" * 8)
         one = foreign(headers=absurd)
 
-        assert store(one) == [Stored()]
+        assert store(one) == [parking.Stored()]
         assert absurd.raw in bytes(the_record().properties)
 
     @pytest.mark.parametrize("raw", [b"", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a"])
     def test_properties_that_are_none_are_kept(self, raw: bytes) -> None:
-        assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [Stored()]
+        assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [parking.Stored()]
         assert (bytes(the_record().properties), the_record().reason) == (raw, "undecodable_headers")
 
     @pytest.mark.parametrize("seconds", [0, 1, 1_700_000_000_000, 2**63 - 1, 2**64 - 1, 253_402_300_799])
     def test_any_time_may_be_told(self, seconds: int) -> None:
         said = {"rmq-retry-parked-at": min(seconds, 2**63 - 1), "rmq-retry-since": min(seconds, 2**63 - 1)}
 
-        assert store(foreign(timestamp=seconds, headers=said)) == [Stored()]
+        assert store(foreign(timestamp=seconds, headers=said)) == [parking.Stored()]
 
 
 def all_texts(record: ParkedMessage) -> list[str]:
@@ -114,11 +113,11 @@ class TestQueries:
 
 def refusing(
     *bodies: bytes, error: type[Exception] = DatabaseError, times: float = float("inf")
-) -> Callable[[BatchWriter], None]:
+) -> Callable[[parking.BatchWriter], None]:
     """A database that cannot write some messages, or nothing for a while."""
     left = [times]
 
-    def write(filing: BatchWriter) -> None:
+    def write(filing: parking.BatchWriter) -> None:
         WRITE(filing)
         found = {arrival.parked.body for arrival in filing._arrivals}
         if left[0] > 0 and (not bodies or found & set(bodies)):
@@ -130,7 +129,7 @@ def refusing(
 
 class TestPoison:
     def test_one_that_cannot_be_stored_is_named_and_harms_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(BatchWriter, "write", refusing(b"5", b"9"))
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5", b"9"))
         stored = store(*(by_us(id=str(n), body=str(n).encode()) for n in range(11)))
 
         assert [one.problem for one in stored if one.problem] == ["DatabaseError: it is poison"] * 2
@@ -142,9 +141,9 @@ class TestPoison:
     def test_one_that_met_somebody_elses_lock_is_tried_again(
         self, error: type[Exception], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(BatchWriter, "write", refusing(error=error, times=2))
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(error=error, times=2))
 
-        assert store(by_us()) == [Stored()]
+        assert store(by_us()) == [parking.Stored()]
         assert the_record().copies == 1
 
     def test_one_that_cannot_even_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,24 +152,24 @@ class TestPoison:
 
         monkeypatch.setattr("django_rmq_retry.parked.record.read_parked", read)
 
-        assert store(by_us()) == [Stored(problem="It cannot be read: RecursionError: too deep")]
+        assert store(by_us()) == [parking.Stored(problem="It cannot be read: RecursionError: too deep")]
 
     def test_a_record_that_another_drainer_made_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[int] = []
 
-        def look_up(self: BatchWriter) -> None:
+        def look_up(self: parking.BatchWriter) -> None:
             if looks:
                 LOOK_UP(self)
             looks.append(1)
 
         store(by_us())
-        monkeypatch.setattr(BatchWriter, "_look_up", look_up)
+        monkeypatch.setattr(parking.BatchWriter, "_look_up", look_up)
 
-        assert store(by_us(again=True), by_us(id="m-2")) == [Stored(), Stored()]
+        assert store(by_us(again=True), by_us(id="m-2")) == [parking.Stored(), parking.Stored()]
         assert (ParkedMessage.objects.count(), ErrorGroup.objects.get().parked) == (2, 2)
 
 
-LOOK_UP = BatchWriter._look_up
+LOOK_UP = parking.BatchWriter._look_up
 
 
 def losing_answer(*, committed: bool) -> SimpleNamespace:
@@ -199,23 +198,23 @@ class TestLostAnswer:
     def test_a_message_without_an_id_has_one_record(
         self, committed: bool, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(parker, "transaction", losing_answer(committed=committed))
+        monkeypatch.setattr(parking, "transaction", losing_answer(committed=committed))
         batch = [by_us(id=None, body=b"%d" % n) for n in range(count)]
 
-        assert store(*batch) == [Stored()] * count
+        assert store(*batch) == [parking.Stored()] * count
         assert (ParkedMessage.objects.count(), the_group().parked) == (count, count)
 
     def test_equal_messages_without_an_id_are_never_one_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parker, "transaction", losing_answer(committed=False))
+        monkeypatch.setattr(parking, "transaction", losing_answer(committed=False))
 
-        assert store(by_us(id=None), by_us(id=None)) == [Stored(), Stored()]
+        assert store(by_us(id=None), by_us(id=None)) == [parking.Stored(), parking.Stored()]
         assert ParkedMessage.objects.count() == 2
 
     def test_a_neighbour_that_cannot_be_stored_makes_no_message_redelivered(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store(by_us(id=None))
-        monkeypatch.setattr(BatchWriter, "write", refusing(b"5"))
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5"))
         store(by_us(id=None), by_us(id="m-5", body=b"5"))
 
         assert ParkedMessage.objects.count() == 2
@@ -226,17 +225,20 @@ class TestAway:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answers = iter(["", "It is away."])
-        monkeypatch.setattr(parker, "outage", lambda _: next(answers))
-        monkeypatch.setattr(BatchWriter, "write", refusing(b"2", b"3"))
+        monkeypatch.setattr(parking, "outage", lambda _: next(answers))
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"2", b"3"))
         batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
 
-        with pytest.raises(StoreUnavailable) as outage:
-            Store(HOMES, registry.work_queues()).store(batch)
+        with pytest.raises(parking.StoreUnavailable) as outage:
+            parker().store(batch)
 
-        assert (outage.value.reason, outage.value.done) == ("It is away.", {batch[0]: Stored(), batch[1]: Stored()})
+        assert (outage.value.reason, outage.value.done) == (
+            "It is away.",
+            {batch[0]: parking.Stored(), batch[1]: parking.Stored()},
+        )
 
     def test_a_database_that_takes_messages_is_not_away_and_nothing_of_the_trial_stays(self) -> None:
-        assert Store(HOMES, registry.work_queues()).outage() == ""
+        assert parker().outage() == ""
         assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
 
     def test_one_that_does_not_answer_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +303,7 @@ class TestKeys:
     def test_a_body_that_cannot_be_decoded_has_none(self, keys: Any, body: bytes) -> None:
         keys(lambda message: message.data["n"])
 
-        assert store(by_us(body=body)) == [Stored()]
+        assert store(by_us(body=body)) == [parking.Stored()]
         assert (the_record().business_key, BusinessKey.objects.count()) == ("", 0)
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
@@ -313,7 +315,7 @@ class TestKeys:
 
         keys(fail)
 
-        assert store(by_us()) == [Stored()]
+        assert store(by_us()) == [parking.Stored()]
         [line] = caplog.records
         assert (line.levelname, line.exc_info and line.exc_info[0]) == ("WARNING", error)
         assert line.getMessage().startswith(
@@ -339,13 +341,13 @@ class TestKeys:
     ) -> None:
         keys(lambda message: message.data["n"])
 
-        assert store(by_us(body=b"no json")) == [Stored()]
+        assert store(by_us(body=b"no json")) == [parking.Stored()]
         assert caplog.records == []
 
     def test_whatever_it_returns_is_at_most_twenty_short_texts(self, keys: Any) -> None:
         keys(lambda _: [7, None, "", "a", "A", "a", "á", "a ", NASTY, *range(100, 200)])
 
-        assert store(by_us()) == [Stored()]
+        assert store(by_us()) == [parking.Stored()]
         values = [key.value for key in BusinessKey.objects.order_by("pk")]
         assert len(values) <= 20
         assert values[:2] == ["7", "a"]
@@ -354,7 +356,7 @@ class TestKeys:
     def test_an_endless_list_ends(self, keys: Any) -> None:
         keys(lambda _: iter(int, 1))
 
-        assert store(by_us()) == [Stored()]
+        assert store(by_us()) == [parking.Stored()]
         assert the_record().business_key == "0"
 
 
@@ -382,7 +384,7 @@ class TestSignal:
 
         signals.recorded.connect(hear)
         try:
-            assert store(by_us()) == [Stored()]
+            assert store(by_us()) == [parking.Stored()]
         finally:
             signals.recorded.disconnect(hear)
 
@@ -391,16 +393,16 @@ class TestSignal:
     def test_a_connection_lost_after_the_commit_stores_nothing_twice(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def records(_: BatchWriter) -> list[ParkedMessage]:
+        def records(_: parking.BatchWriter) -> list[ParkedMessage]:
             raise OperationalError("server closed the connection unexpectedly")
 
         def hear(**_: object) -> None:
             pytest.fail("there is nothing to announce")
 
-        monkeypatch.setattr(BatchWriter, "records", records)
+        monkeypatch.setattr(parking.BatchWriter, "records", records)
         signals.recorded.connect(hear)
         try:
-            assert store(by_us(id=None)) == [Stored()]
+            assert store(by_us(id=None)) == [parking.Stored()]
         finally:
             signals.recorded.disconnect(hear)
 
@@ -419,7 +421,7 @@ def test_the_brokers_own_count_is_kept_of_what_went_round_in_its_loop(vhost: Vho
     hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
     verdicts = [hand.fail().kind for _ in range(3)]
     _tag, parked, _ = hand.take("payments.parked")
-    assert store(parked) == [Stored()]
+    assert store(parked) == [parking.Stored()]
     record = the_record()
     died = deaths(decode_properties(bytes(record.properties)).headers)
 

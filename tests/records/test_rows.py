@@ -9,16 +9,15 @@ from datetime import timedelta
 
 import pytest
 
-from django_rmq_retry import Delivery
 from django_rmq_retry.handlers.attempt import FinishedAttempt, grouped
-from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.handlers.ticket import Ticket, bearer, ticket_of
-from django_rmq_retry.messages import ErrorNote, Reason, encode_properties
-from django_rmq_retry.messages.parked import TICKET, identity, read_parked
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.messages.parked_copy import TICKET
 from django_rmq_retry.messages.tracebacks import named
 from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of, identity_of
 from django_rmq_retry.policies import halt, park
-from tests.core.made import NOW, delivery
+from tests.core.made import delivery
+from tests.core.parked import parked_copy, read_back
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import CHARGE, failure, success
 from tests.records.made import NOON
@@ -81,14 +80,10 @@ def test_headers_that_cannot_be_read_carry_no_ticket() -> None:
 def test_the_identity_is_the_one_that_its_record_will_have() -> None:
     arrival = delivery(message_id="m-1", body=b'{"a": 1}')
     verdict = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(BankDown("no")))
-    copy = parked(verdict, arrival, "payments.parked", handler="charge", now=NOW).copy
-    assert copy is not None
-    raw = encode_properties(copy.properties)
-
-    drained = read_parked(Delivery(queue="payments.parked", body=copy.body, raw=raw), {"payments.parked": "payments"})
+    drained = read_back(parked_copy(verdict, arrival))
 
     assert row_of(failure(arrival)).identity == drained.identity
-    assert drained.identity == identity("payments", "m-1", b'{"a": 1}')
+    assert drained.identity == identity_of("payments", "m-1", b'{"a": 1}')
 
 
 def test_messages_without_an_id_share_what_their_bytes_say() -> None:
@@ -105,8 +100,8 @@ def test_a_large_body_is_not_kept_until_a_row_is_made() -> None:
 
     assert [draft.body for draft in drafts] == [small, b""]
     assert [SCRIBE.row(draft).identity for draft in drafts] == [
-        identity("payments", "m-1", small),
-        identity("payments", "m-1", large),
+        identity_of("payments", "m-1", small),
+        identity_of("payments", "m-1", large),
     ]
 
 

@@ -10,9 +10,8 @@ from django.test import override_settings
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt
+from django_rmq_retry.parked import history
 from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, identity_of, waiting
-from django_rmq_retry.parked.history import Writer
-from django_rmq_retry.parked.history import write as add
 from django_rmq_retry.policies import halt, park
 from tests.core.made import delivery
 from tests.core.raising import BankDown
@@ -28,7 +27,7 @@ def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -
 
 
 SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
-write = Writer(SCRIBE)
+write = history.Writer(SCRIBE)
 
 
 def test_what_was_written_can_be_read() -> None:
@@ -54,7 +53,7 @@ def test_all_or_none_are_written() -> None:
     good = SCRIBE.row(draft())
 
     with pytest.raises(Exception, match=r"(?i)constraint|json"):
-        add([good, good._replace(chain="{")])
+        history.write([good, good._replace(chain="{")])
 
     assert Attempt.objects.count() == 0
 

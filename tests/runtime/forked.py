@@ -10,26 +10,25 @@ import sys
 import threading
 from pathlib import Path
 
-from django_rmq_retry.consumer import supervisor as shutdown
-from django_rmq_retry.consumer import supervisor as supervising
+from django_rmq_retry.consumer import supervisor
 
-supervising.FIRST_WAIT = supervising.LONGEST_REACHED = supervising.TICK = 0.05
+supervisor.FIRST_WAIT = supervisor.LONGEST_REACHED = supervisor.TICK = 0.05
 
 
 def main(folder: Path, processes: int, words: list[str]) -> int:
     if "stick" in words:
         # Only a child to be killed for a timeout gets little time: on a busy machine, all children are slow.
-        supervising.GRACE = 0.5
+        supervisor.GRACE = 0.5
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 
     def work(number: int) -> int:
         starts = len(list(folder.glob(f"start-{number}-*")))
         (folder / f"start-{number}-{os.getpid()}").touch()
         stopped = threading.Event()
-        shutdown.listen(lambda _why: stopped.set(), at_once=shutdown.ignore)
+        supervisor.listen(lambda _why: stopped.set(), at_once=supervisor.ignore)
         word = words[min(starts, len(words) - 1)]
         if word == "reach":
-            supervisor.reached(number)
+            parent.reached(number)
         if word in ("die", "reach"):
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "leave":
@@ -44,8 +43,8 @@ def main(folder: Path, processes: int, words: list[str]) -> int:
             return 0
         return int(word)
 
-    supervisor = supervising.Supervisor(processes, work, shutdown=0.1)
-    return supervisor.run()
+    parent = supervisor.Supervisor(processes, work, shutdown=0.1)
+    return parent.run()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@ import gc
 import json
 import struct
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -29,10 +28,8 @@ from django_rmq_retry import (
     StopTheLine,
 )
 from django_rmq_retry.amqp.frames import check_writable, marshal_publish
-from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.handlers import Match, Subscription, WorkQueue, work_queues
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
+from django_rmq_retry.handlers import Match, Subscription
 from django_rmq_retry.messages import (
     DONE,
     Codec,
@@ -44,90 +41,17 @@ from django_rmq_retry.messages import (
     encode_properties,
 )
 from django_rmq_retry.messages.history import ANSWER
-from django_rmq_retry.messages.parked import read_parked
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
 from django_rmq_retry.policies.policy import AutoAck
-from tests.core.made import NOW, arrived, delivery
+from tests.core.made import delivery
+from tests.core.parked import read_back
+from tests.runtime.attempting import PLAIN, Bench, Book
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
-PLAIN = RetryThenPark(attempts=3, backoff=Fixed(30))
 
 
 class Broken(Exception):
     """The error that handlers raise here."""
-
-
-@dataclass
-class Book:
-    """A journal that keeps the attempts it receives, or fails."""
-
-    notes_acks: bool = True
-    failing: BaseException | None = None
-    notes: list[FinishedAttempt] = field(default_factory=list)
-
-    def note(self, attempt: FinishedAttempt) -> None:
-        self.notes.append(attempt)
-        if self.failing:
-            raise self.failing
-
-
-@dataclass
-class Bench:
-    """One handler and everything around it."""
-
-    policy: Policy = PLAIN
-    act: Callable[[Delivery], object] = lambda _: None
-    codec: Codec = Json()
-    match: Match = Match()
-    queue: Queue = Queue("payments")
-    book: Book = field(default_factory=Book)
-    log: list[str] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
-    chance: Callable[[], float] = lambda: 0.0
-
-    def settle(self, arrival: Delivery | None = None) -> Settlement:
-        return self.attempts().settlement(delivery() if arrival is None else arrival)
-
-    def attempts(self) -> Attempts:
-        return Attempts(self.work_queues(), self.surroundings())
-
-    def surroundings(self) -> Surroundings:
-        return Surroundings(
-            around=self.around,
-            journals=(self.book,),
-            clock=lambda: 1.0,
-            now_ms=lambda: NOW,
-            chance=self.chance,
-            **self.options,
-        )
-
-    def work_queues(self) -> tuple[WorkQueue, ...]:
-        made = Subscription(
-            name="payments.handlers.charge",
-            run=self.run,
-            queue=self.queue,
-            policy=self.policy,
-            park="payments.parked",
-            match=self.match,
-            codec=self.codec,
-        )
-        return work_queues([made])
-
-    def run(self, arrival: Delivery) -> object:
-        self.log.append("run")
-        return self.act(arrival)
-
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        self.log.append("enter")
-        try:
-            yield
-        finally:
-            self.log.append("leave")
-
-    @property
-    def verdicts(self) -> list[tuple[Kind, Reason | None]]:
-        return [(note.verdict.kind, note.verdict.reason) for note in self.book.notes]
 
 
 def raising(error: BaseException) -> Callable[[Delivery], object]:
@@ -612,7 +536,7 @@ def test_a_verdict_that_cannot_be_carried_out_parks_the_message_once(via: Republ
     settlement = bench.settle(one)
 
     assert reason_in(settlement) == "unsettled"
-    found = read_parked(arrived(copy_in(settlement), queue="payments.parked"), {"payments.parked": "payments"})
+    found = read_back(copy_in(settlement))
     assert (found.body, found.raw, found.stamp.attempts) == (one.body, one.raw, 1)
     assert found.detail.startswith(detail)
     assert bench.verdicts == [(Kind.PARK, Reason.UNSETTLED)]
@@ -674,7 +598,7 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
         ack="auto",
     )
     bench = Bench()
-    attempts = Attempts(work_queues([made]), replace(bench.attempts()._surroundings, journals=(bench.book,)))
+    attempts = bench.attempts(made)
 
     assert attempts.settlement(delivery()) == DONE
     assert attempts.settlement(delivery(body=b"no json")) == DONE
@@ -763,7 +687,7 @@ def test_the_state_of_a_message_that_returned_to_its_queue_is_dropped() -> None:
         name="post", run=fail, queue=Queue("accounts"), policy=PLAIN, park="parked", order_by=lambda _: "A"
     )
     bench = Bench(policy=StopTheLine(backoff=Fixed(60)), act=fail)
-    waiting = Attempts(work_queues([keyed]), bench.surroundings())
+    waiting = bench.attempts(keyed)
     halted = bench.attempts()
 
     assert dropped(waiting.key, queue="accounts")

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,14 @@ from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_WAIT, Attempts
 from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, Run
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
-from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Unready
 from django_rmq_retry.messages import DONE, Instruction, Settlement
-from django_rmq_retry.messages.parked import read_parked
 from django_rmq_retry.policies import Kind, Policy, Verdict
 from django_rmq_retry.topology import Server
-from tests.core.made import NOW, arrived, delivery, subscription
+from tests.core.made import delivery, subscription
+from tests.core.parked import read_back
+from tests.runtime.attempting import surroundings
 from tests.tooling.waiting import wait_until
 
 NOBODYS = b"unhandled"
@@ -80,7 +81,7 @@ class Made(Attempts):
 
     def __init__(self, make: Callable[[Delivery], Settlement], noted: list[FinishedAttempt] | None) -> None:
         self.noted = [] if noted is None else noted
-        super().__init__(joined(OneShot()), replace(surroundings(), journals=(self,)))
+        super().__init__(joined(OneShot()), surroundings(self))
         self._make = make
         self.deadlines = Deadlines()
 
@@ -116,18 +117,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "FLUSH_TIMEOUT", 0.2)
 
 
-def surroundings() -> Surroundings:
-    return Surroundings(
-        around=nullcontext,
-        journals=(),
-        clock=lambda: 1.0,
-        now_ms=lambda: NOW,
-        chance=lambda: 0.0,
-    )
-
-
 def joined(policy: Policy) -> tuple[WorkQueue, ...]:
-    return work_queues([subscription(policy)])
+    return work_queues_of([subscription(policy)])
 
 
 @contextmanager
@@ -174,7 +165,7 @@ def test_what_arrives_is_attempted_and_settled() -> None:
 
 
 @pytest.mark.parametrize(("policy", "prefetch"), [(OneShot(), 7), (StopTheLine(), 1)])
-def test_an_ordered_queue_has_one_message_in_hand(policy: Policy, prefetch: int) -> None:
+def test_an_ordered_queue_has_one_unacked_message(policy: Policy, prefetch: int) -> None:
     with running(policy=policy) as made:
         assert (made.tap.lines[0].prefetch, made.tap.lines[0].ordered) == (prefetch, policy.ordered)
 
@@ -309,7 +300,7 @@ def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy,
     assert held == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 2
     assert last.instruction is Instruction.ACK
     assert last.copy is not None
-    found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
+    found = read_back(last.copy)
     assert (found.body, found.raw, found.queue) == (b"\xfe", one.raw, "payments")
     assert (found.reason, found.error, found.handler) == (
         "unsettled",
@@ -374,7 +365,7 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
     """A consumer whose attempts are real, with one handler."""
     surrounded = replace(surroundings(), **options)
     order = (lambda _: "k") if surrounded.gates else None
-    found = work_queues([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
+    found = work_queues_of([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
     consumer = Consumer(found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=Limits(shutdown=5.0))
     made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
     made.thread.start()
@@ -467,7 +458,7 @@ def test_a_message_that_is_given_up_says_how_its_handler_ended(error: BaseExcept
         last = tried(made, delivery(body=b"1"), 3)[-1]
 
     assert last.copy is not None
-    found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
+    found = read_back(last.copy)
     assert (runs, found.reason, found.detail) == ([b"1"], "unsettled", detail)
 
 
@@ -570,7 +561,7 @@ def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once()
     def act(message: Delivery) -> None:
         held.acquire() if message.body == b"1" else others.wait(5)
 
-    found = work_queues([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
+    found = work_queues_of([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
     tap = Tap()
     limits = Limits(shutdown=5.0)
     consumer = Consumer(found, tap, Attempts(found, surroundings()), threads=2, prefetch=2, limits=limits)
@@ -609,7 +600,7 @@ def test_each_handler_that_hangs_is_named_with_its_place_in_the_code(caplog: pyt
 
     bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=wait_for_bank, timeout=0.05)
     ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=wait_for_ledger, timeout=0.2)
-    found, tap = work_queues([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
+    found, tap = work_queues_of([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
     attempts = Attempts(found, surroundings())
     made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=5.0)))
     made.thread.start()
@@ -649,7 +640,7 @@ def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pyt
     # What the thread dies of is shown by threading, as it must; only this test need not see it.
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(Deadlines, "_expire", fail_once)
-    found, tap = work_queues([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
+    found, tap = work_queues_of([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
     made = Running(tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=Limits()))
     made.thread.start()
     wait_until(lambda: tap.receiver)
@@ -688,7 +679,7 @@ def test_a_hung_handler_without_a_database_does_not_keep_the_process(
     one = replace(
         subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
     )
-    found = work_queues([one])
+    found = work_queues_of([one])
     attempts = Attempts(found, replace(surroundings(), gates=(gate,)))
     made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=1.0)))
     made.thread.daemon = True
@@ -705,3 +696,116 @@ def test_a_hung_handler_without_a_database_does_not_keep_the_process(
     assert (
         "1 hanging handlers have no record of their attempt; their messages return to their queues" in caplog.messages
     )
+
+
+def hang(lock: threading.Lock) -> str:
+    """Wait in C code, where no exception can be raised."""
+    lock.acquire()
+    return "k"
+
+
+@contextmanager
+def ordering(order_by: Callable[[Delivery], object], *, key_timeout: float, shutdown: float) -> Iterator[Running]:
+    """A consumer of the queue "ledger", with this order_by, and of the queue "bank"."""
+    ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=lambda _: None, order_by=order_by)
+    bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=lambda _: None)
+    found, tap = work_queues_of([replace(one, codec=Raw()) for one in (ledger, bank)]), Tap()
+    attempts = Attempts(found, replace(surroundings(), key_timeout=key_timeout))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=5, limits=Limits(shutdown=shutdown)))
+    made.thread.daemon = True
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    try:
+        yield made
+    finally:
+        made.consumer.stop("the test is over")
+        made.thread.join(10)
+
+
+def bring(made: Running, queue: str, *bodies: bytes) -> None:
+    for body in bodies:
+        made.tap.receiver.arrived(delivery(queue=queue, body=body))
+
+
+def test_a_hanging_order_by_stops_no_other_queue_and_costs_its_process() -> None:
+    held, begun = threading.Lock(), threading.Event()
+    held.acquire()
+
+    def order_by(message: Delivery) -> str:
+        begun.set()
+        return hang(held) if message.body == b"1" else "k"
+
+    with ordering(order_by, key_timeout=1.0, shutdown=5.0) as made:
+        bring(made, "ledger", b"1", b"2", b"3")
+        assert begun.wait(10)
+        bring(made, "bank", b"4", b"5")
+        wait_until(lambda: len(made.tap.settled) == 2)
+        assert made.tap.settled == [(b"4", DONE), (b"5", DONE)]
+        code = made.ended()
+        held.release()
+        wait_until(lambda: not made.consumer.running)
+
+    assert (code, made.consumer.hung) == (BROKEN, True)
+    assert made.consumer.why.startswith(
+        "The order_by of handler ledger did not end within twice its timeout of 1 s, in a call that Python cannot "
+        "interrupt. It is at "
+    )
+    assert "(hang). Its message is parked." in made.consumer.why
+    assert [body for body, _ in made.tap.settled[2:]] == [b"1"]
+    copy = made.tap.settled[2][1].copy
+    assert copy is not None
+    assert read_back(copy).detail.startswith(
+        "Its ordering key cannot be computed: order_by raised DeadlineExceeded: The order_by of handler ledger did not"
+    )
+
+
+def test_an_order_by_that_takes_too_long_is_ended_once_and_its_message_parked() -> None:
+    calls: list[bytes] = []
+
+    def order_by(message: Delivery) -> str:
+        calls.append(message.body)
+        while message.body == b"1":
+            pass
+        return "k"
+
+    with ordering(order_by, key_timeout=0.5, shutdown=5.0) as made:
+        bring(made, "ledger", b"1", b"2", b"3")
+        wait_until(lambda: len(made.tap.settled) == 3)
+
+    (first, parked), *others = made.tap.settled
+    assert (first, others, calls) == (b"1", [(b"2", DONE), (b"3", DONE)], [b"1", b"2", b"3"])
+    assert parked.copy is not None
+    assert read_back(parked.copy).detail.startswith(
+        "Its ordering key cannot be computed: order_by raised DeadlineExceeded: The order_by of handler ledger ran for "
+        "longer than its timeout of 0.5 s"
+    )
+
+
+def test_a_stop_does_not_wait_for_an_order_by() -> None:
+    held, begun = threading.Lock(), threading.Event()
+    held.acquire()
+
+    def order_by(_: Delivery) -> str:
+        begun.set()
+        return hang(held)
+
+    with ordering(order_by, key_timeout=60.0, shutdown=0.2) as made:
+        bring(made, "ledger", b"1", b"2")
+        assert begun.wait(10)
+        made.consumer.stop("SIGTERM")
+        code = made.ended()
+        held.release()
+        wait_until(lambda: not made.consumer.running)
+
+    assert (code, made.tap.settled, made.tap.words[-1]) == (BROKEN, [], "stop")
+
+
+def test_a_key_is_computed_although_no_thread_can_watch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Deadlines, _run: Run) -> None:
+        raise Unready("No thread can be started.")
+
+    monkeypatch.setattr(Deadlines, "_watched", fail)
+    handler = replace(subscription(PATIENT, name="ledger", queue="ledger"), order_by=lambda _: "k", codec=Raw())
+    attempts = Attempts(work_queues_of([handler]), replace(surroundings(), key_timeout=1.0))
+
+    assert attempts.key(delivery(queue="ledger")) == ("ledger", "k")

@@ -13,7 +13,7 @@ from django_rmq_retry import Delivery, RetryThenPark
 from django_rmq_retry.consumer import deadlines as room
 from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run
 from django_rmq_retry.errors import DeadlineExceeded
-from django_rmq_retry.handlers import Subscription, work_queues
+from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.attempt import Unready
 from tests.core.made import delivery, subscription
 from tests.tooling.waiting import wait_until
@@ -24,7 +24,7 @@ Act = Callable[[Delivery], object]
 def limited(deadlines: Deadlines, act: Act, timeout: float, **options: Any) -> Subscription:
     """A handler with a deadline."""
     found = replace(subscription(RetryThenPark(), name="charge"), run=act, timeout=timeout, **options)
-    return deadlines.limited(work_queues([found])[0]).subscriptions[0]
+    return deadlines.limited(work_queues_of([found])[0]).subscriptions[0]
 
 
 def turn(_: object = None) -> None:

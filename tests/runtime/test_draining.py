@@ -198,7 +198,7 @@ class TestDatabaseAway:
             wait_until(lambda: stage.settled() == [b"1"])
 
     @pytest.mark.usefixtures("pairs")
-    def test_later_the_batch_stays_in_hand_and_is_stored_when_it_is_back(
+    def test_later_the_batch_stays_unacked_and_is_stored_when_it_is_back(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with draining() as stage:
@@ -273,7 +273,7 @@ class TestProblems:
 
             assert (stage.set_aside, stage.shelf.stored) == ([(b"2", "too large")], [b"1", b"3"])
 
-    def test_what_cannot_go_aside_stays_in_hand_and_holds_nobody_up(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_what_cannot_go_aside_stays_unacked_and_holds_nobody_up(self, caplog: pytest.LogCaptureFixture) -> None:
         with draining(problems={b"2": "too large"}) as stage:
             stage.no_aside = ValueError("no such queue")
             stage.tap.bring(b"1", b"2", b"3")

@@ -3,27 +3,26 @@
 import logging
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
 from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer.events import Events, pattern_of
-from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Keys
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.policies import ACK, Kind, Verdict, discard, halt, park, retry
 from tests.core.made import delivery, subscription
+from tests.runtime.attempting import finished
 
 NOTE = ErrorNote(kind="BankDown", text="timeout")
 
 
 def attempt(
     verdict: Verdict, arrival: Delivery | None = None, *, handled: bool = True, keys: Keys | None = None
-) -> FinishedAttempt:
+) -> Any:
     made = replace(subscription(RetryThenPark(attempts=5)), keys=keys) if handled else None
-    return FinishedAttempt(
-        delivery=arrival or delivery(message_id="m-1"), verdict=verdict, subscription=made, seconds=0.012
-    )
+    return finished(verdict, arrival, handler=made, seconds=0.012)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_a_line_that_stands_still_is_known_until_it_goes_on(caplog: pytest.LogCa
 
     def note(verdict: Verdict, number: int) -> None:
         arrival = delivery(message_id="m", attempt=number)
-        events.note(FinishedAttempt(delivery=arrival, verdict=verdict, subscription=line, seconds=0.0))
+        events.note(finished(verdict, arrival, handler=line, seconds=0.0))
 
     note(halt(1, NOTE), 1)
     note(halt(2, NOTE), 2)
@@ -203,7 +202,7 @@ def test_a_filter_that_raises_keeps_no_attempt_from_observers_and_counts(caplog:
     def refuse(_record: logging.LogRecord) -> bool:
         raise AttributeError("request_id")
 
-    told: list[FinishedAttempt] = []
+    told: list[object] = []
     events, one = Events(lambda: 1.0, [told.append]), attempt(ACK)
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(refuse)

@@ -1,18 +1,17 @@
 """Several gates: each receives the verdict on a run once, even if another gate fails."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 
 from django_rmq_retry import Delivery, Queue, RetryThenPark
-from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.handlers import Subscription, work_queues
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.messages import DONE, Settlement
 from django_rmq_retry.policies import ACK, Verdict, retry
-from tests.core.made import NOW, delivery
+from tests.core.made import delivery
+from tests.runtime.attempting import attempts_of
 
 SPARED = retry(0.0, counted=False)
 
@@ -38,22 +37,12 @@ class One:
         return self.says or verdict
 
 
-def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: One) -> Attempts:
-    def note(attempt: FinishedAttempt) -> None:
-        noted.append(attempt.verdict)
-
+def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: One) -> Callable[[Delivery], Settlement]:
     one = Subscription(
         name="h", run=act, queue=Queue("payments"), policy=RetryThenPark(), park="payments.parked", rate=100.0
     )
-    surroundings = Surroundings(
-        around=nullcontext,
-        journals=(Events(lambda: 1.0, [note]),),
-        clock=lambda: 1.0,
-        now_ms=lambda: NOW,
-        chance=lambda: 0.0,
-        gates=gates,
-    )
-    return Attempts(work_queues([one]), surroundings)
+    events = Events(lambda: 1.0, [lambda attempt: noted.append(attempt.verdict)])
+    return attempts_of(one, journals=(events,), gates=gates).settlement
 
 
 def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() -> None:
@@ -63,8 +52,8 @@ def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() 
     made, message = attempts(runs.append, noted, first, second, third), delivery()
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            made.settlement(message)
-    made.settlement(message)
+            made(message)
+    made(message)
 
     assert (first.heard, second.heard, third.heard) == ([ACK], [SPARED], [SPARED])
     assert (len(runs), noted) == (1, [SPARED])
@@ -81,8 +70,8 @@ def test_the_next_run_of_the_same_message_is_told_to_all() -> None:
     first, second = One(), One(failing=1)
     made, message = attempts(act, [], first, second), delivery()
     with pytest.raises(ConnectionError):
-        made.settlement(message)
+        made(message)
 
-    assert made.settlement(message) is DONE
+    assert made(message) is DONE
     assert [(one.kind, one.counted) for one in first.heard] == [(SPARED.kind, False), (ACK.kind, True)]
     assert second.heard == [ACK]

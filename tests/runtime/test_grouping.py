@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
-from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.handlers import Match, Subscription, attempt, work_queues
-from django_rmq_retry.handlers.attempt import Surroundings
+from django_rmq_retry.handlers import Match, Subscription, attempt
 from django_rmq_retry.handlers.subscription import Fingerprint
 from django_rmq_retry.messages import Settlement, encode_properties
-from django_rmq_retry.messages.parked import Parked, read_parked
+from django_rmq_retry.messages.parked_copy import Parked
 from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
 from django_rmq_retry.policies import Kind
-from tests.core.made import NOW, delivery
+from tests.core.made import delivery
+from tests.core.parked import read_back
 from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
-from tests.runtime.test_attempt import Book
+from tests.runtime.attempting import Book, attempts_of
 
 HERE = "tests.runtime.test_grouping"
 
@@ -40,20 +39,7 @@ def settled(
         fingerprint=fingerprint,
         match=match or Match(),
     )
-    surroundings = Surroundings(
-        around=Nothing,
-        journals=(book or Book(),),
-        clock=lambda: 1.0,
-        now_ms=lambda: NOW,
-        chance=lambda: 0.0,
-    )
-    return Attempts(work_queues([made]), surroundings).settlement(arrival)
-
-
-class Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    return attempts_of(made, journals=(book or Book(),)).settlement(arrival)
 
 
 def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, **options: Any) -> Parked:
@@ -61,7 +47,7 @@ def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, *
     assert copy is not None
     raw = encode_properties(copy.properties)
     assert len(raw) < 4096
-    return read_parked(Delivery(queue=copy.routing_key, body=copy.body, raw=raw), {"payments.parked": "payments"})
+    return read_back(copy)
 
 
 def charge(_: Delivery) -> None:

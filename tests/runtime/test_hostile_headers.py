@@ -1,6 +1,5 @@
 """Every header that means something, made up: a message that bears it is retried and parked as any other."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -25,14 +24,13 @@ from django_rmq_retry import (
     WaitQueue,
 )
 from django_rmq_retry.amqp.frames import check_writable
-from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.handlers import work_queues
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
 from django_rmq_retry.messages import Headers, Instruction, Properties, decode_properties, encode_properties
-from django_rmq_retry.messages.parked import ROOM, Original, read_parked, requeued, set_aside
+from django_rmq_retry.messages.parked_copy import ROOM, set_aside
 from django_rmq_retry.policies import Policy
 from tests.core.hostile import NAMES, headers
-from tests.core.made import NOW, subscription
+from tests.core.made import subscription
+from tests.core.parked import read_back, requeued_copy
+from tests.runtime.attempting import Book, attempts_of
 
 BODY = b'{"id": 7}'
 MOST = 12
@@ -56,18 +54,6 @@ class Broken(Exception):
     """The error that the handler always raises."""
 
 
-class Book:
-    """A journal."""
-
-    notes_acks = False
-
-    def __init__(self) -> None:
-        self.notes: list[FinishedAttempt] = []
-
-    def note(self, attempt: FinishedAttempt) -> None:
-        self.notes.append(attempt)
-
-
 def failing(_: Delivery) -> None:
     raise Broken("again")
 
@@ -89,18 +75,10 @@ def given_back(delivery: Delivery, instruction: Instruction, times: int) -> Deli
 
 def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Message:
     """The parked copy of a message whose handler fails each time; as the broker would, each copy is delivered."""
-    book = Book()
-    around = Surroundings(
-        around=nullcontext,
-        journals=(book,),
-        clock=lambda: 1.0,
-        now_ms=lambda: NOW,
-        chance=lambda: 0.5,
-        check=check_writable,
-    )
+    book = Book(notes_acks=False)
     one = subscription(policy, queue=QUEUE)
     object.__setattr__(one, "run", failing)
-    attempts = Attempts(work_queues([one]), around)
+    attempts = attempts_of(one, journals=(book,), chance=lambda: 0.5, check=check_writable)
     delivery = delivered(BODY, raw, redelivered=redelivered)
     for number in range(1, MOST + 1):
         settlement = attempts.settlement(delivery)
@@ -126,14 +104,14 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
     copy = parked_in_the_end(policy, raw, redelivered=redelivered)
     arrival = delivered(copy.body, encode_properties(copy.properties), redelivered=False)
     arrival = replace(arrival, queue="payments.parked")
-    found = read_parked(arrival, {"payments.parked": "payments"})
+    found = read_back(arrival)
 
     assert (found.body, found.queue, found.parked_in) == (BODY, "payments", "payments.parked")
     assert found.reason in {"retries_exhausted", "undecodable_headers", "permanent", "worker_stopped"}
-    original = Original(
+    again = requeued_copy(
         body=found.body, raw=found.raw, exchange=found.exchange, routing_key=found.routing_key, message_id="m-1"
     )
-    check_writable(requeued(original, queue="payments", ticket="t"))
+    check_writable(again)
     check_writable(set_aside(arrival, "no database", queue="unrecorded"))
 
 

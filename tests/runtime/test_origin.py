@@ -3,11 +3,10 @@
 from django_rmq_retry import Delivery
 from django_rmq_retry.handlers import Match
 from django_rmq_retry.handlers.handler import destination_of
-from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.policies import retry
 from django_rmq_retry.publishing.publish import Options, message_of
-from tests.core.made import delivery
-from tests.runtime.test_attempt import Bench
+from tests.core.made import delivery, settled
+from tests.runtime.attempting import Bench
 
 CARD = Match(routing_key="pay.card")
 
@@ -20,7 +19,7 @@ def test_a_retried_message_is_dispatched_by_the_key_it_first_came_by() -> None:
     seen: list[tuple[str, str]] = []
     bench = Bench(match=CARD, act=lambda message: seen.append((message.exchange, message.routing_key)))
     first = delivery(exchange="bank", routing_key="pay.card")
-    copy = settle(retry(10), first, bench.work_queues()[0].subscriptions[0], now=0).copy
+    copy = settled(retry(10), first, bench.work_queues()[0].subscriptions[0], now=0).copy
     assert copy is not None
     again = delivery(headers=dict(copy.headers), exchange="", routing_key="payments")
     bench.settle(again)

@@ -6,7 +6,7 @@ from typing import Any
 from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.consumer import QueuePauses, Workers
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.handlers import Subscription, work_queues
+from django_rmq_retry.handlers import Subscription, work_queues_of
 
 QUEUE = "ledger"
 
@@ -42,9 +42,9 @@ def test_what_came_again_as_its_queue_is_shut_still_gets_its_thread() -> None:
     turns = Sequencer(lambda delivery: delivery.body)
     workers: Workers[Delivery] = Workers(0, lambda _delivery: None)
     source = Source()
-    pauses = QueuePauses(work_queues([handler]), source, workers, turns)
+    pauses = QueuePauses(work_queues_of([handler]), source, workers, turns)
     turns.add(first)
-    turns.take()
+    turns.take(first)
     turns.keep(first)
     for one in (first, second):
         turns.add(one)
@@ -54,4 +54,4 @@ def test_what_came_again_as_its_queue_is_shut_still_gets_its_thread() -> None:
 
     assert (source.paused, source.returned) == ([QUEUE], [second])
     assert workers.waiting >= 1
-    assert [turns.take(), turns.take()] == [first, None]
+    assert [turns.take(first), turns.take(first)] == [first, None]

@@ -13,7 +13,7 @@ from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
 from django_rmq_retry.breakers.gate import LEASE, READ_EVERY, BreakerGate
 from django_rmq_retry.breakers.rates import AHEAD, Pace
 from django_rmq_retry.breakers.table import MeterTable, Table
-from django_rmq_retry.handlers import Subscription, work_queues
+from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.messages import Instruction
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies import ACK, Circuit, Kind, Verdict, retry
@@ -80,7 +80,7 @@ class Process:
         self.subscription = Subscription(
             name=name, run=known.run, queue=known.queue, policy=known.policy, park=known.park, breaker=breaker
         )
-        self.work_queues = work_queues([self.subscription])
+        self.work_queues = work_queues_of([self.subscription])
         self.queue = self.subscription.queue.name
         self.now = NOW
         self.control = RecordedControl()
@@ -104,7 +104,7 @@ def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_says() 
     QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
-    gate = BreakerGate(work_queues([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
+    gate = BreakerGate(work_queues_of([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
     control = gate.control = RecordedControl()
     gate.turn()
 
@@ -368,7 +368,9 @@ class Taken:
             name="charge", run=known.run, queue=known.queue, policy=known.policy, park=known.park, rate=rate
         )
         self.now = NOW
-        self.paces = [Pace(work_queues([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)]
+        self.paces = [
+            Pace(work_queues_of([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)
+        ]
 
     def run(self, messages: int, step: float = 0.01) -> list[float]:
         """Return the time at which each message runs, if each process always has this number of unacked messages."""
@@ -415,7 +417,7 @@ def test_moments_that_nobody_used_are_lost() -> None:
 @pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
 def test_a_clock_that_was_ahead_keeps_nobody_waiting_for_it(meters: MeterTable | None) -> None:
     taken = Taken(1, 10)
-    taken.paces = [Pace(work_queues([taken.subscription]), meters, now=lambda: taken.now)]
+    taken.paces = [Pace(work_queues_of([taken.subscription]), meters, now=lambda: taken.now)]
     taken.run(5)
     for _ in range(3):
         taken.paces[0].enter(delivery(), taken.subscription)
@@ -458,7 +460,7 @@ def test_while_the_database_is_away_each_keeps_the_rate_by_itself(caplog: pytest
             raise ConnectionError("the database is away")
 
     taken = Taken(1, 10)
-    taken.paces = [Pace(work_queues([taken.subscription]), Gone(), now=lambda: taken.now)]
+    taken.paces = [Pace(work_queues_of([taken.subscription]), Gone(), now=lambda: taken.now)]
     ran = taken.run(20)
 
     assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)

@@ -290,7 +290,7 @@ def test_a_rate_spreads_runs_over_the_clock(rmq: RmqTest) -> None:
     assert {one.number for one in rmq.attempts(charge)} == {1}
 
 
-def test_a_rate_below_one_a_minute_keeps_no_message_in_hand_for_long(rmq: RmqTest) -> None:
+def test_a_rate_below_one_a_minute_keeps_no_message_unacked_for_long(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, rate="4/h")
     for number in range(5):

@@ -1,5 +1,6 @@
 """The system checks of breakers and rates."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from django.core.checks import run_checks
 from django.test import override_settings
 
 from django_rmq_retry import Breaker, Delivery, OneShot, RetryThenPark, StopTheLine, handler
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.testing import isolated_handlers
 
 
 class BankDown(Exception): ...
@@ -17,16 +18,19 @@ class BankDown(Exception): ...
 class Timeout(BankDown): ...
 
 
+numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
 def handle(queue: str, **options: Any) -> None:
     def charge(message: Delivery) -> None: ...
 
-    handler(queue, **{"name": f"handler {len(registry.registrations())}", **options})(charge)
+    handler(queue, **{"name": f"handler {next(numbers)}", **options})(charge)
 
 
 def found(**settings: Any) -> list[str]:
@@ -42,11 +46,11 @@ def test_what_is_sound_is_told_nothing() -> None:
 
 
 def test_a_breaker_that_stops_other_handlers_is_told() -> None:
-    handle("payments", breaker=Breaker(on=BankDown), type="charge")
-    handle("payments", type="refund")
+    handle("payments", name="charge", breaker=Breaker(on=BankDown), type="charge")
+    handle("payments", name="refund", type="refund")
 
     assert found() == [
-        "W050 While the breaker of handler 0 is open, queue 'payments' is paused, and so are handler 1.",
+        "W050 While the breaker of charge is open, queue 'payments' is paused, and so are refund.",
     ]
 
 
@@ -57,7 +61,7 @@ def test_what_is_to_be_parked_and_spared_at_once_is_told(policy: Any) -> None:
     assert [one.partition(" is in")[0] for one in found()] == ["W051 Timeout"]
 
 
-def test_a_rate_that_keeps_messages_in_hand_for_long_is_told() -> None:
+def test_a_rate_that_keeps_messages_unacked_for_long_is_told() -> None:
     handle("payments", rate="30/h")
 
     assert [one.partition(";")[0] for one in found()] == [
@@ -67,8 +71,8 @@ def test_a_rate_that_keeps_messages_in_hand_for_long_is_told() -> None:
 
 
 def test_a_policy_of_the_settings_that_bears_no_breaker_is_told() -> None:
-    handle("payments", breaker=Breaker(on=BankDown))
+    handle("payments", name="charge", breaker=Breaker(on=BankDown))
     told = found(POLICY=OneShot())
 
-    assert [one.partition(":")[0] for one in told] == ["E002 Handler handler 0"]
+    assert [one.partition(":")[0] for one in told] == ["E002 Handler charge"]
     assert "a caller waits for each answer" in told[0]

@@ -1,10 +1,13 @@
 """The broker of a test's own process: chosen in the settings, or replaced by an object of the test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import pytest
+
 from django_rmq_retry import Message
+from django_rmq_retry.amqp import Done
 from django_rmq_retry.publishing import broker_connections
 
 
@@ -15,13 +18,57 @@ def using_broker(settings: Any, url: str, **more: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        broker_connections.close()
+        disconnect()
 
 
 def change_broker(settings: Any, url: str, **more: Any) -> None:
     """Publish to this broker from now on; `settings` is the fixture, which restores them."""
-    broker_connections.close()
+    disconnect()
     settings.RMQ_RETRY = {"URL": url, **more}
+
+
+def disconnect() -> None:
+    """End this process's connections, as its exit does; the next publish opens new ones."""
+    broker_connections.close()
+
+
+@contextmanager
+def really_connected() -> Iterator[None]:
+    """Use connections to the broker of the settings inside the block, although a fixture has replaced the broker."""
+    real = broker_connections.Connections()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker_connections, "current", real)
+        yield
+    real.close()
+
+
+@contextmanager
+def broker_away() -> Iterator[None]:
+    """Keep what is published inside the block in the outbox: the broker counts as unreachable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker_connections.reach, "away", True)
+        patch.setattr(broker_connections.reach, "probe_due", lambda: False)
+        yield
+
+
+@contextmanager
+def after_each_publish(then: Callable[[Message], None]) -> Iterator[None]:
+    """Call a function with each message once it is handed to the broker, as a consumer might that is quick."""
+    publisher = broker_connections.current.publisher
+    send = publisher.send
+
+    def sending(message: Message, done: Done, *, timeout: float | None = None) -> None:
+        send(message, done, timeout=timeout)
+        then(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publisher, "send", sending)
+        yield
+
+
+def on_the_io_thread(call: Callable[[], None]) -> None:
+    """Run a function on the I/O thread of this process's connections."""
+    broker_connections.current.io("rmq-io").call(call)
 
 
 def replaced_by(stand_in: Any) -> AbstractContextManager[None]:

@@ -1,9 +1,10 @@
 """The drawings of the documentation, made by the product: ``python -m tests.tooling.drawings`` rewrites them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from django_rmq_retry import DeadLetter, Exchange, Exponential, OneShot, Queue, RetryThenPark, StopTheLine, WaitQueue
-from django_rmq_retry.handlers import Subscription, work_queues
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.handlers.layout import copies_of, layout
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology.drawings import Shape, svg
@@ -38,11 +39,16 @@ HANDLERS: dict[str, tuple[Queue, Policy, str]] = {
 }
 
 
+def shape_of(found: Sequence[WorkQueue], *, extra: Sequence[Queue | Exchange] = ()) -> Shape:
+    """The shape of the topology that these work queues need, with additions of the project."""
+    return Shape.of(layout(found, extra=extra), copies_of(found))
+
+
 def drawn(name: str) -> str:
     """Return the drawing of this name, as its file must be."""
     queue, policy, park = HANDLERS[name]
-    found = work_queues([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
-    return svg(Shape.of(layout(found), copies_of(found)), title=f"Topology of {queue.name}")
+    found = work_queues_of([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
+    return svg(shape_of(found), title=f"Topology of {queue.name}")
 
 
 def main() -> None:

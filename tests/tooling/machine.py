@@ -1,9 +1,15 @@
 """Features that a container or an old Python may lack: pseudo-terminals, shared memory, safe unpacking."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
+import struct
+import subprocess
 import tarfile
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.tooling.services import Unavailable, go_without
@@ -12,12 +18,40 @@ NO_TERMINAL = "this machine gives no pseudo-terminal ({error}). Mount devpts at 
 NO_SEMAPHORE = "processes cannot share a semaphore here ({error}). Mount a tmpfs that everyone may write to at /dev/shm"
 
 
-def open_terminal() -> tuple[int, int]:
-    """Open a pseudo-terminal, like os.openpty(); skip the test if the machine has none."""
+def open_terminal(*, rows: int = 0, columns: int = 0) -> tuple[int, int]:
+    """Open a pseudo-terminal, like os.openpty(); skip the test if the machine has none. 0: of no known size."""
     try:
-        return os.openpty()
+        master, slave = os.openpty()
     except OSError as error:
         go_without(Unavailable(None, f"{NO_TERMINAL.format(error=error.strerror or error)}."))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return master, slave
+
+
+def run_in_terminal(
+    command: Sequence[str], slave: int, *, folder: Path, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """Start a command in a session of its own, which the terminal controls; close this side of the terminal."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one call of the system, no lock
+    )
+    os.close(slave)
+    return process
+
+
+def written_to(master: int) -> Iterator[bytes]:
+    """Yield everything written to a terminal until its last writer is gone."""
+    # Linux reports EIO where other systems report the end.
+    with suppress(OSError):
+        while piece := os.read(master, 65536):
+            yield piece
 
 
 def no_semaphore() -> str | None:

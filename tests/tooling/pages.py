@@ -14,9 +14,10 @@ from typing import Any
 from unittest.mock import MagicMock
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts))
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-READERS_OWN = ("payments", "bank", "shop", "structlog", "sentry_sdk", "prometheus_client")
+READERS_OWN = ("payments", "bank", "shop", "celery", "structlog", "sentry_sdk", "prometheus_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,12 @@ class Block:
     line: int
     kind: str
     text: str
+
+
+def page(name: str) -> Path:
+    """Return the page with this file name, in whatever folder of the documentation it is."""
+    [found] = [path for path in PAGES if path.name == name]
+    return found
 
 
 def blocks(page: Path) -> list[Block]:

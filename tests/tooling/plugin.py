@@ -1,5 +1,6 @@
 """The whole test run: its services' folder, a check that no service stays, and a summary of skipped tests."""
 
+import gc
 import os
 import shutil
 import signal
@@ -54,6 +55,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("broker_kind", "broker_version"), runs, ids=ids)
     else:
         metafunc.parametrize("broker_version", versions, ids=ids)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exclude collected tests and their modules from garbage collection: a full one would cost more than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

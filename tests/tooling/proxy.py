@@ -44,6 +44,7 @@ class Pair:
         self._client, self._server = client, server
         self._corrupt: set[str] = set()
         self._garbled: set[str] = set()
+        self._deaf = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -77,8 +78,17 @@ class Pair:
         self._server.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        before = b""
         with suppress(OSError):
             while data := self._read(source, way):
+                poison = self._proxy.poison if way == TO_SERVER else b""
+                if poison and poison in before + data:
+                    # The server handles what came before, and none of its answers reaches the client.
+                    self._deaf.set()
+                    sink.sendall(data[: max(0, (before + data).index(poison) - len(before))])
+                    sink.shutdown(socket.SHUT_WR)
+                    return
+                before = data[-len(poison) :] if poison else b""
                 if way in self._corrupt:
                     self._corrupt.discard(way)
                     data = bytes([data[0] ^ 0xFF]) + data[1:]
@@ -97,6 +107,8 @@ class Pair:
 
     def _write(self, sink: socket.socket, data: bytes) -> None:
         mode = self._proxy.mode
+        if self._deaf.is_set() and sink is self._client:
+            return
         if mode is Mode.DELAY:
             self._proxy.rest(0.1)
         if mode is not Mode.TRICKLE:
@@ -112,6 +124,8 @@ class Proxy:
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.mode = Mode.PASS
+        self.poison = b""
+        """Bytes over which the connection of their sender is closed, like a broker that fails over a message."""
         self._upstream = (host, port)
         self._pairs: list[Pair] = []
         self._ended = threading.Event()

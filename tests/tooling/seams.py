@@ -14,7 +14,7 @@ FRONTS = frozenset({"amqp", "handlers", "messages", "policies", "topology"})
 FUNCTIONS = frozenset({
     *(("policies", name) for name in ("discard", "halt", "park", "retry")),
     *(("messages", name) for name in ("decode_properties", "encode_properties")),
-    ("handlers", "work_queues"),
+    ("handlers", "work_queues_of"),
 })  # fmt: skip
 """Functions at a front. Its other lower-case names are modules."""
 OPERATING = frozenset({
@@ -24,7 +24,7 @@ OPERATING = frozenset({
     ("parked.requeue", "requeue"),
     ("parked.selection", "Selection"),
 })  # fmt: skip
-"""The public names of `parked`, listed on docs/architecture.md."""
+"""The public names of `parked`, listed on docs/concepts/architecture.md."""
 
 
 def is_public(module: str, name: str) -> bool:

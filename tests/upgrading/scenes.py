@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from django_rmq_retry import Delivery, Fixed, Ladder, Message, Republish, RetryThenPark, Steps, WaitQueue
-from django_rmq_retry.handlers import work_queues
-from django_rmq_retry.handlers.settlement import copied_to, settle, unhandled
-from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, Settlement, encode_properties
-from django_rmq_retry.messages.parked import Original, requeued
+from django_rmq_retry.handlers import work_queues_of
+from django_rmq_retry.handlers.settlement import copied_to
+from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, encode_properties
 from django_rmq_retry.policies import Policy, Verdict, park, retry
-from tests.core.made import NOW, arrived, delivery, subscription
+from tests.core.made import NOW, arrived, delivery, settled, subscription
+from tests.core.parked import copy_of, requeued_copy, unhandled_copy
 
 BODY = b'{"id": 1}'
 DOWN = ErrorNote(kind="BankDown", text="timeout")
@@ -37,14 +37,9 @@ def nameless() -> Delivery:
     return delivery(exchange="main", routing_key="pay.cash", body=BODY)
 
 
-def copy(settlement: Settlement) -> Message:
-    assert settlement.copy is not None
-    return settlement.copy
-
-
 def failed(arrival: Delivery, verdict: Verdict, attempt: int, policy: Policy = LADDER) -> Message:
     arrival = replace(arrival, attempt=attempt)
-    return copy(settle(verdict, arrival, subscription(policy), now=NOW + attempt, nonce=99))
+    return copy_of(settled(verdict, arrival, subscription(policy), now=NOW + attempt, nonce=99))
 
 
 def first_retry() -> Message:
@@ -69,7 +64,7 @@ def in_a_wait_queue() -> Message:
 
 
 def suspect() -> Message:
-    return copy(copied_to(arrived(first_retry(), queue="payments"), "payments.quarantine"))
+    return copy_of(copied_to(arrived(first_retry(), queue="payments"), "payments.quarantine"))
 
 
 def parked() -> Message:
@@ -86,14 +81,14 @@ def parked_unreadable() -> Message:
 
 
 def parked_unhandled() -> Message:
-    (work_queue,) = work_queues([subscription(LADDER)])
-    return copy(unhandled(park(Reason.UNHANDLED, "none takes it"), fresh(), work_queue, now=NOW, nonce=99))
+    (work_queue,) = work_queues_of([subscription(LADDER)])
+    return unhandled_copy(park(Reason.UNHANDLED, "none takes it"), fresh(), work_queue, nonce=99)
 
 
 def requeue() -> Message:
     properties = Properties(message_id="m-1", headers=Headers.of({"tenant": "acme", "rmq-retry-attempts": 3}))
-    original = Original(body=BODY, raw=encode_properties(properties), exchange="main", routing_key="pay.cash")
-    return requeued(original, queue="payments", ticket=TICKET)
+    raw = encode_properties(properties)
+    return requeued_copy(body=BODY, raw=raw, exchange="main", routing_key="pay.cash", ticket=TICKET)
 
 
 def requeue_that_failed() -> Message:

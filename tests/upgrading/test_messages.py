@@ -6,12 +6,13 @@ import pytest
 
 from django_rmq_retry import Delivery, Ladder, Message
 from django_rmq_retry.amqp.recreation import EXPIRATION
-from django_rmq_retry.handlers.settlement import put_back, settle, waits_on
+from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.messages import Instruction, encode_properties
 from django_rmq_retry.messages.history import ANSWER, OURS, stamp_of
-from django_rmq_retry.messages.parked import ADDED, TICKET, read_parked
+from django_rmq_retry.messages.parked_copy import ADDED, TICKET
 from django_rmq_retry.policies import Policy, retry
-from tests.core.made import NOW, delivery, subscription
+from tests.core.made import delivery, sent_on, settled, subscription
+from tests.core.parked import read_back
 from tests.upgrading import scenes
 from tests.upgrading.flights import FLIGHTS, landed, properties
 from tests.upgrading.old_reader import KNOWN, Read, read
@@ -106,7 +107,7 @@ def test_attempts_that_version_1_counted_count_on(name: str, policy: Policy, att
     arrival = landed(name, "payments")
     own = subscription(policy)
     arrival = replace(arrival, attempt=policy.via.attempt(own.route, arrival))
-    copy = settle(retry(5, scenes.DOWN), arrival, own, now=NOW).copy
+    copy = settled(retry(5, scenes.DOWN), arrival, own).copy
 
     assert arrival.attempt == attempt
     assert (stamp_of(arrival).exchange, stamp_of(arrival).routing_key) == CAME_BY
@@ -120,7 +121,7 @@ def test_a_wait_that_version_1_began_goes_on() -> None:
     rest: list[tuple[int, str]] = []
     arrival: Delivery | None = landed("long_wait", "payments")
     while arrival is not None:
-        hop = waits_on(arrival, own)
+        hop = sent_on(arrival, own)
         arrival = None if hop is None else returned(hop.copy)
         rest += [] if hop is None or hop.copy is None else [(stamp_of(returned(hop.copy)).wait, hop.copy.routing_key)]
 
@@ -137,12 +138,12 @@ def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
     arrival = replace(landed("suspect", "payments.quarantine"), queue="payments")
     own = subscription(scenes.LADDER)
     arrival = replace(arrival, attempt=own.policy.via.attempt(own.route, arrival))
-    settled = settle(retry(90, scenes.DOWN), arrival, own, now=NOW)
+    settlement = settled(retry(90, scenes.DOWN), arrival, own)
 
     assert arrival.attempt == 2
-    assert settled.instruction is Instruction.ACK
-    assert settled.copy is not None
-    assert settled.copy.routing_key == "payments.retry.90s"
+    assert settlement.instruction is Instruction.ACK
+    assert settlement.copy is not None
+    assert settlement.copy.routing_key == "payments.retry.90s"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
     ],
 )
 def test_what_version_1_parked_is_read_as_it_was(name: str, reason: str, attempts: int, message_id: str | None) -> None:
-    found = read_parked(landed(name, "payments.parked"), HOMES)
+    found = read_back(landed(name, "payments.parked"))
 
     assert (found.reason, found.stamp.attempts, found.properties.message_id) == (reason, attempts, message_id)
     assert (found.queue, found.exchange, found.routing_key, found.body) == ("payments", *CAME_BY, scenes.BODY)
@@ -164,16 +165,16 @@ def test_what_version_1_parked_is_read_as_it_was(name: str, reason: str, attempt
 
 
 def test_properties_that_version_1_kept_as_bytes_come_back_as_they_were() -> None:
-    found = read_parked(landed("parked_unreadable", "payments.parked"), HOMES)
+    found = read_back(landed("parked_unreadable", "payments.parked"))
 
     assert found.raw == scenes.UNREADABLE
     assert found.body == scenes.BODY
 
 
 def test_the_same_message_has_the_same_name_in_both_versions() -> None:
-    old = read_parked(landed("parked", "payments.parked"), HOMES)
-    new = read_parked(
-        delivery(queue="payments.parked", body=scenes.BODY, raw=encode_properties(scenes.parked().properties)), HOMES
+    old = read_back(landed("parked", "payments.parked"))
+    new = read_back(
+        delivery(queue="payments.parked", body=scenes.BODY, raw=encode_properties(scenes.parked().properties))
     )
 
     assert old.identity == new.identity

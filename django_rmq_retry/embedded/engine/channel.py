@@ -208,25 +208,25 @@ class Channel(Publishing):
             return self._consume_replies(tag, no_ack=no_ack)
         if tag in self.consumers:
             raise Refused(530, f"attempt to reuse consumer tag '{tag}'")
-        found = self._own_queue(self._named(queue))
+        named_queue = self._own_queue(self._named(queue))
         priority = (arguments or {}).get("x-priority", 0)
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise Refused(406, f"invalid arg 'x-priority' for {found.spec.thing}: {integer_problem(priority)}")
-        exclusive = exclusive and not found.spec.quorum
-        if found.roster.exclusive or (exclusive and (found.roster.members or found.roster.single)):
-            raise Refused(403, f"{found.spec.thing} in exclusive use")
-        if found.spec.quorum and self._credit.limit:
-            raise Refused(540, f"{found.spec.thing} does not support global qos")
+            raise Refused(406, f"invalid arg 'x-priority' for {named_queue.spec.thing}: {integer_problem(priority)}")
+        exclusive = exclusive and not named_queue.spec.quorum
+        if named_queue.roster.exclusive or (exclusive and (named_queue.roster.members or named_queue.roster.single)):
+            raise Refused(403, f"{named_queue.spec.thing} in exclusive use")
+        if named_queue.spec.quorum and self._credit.limit:
+            raise Refused(540, f"{named_queue.spec.thing} does not support global qos")
         consumer = Consumer(
             tag, self._credit, no_ack=no_ack, prefetch=self._prefetch, exclusive=exclusive, arguments=arguments
         )
-        consumer.take = partial(self._deliver, consumer, found)
+        consumer.take = partial(self._deliver, consumer, named_queue)
         consumer.gone = partial(self._queue_gone, tag)
-        self.consumers[tag] = (consumer, found)
-        if found.lease is not None:
-            found.lease.stop()
-        found.roster.add(consumer)
-        found.dispatch()
+        self.consumers[tag] = (consumer, named_queue)
+        if named_queue.lease is not None:
+            named_queue.lease.stop()
+        named_queue.roster.add(consumer)
+        named_queue.dispatch()
         self.host.settle()
         return tag
 
@@ -245,24 +245,24 @@ class Channel(Publishing):
     @method(60, 70)
     def get(self, queue: str = "", *, no_ack: bool = False) -> Got | None:
         """Take one message, if the queue has one."""
-        found = self._own_queue(self._named(queue))
-        if found.spec.quorum and found.roster.single:
+        named_queue = self._own_queue(self._named(queue))
+        if named_queue.spec.quorum and named_queue.roster.single:
             what = "basic.get operations are not supported by quorum queues with single active consumer"
-            raise Refused(405, f"cannot obtain access to locked {found.spec.thing}. {what}")
-        if found.lease is not None:
-            found.lease.fetched()
-        entry = found.fetch()
+            raise Refused(405, f"cannot obtain access to locked {named_queue.spec.thing}. {what}")
+        if named_queue.lease is not None:
+            named_queue.lease.fetched()
+        entry = named_queue.fetch()
         self.host.settle()
         if entry is None:
             return None
         self.last_tag += 1
         if no_ack:
-            found.done(entry)
+            named_queue.done(entry)
         else:
-            self.unacked[self.last_tag] = (None, found, entry)
-            found.note(entry, "held")
-        raw, redelivered = dressed(found, entry)
-        return Got(self.last_tag, entry.message, raw=raw, redelivered=redelivered, left=found.ready.count)
+            self.unacked[self.last_tag] = (None, named_queue, entry)
+            named_queue.note(entry, "held")
+        raw, redelivered = dressed(named_queue, entry)
+        return Got(self.last_tag, entry.message, raw=raw, redelivered=redelivered, left=named_queue.ready.count)
 
     @method(60, 80)
     def ack(self, tag: int, *, multiple: bool = False) -> None:
@@ -338,27 +338,27 @@ class Channel(Publishing):
         tags = [tag]
         if multiple:
             tags = list(takewhile(tag.__ge__, unacked)) if tag else list(unacked)
-        found = [unacked.pop(one) for one in tags]
-        for consumer, _, _ in found:
+        settled = [unacked.pop(one) for one in tags]
+        for consumer, _, _ in settled:
             if consumer is not None:
                 consumer.unacked -= 1
                 self._credit.unacked -= 1
-        return found
+        return settled
 
-    def _return(self, found: list[Held], how: Return, *, requeue: bool) -> None:
+    def _return(self, returned: list[Held], how: Return, *, requeue: bool) -> None:
         back: dict[Queue, list[Entry]] = {}
-        for _, queue, entry in found:
+        for _, queue, entry in returned:
             if requeue:
                 back.setdefault(queue, []).append(entry)
             else:
                 queue.reject(entry, how)
-        for consumer, queue, _ in found:
+        for consumer, queue, _ in returned:
             if consumer is not None:
                 queue.roster.wake(consumer)
         for queue, entries in back.items():
             queue.give_back(entries, how)
         if not requeue:
-            for consumer, queue, _ in found:
+            for consumer, queue, _ in returned:
                 if consumer is not None:
                     queue.freed(consumer)
         if self._credit.limit:

@@ -51,32 +51,32 @@ class Declaring:
         if kind not in TYPES:
             raise Refused(406, f"unknown exchange type '{kind}'")
         _refuse_default(name)
-        said = Exchange(
+        declared = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=dict(arguments or {})
         )
-        found = self.host.router.exchanges.get(name)
-        if found is not None:
-            self._check_same_exchange(found, said)
+        existing = self.host.router.exchanges.get(name)
+        if existing is not None:
+            self._check_same_exchange(existing, declared)
             return
         if name.startswith(_RESERVED):
             raise _reserved("exchange", name)
-        alternate = said.arguments.get("alternate-exchange", "")
+        alternate = declared.arguments.get("alternate-exchange", "")
         if not isinstance(alternate, str):
             place = f"exchange '{name}' in vhost '{self.host.name}'"
             raise Refused(406, f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}")
-        self.host.add_exchange(said)
+        self.host.add_exchange(declared)
 
     @method(40, 20)
     def exchange_delete(self, name: str, *, if_unused: bool = False) -> None:
         _refuse_default(name)
         if name.startswith(_RESERVED):
             raise Refused(403, f"deletion of system {shown('exchange', name, self.host.name)} not allowed")
-        found = self.host.router.exchanges.get(name)
-        if found is None:
+        exchange = self.host.router.exchanges.get(name)
+        if exchange is None:
             return
-        if if_unused and found.bindings:
+        if if_unused and exchange.bindings:
             raise Refused(406, f"{shown('exchange', name, self.host.name)} in use")
-        self.host.router.remove_exchange(found)
+        self.host.router.remove_exchange(exchange)
 
     @method(40, 30)
     def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
@@ -114,13 +114,13 @@ class Declaring:
             auto_delete=auto_delete,
             arguments=dict(arguments or {}),
         )
-        found = host.router.queues.get(spec.name)
-        if found is not None:
-            if found.spec.exclusive != exclusive:
+        existing = host.router.queues.get(spec.name)
+        if existing is not None:
+            if existing.spec.exclusive != exclusive:
                 raise locked(name, host.name)
-            self._check_mine(found)
-            found.spec.check_same(spec, host.behaviour)
-            return self._told(found)
+            self._check_mine(existing)
+            existing.spec.check_same(spec, host.behaviour)
+            return self._told(existing)
         if name.startswith(_RESERVED):
             raise _reserved("queue", name)
         spec.check(host.behaviour, server_named=not name)
@@ -147,20 +147,20 @@ class Declaring:
     @method(50, 40)
     def queue_delete(self, queue: str = "", *, if_unused: bool = False, if_empty: bool = False) -> int:
         name = self._named(queue)
-        found = self.host.router.queues.get(name)
-        if found is None:
+        named_queue = self.host.router.queues.get(name)
+        if named_queue is None:
             return 0
-        self._check_mine(found)
-        if found.spec.quorum and (if_unused or if_empty):
+        self._check_mine(named_queue)
+        if named_queue.spec.quorum and (if_unused or if_empty):
             flag = "if-unused" if if_unused else "if-empty"
             why = f"queue.delete operations with {flag} flag set are not supported by quorum queues"
-            raise Refused(540, f"cannot delete {found.spec.thing}. {why}")
-        if if_unused and found.roster.members:
-            raise Refused(406, f"{found.spec.thing} in use")
-        if if_empty and found.ready.count:
-            raise Refused(406, f"{found.spec.thing} not empty")
-        count = found.ready.count
-        self.host.remove_queue(found)
+            raise Refused(540, f"cannot delete {named_queue.spec.thing}. {why}")
+        if if_unused and named_queue.roster.members:
+            raise Refused(406, f"{named_queue.spec.thing} in use")
+        if if_empty and named_queue.ready.count:
+            raise Refused(406, f"{named_queue.spec.thing} not empty")
+        count = named_queue.ready.count
+        self.host.remove_queue(named_queue)
         return count
 
     def _told(self, queue: Queue) -> Declared:
@@ -189,11 +189,11 @@ class Declaring:
         if queue.owner is not None and queue.owner is not self.outbox:
             raise locked(queue.name, self.host.name)
 
-    def _check_same_exchange(self, found: Exchange, said: Exchange) -> None:
-        thing = shown("exchange", found.name, self.host.name)
+    def _check_same_exchange(self, existing: Exchange, declared: Exchange) -> None:
+        thing = shown("exchange", existing.name, self.host.name)
         for field in ("type", "durable", "auto_delete", "internal"):
-            check_equal(field, thing, current=getattr(found, field), received=getattr(said, field))
-        check_arguments(("alternate-exchange",), thing, current=found.arguments, received=said.arguments)
+            check_equal(field, thing, current=getattr(existing, field), received=getattr(declared, field))
+        check_arguments(("alternate-exchange",), thing, current=existing.arguments, received=declared.arguments)
 
     def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> Binding:
         name = self._named(queue)

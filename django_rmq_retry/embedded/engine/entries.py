@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Literal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
@@ -22,7 +21,6 @@ _DEFAULT_PRIORITY = 4
 _LONG = struct.Struct(">q")
 _DELIVERY_LIMIT = 20
 """The delivery limit of a quorum queue that declares none; a negative one means unlimited."""
-Delays = Literal["all", "failed", "returned"]
 
 
 class Entry:

@@ -277,8 +277,8 @@ class QueueSpec:
             "exclusive-owner": self.exclusive,
             "non-durable": not self.durable,
         }
-        for name, found in wrong.items():
-            if found:
+        for name, value in wrong.items():
+            if value:
                 raise Refused(406, f"invalid property '{name}' for {self.thing}")
 
     def check_same(self, other: "QueueSpec", behaviour: Behaviour) -> None:

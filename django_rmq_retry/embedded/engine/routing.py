@@ -116,12 +116,12 @@ class Exchange:
     def _by_key(self, key: str) -> tuple[Destination, ...]:
         if self.type == "fanout":
             key = ""
-        found = self._found.get(key)
-        if found is None:
+        queues = self._found.get(key)
+        if queues is None:
             if len(self._found) >= _REMEMBERED:
                 self._found.clear()
-            found = self._found[key] = self._match(key)
-        return found
+            queues = self._found[key] = self._match(key)
+        return queues
 
     def _match(self, key: str) -> tuple[Destination, ...]:
         if self.type == "fanout":
@@ -202,9 +202,9 @@ class Router:
                 _tell(self._store.bound, binding)
 
     def unbind(self, binding: Binding) -> None:
-        found = binding.source.find(binding)
-        if found is not None:
-            self._remove(found)
+        equal = binding.source.find(binding)
+        if equal is not None:
+            self._remove(equal)
 
     def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue.name]
@@ -241,25 +241,25 @@ class Router:
     def _walk(self, start: Exchange, message: Message) -> list[Queue]:
         seen = {start}
         ahead: list[Exchange] = [start]
-        found: dict[Queue, None] = {}
+        queues: dict[Queue, None] = {}
         while ahead:
             exchange = ahead.pop()
             for destination in self._out_of(exchange, message):
                 if isinstance(destination, Queue):
-                    found[destination] = None
+                    queues[destination] = None
                 elif destination not in seen:
                     seen.add(destination)
                     ahead.append(destination)
-        return list(found)
+        return list(queues)
 
     def _out_of(self, exchange: Exchange, message: Message) -> Sequence[Destination]:
         if exchange is self.default:
             return [self.queues[key] for key in message.keys if key in self.queues]
-        found = exchange.route(message)
-        if not found and exchange.alternate is not None:
+        queues = exchange.route(message)
+        if not queues and exchange.alternate is not None:
             alternate = self.exchanges.get(exchange.alternate)
             return () if alternate is None else (alternate,)
-        return found
+        return queues
 
 
 def _lasting(binding: Binding) -> bool:

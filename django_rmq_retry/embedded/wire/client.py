@@ -69,10 +69,10 @@ class Broker:
 
     def connect(self, vhost: str, user: str, write_events: Callable[[], None]) -> Session | None:
         """Open a session on a virtual host, or or return None; `write_events` is called when it has events."""
-        found = self.vhosts.get(vhost)
-        if found is None:
+        host = self.vhosts.get(vhost)
+        if host is None:
             return None
-        session = found.connect(user)
+        session = host.connect(user)
         session.valve.most = MUCH
         self._writers[session] = write_events
         return session

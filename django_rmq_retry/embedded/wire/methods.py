@@ -71,8 +71,8 @@ def _plain(response: bytes) -> tuple[str, str]:
 
 def _table(response: bytes) -> tuple[str, str]:
     try:
-        found = Headers(response)
-        return str(found.get("LOGIN", "")), str(found.get("PASSWORD", ""))
+        values = Headers(response)
+        return str(values.get("LOGIN", "")), str(values.get("PASSWORD", ""))
     except (UndecodableHeaders, IndexError):
         return "", ""
 

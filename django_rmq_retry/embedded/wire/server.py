@@ -269,14 +269,14 @@ class Keeper:
     def port(self, folder: Path) -> int:
         """Return the port, or raise NotRunning if an operator runs the broker: only the operator restarts it."""
         try:
-            found = place.place_of(folder)
+            known = place.place_of(folder)
         except place.NotRunning:
             if not self._brought:
                 raise
             log.warning("The embedded broker has ended. Starting it again", extra={"event": "broker_restarted"})
             return ensure(folder)
-        self._brought = found.brought
-        return found.port
+        self._brought = known.brought
+        return known.port
 
 
 def serve(

@@ -29,7 +29,7 @@ class Command(RmqCommand):
             "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N actions; {LIMIT} by default"
         )
         out = actions.add_parser("export", help="write actions as JSON lines or CSV to stdout")
-        out.add_argument("--csv", action="store_true")
+        out.add_argument("--csv", action="store_true", help="as CSV")
         for one in (listed, out):
             for name in NUMBERS:
                 one.add_argument(f"--{name}", type=int, metavar="N", help=f"actions on this {name}")
@@ -53,17 +53,17 @@ class Command(RmqCommand):
         return actions[options["subcommand"]](options)
 
     def _list(self, options: Options) -> Exit:
-        found = list(_chosen(options).order_by("-number")[: options["limit"]])
+        actions = list(_chosen(options).order_by("-number")[: options["limit"]])
         if options["json"]:
-            self.document("audit_list/1", items=[_data(one) for one in found])
-        elif found:
+            self.document("audit_list/1", items=[_data(one) for one in actions])
+        elif actions:
             terminal = self.stdout.isatty()
             head = ("NUMBER", "AT", "BY", "ACTION", "COUNT", "SUBJECT", "REASON")
-            cells = [_cells(one, terminal=terminal) for one in found]
+            cells = [_cells(one, terminal=terminal) for one in actions]
             self.table([head, *cells], cut=True)
         else:
             self.say("No action matches.")
-        return Exit.DONE if found else Exit.NOTHING
+        return Exit.DONE if actions else Exit.NOTHING
 
     def _verify(self, options: Options) -> Exit:
         problems = list(verify())

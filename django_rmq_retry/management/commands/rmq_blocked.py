@@ -27,8 +27,8 @@ class Command(RmqCommand):
         unblock = actions.add_parser(
             "unblock", help="let a key continue with its next message, as if the first were resolved"
         )
-        unblock.add_argument("handler", metavar="HANDLER")
-        unblock.add_argument("keys", nargs="+", metavar="KEY")
+        unblock.add_argument("handler", metavar="HANDLER", help="the handler's name")
+        unblock.add_argument("keys", nargs="+", metavar="KEY", help="ordering keys of this handler")
         unblock.add_argument(
             "--reason", default="", metavar="TEXT", help="why the key need not wait for its first message"
         )
@@ -43,28 +43,28 @@ class Command(RmqCommand):
     def _list(self, options: Options) -> Exit:
         if options["limit"] < 1:
             raise CommandError("--limit takes a number of at least 1.", returncode=Exit.USAGE)
-        found = list(blocked(handler=options["handler"])[: options["limit"]])
+        keys = list(blocked(handler=options["handler"])[: options["limit"]])
         now = blocked_figures()
         if options["json"]:
-            records = records_of(found)
+            records = records_of(keys)
             self.document(
                 "blocked_list/1",
                 keys=now.keys,
                 waiting=now.waiting,
                 full=now.full,
-                items=[_data(one, records.get(one.pk)) for one in found],
+                items=[_data(one, records.get(one.pk)) for one in keys],
             )
-            return Exit.DONE if found else Exit.NOTHING
-        if not found:
+            return Exit.DONE if keys else Exit.NOTHING
+        if not keys:
             self.say("No key is blocked.")
             return Exit.NOTHING
         terminal = self.stdout.isatty()
         head = ("HANDLER", "KEY", "FIRST MESSAGE", "PARKED", "SINCE", "WAITING")
-        self.table([head, *(_cells(one, terminal=terminal) for one in found)])
+        self.table([head, *(_cells(one, terminal=terminal) for one in keys)])
         if now.full:
             self.say("The limit BLOCKED_PER_KEY or BLOCKED_TOTAL is reached: waiting messages slow down their queue.")
-        if now.keys > len(found) and not options["handler"]:
-            self.say(f"{now.keys - len(found)} more keys. Raise --limit to see them.")
+        if now.keys > len(keys) and not options["handler"]:
+            self.say(f"{now.keys - len(keys)} more keys. Raise --limit to see them.")
         return Exit.DONE
 
     def _unblock(self, options: Options) -> Exit:
@@ -90,8 +90,8 @@ class Command(RmqCommand):
 
 
 def _question(rows: list[BlockedKey]) -> str:
-    said = ", ".join(f"{one.key} (first {one.blocker}, {one.waiting} waiting)" for one in rows)
-    return f"Unblock without resolving the first message: {said}?"
+    text = ", ".join(f"{one.key} (first {one.blocker}, {one.waiting} waiting)" for one in rows)
+    return f"Unblock without resolving the first message: {text}?"
 
 
 def _data(one: BlockedKey, record: ParkedMessage | None) -> dict[str, object]:

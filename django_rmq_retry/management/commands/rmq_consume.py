@@ -15,7 +15,7 @@ from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.process import Process, Start, supervised
 from django_rmq_retry.consumer.status_line import Above, LastRow
-from django_rmq_retry.embedded.wire import server as starting
+from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.subscription import WorkQueue
@@ -151,7 +151,7 @@ class Command(RmqCommand):
 
 def bring_broker() -> Plan:
     """Start the embedded broker if it does not run, and declare the queues; a differing queue stays as it is."""
-    starting.ensure(settings().folder())
+    server.ensure(settings().folder())
     topology = registry.topology()
     with declarer() as it:
         plan = it.declare(topology)
@@ -167,7 +167,7 @@ def warn_of_drift(plan: Plan) -> None:
         log.warning(
             "The embedded broker has %s %s with an earlier definition (%s). To recreate a queue with its messages: "
             "manage.py rmq_declare --recreate %s",
-            *(item.kind, item.name, item.said, item.name),
+            *(item.kind, item.name, item.text, item.name),
             extra={"event": "drift", item.kind: item.name},
         )
 

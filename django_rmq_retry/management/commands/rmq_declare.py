@@ -9,7 +9,16 @@ from django.core.management.base import CommandError, CommandParser
 from django_rmq_retry import __version__
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import look
-from django_rmq_retry.amqp.recreation import Deleted, Departed, Departure, Recreated, Recreation, delete_queues, stale
+from django_rmq_retry.amqp.recreation import (
+    Deleted,
+    Departed,
+    Departure,
+    Doubt,
+    Recreated,
+    Recreation,
+    delete_queues,
+    stale,
+)
 from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -46,6 +55,12 @@ class Command(RmqCommand):
         mode.add_argument("--prune", action="store_true", help="afterwards delete waiting queues that no handler uses")
         parser.add_argument(
             "--move-to", metavar="QUEUE", help="with --recreate: move its messages to this queue permanently"
+        )
+        parser.add_argument(
+            "--publishers-stopped",
+            action="store_true",
+            help="with --recreate: confirm that nothing is published by the queue's name until the command has ended; "
+            "such messages would be lost although the broker confirms them. --yes does not confirm it",
         )
         add_json(parser)
         add_yes(parser)
@@ -104,9 +119,9 @@ class Command(RmqCommand):
     def _run_checks(self, *, looks_only: bool) -> None:
         """Refuse to declare if ``check`` reports an error: a queue cannot be changed in place afterwards."""
         wrong = [
-            f"{found.msg} {found.hint} ({found.id})"
-            for found in run_checks(tags=[TAG])
-            if found.is_serious() and not found.is_silenced()
+            f"{problem.msg} {problem.hint} ({problem.id})"
+            for problem in run_checks(tags=[TAG])
+            if problem.is_serious() and not problem.is_silenced()
         ]
         if wrong and not looks_only:
             raise CommandError("\n".join([*wrong, "Nothing was declared."]), returncode=Exit.ERROR)
@@ -124,8 +139,9 @@ class Command(RmqCommand):
 
     def _check_queue(self, topology: Topology, known: Sequence[Declared], options: Options) -> None:
         queue, target = options["recreate"], topology.queues.get(options["move_to"] or "")
-        if options["move_to"] and not queue:
-            raise CommandError("--move-to requires --recreate.", returncode=Exit.USAGE)
+        for option in ("move_to", "publishers_stopped"):
+            if options[option] and not queue:
+                raise CommandError(f"--{option.replace('_', '-')} requires --recreate.", returncode=Exit.USAGE)
         if target is not None and target.role in (Role.WAITING, Role.QUARANTINE, Role.PARKED):
             raise CommandError(
                 f"{target.name!r} is a {target.role} queue, which no handler reads. Pass a work queue to --move-to.",
@@ -149,7 +165,11 @@ class Command(RmqCommand):
         if it.inspector is not None:
             self.say(WATCHING)
         queue, move_to = options["recreate"], options["move_to"]
-        confirm = lambda question: self.confirm(question, yes=options["yes"])  # noqa: E731
+
+        def confirm(doubt: Doubt) -> None:
+            option = "--publishers-stopped" if doubt is Doubt.PUBLISHERS else "--yes"
+            self.confirm(doubt, yes=options[option.removeprefix("--").replace("-", "_")], option=option)
+
         if queue in topology.queues:
             return Recreation(it, topology, queue, move_to=move_to).run(confirm)
         family = [one for one in former if queue in (one.queue.name, one.home)]
@@ -171,7 +191,7 @@ class Command(RmqCommand):
                 names.append(one.queue.name)
         names = sorted(set(names))
         if names:
-            self.confirm(f"Delete, if empty: {', '.join(names)}?", yes=options["yes"])
+            self.confirm(f"Delete, if empty: {', '.join(names)}? {Doubt.PUBLISHERS}", yes=options["yes"])
             if it.inspector is not None:
                 self.say(WATCHING)
         return delete_queues(it, names)
@@ -189,7 +209,8 @@ class Command(RmqCommand):
             elif item.kind == "queue":
                 self.say(
                     f"A queue cannot be changed in place, so {item.name!r} was not changed. To recreate it with its "
-                    f"messages: manage.py rmq_declare --recreate {item.name}; if it is declared elsewhere, write "
+                    "messages, stop its consumers and its publishers, then run: "
+                    f"manage.py rmq_declare --recreate {item.name}; if it is declared elsewhere, write "
                     f"Queue({item.name!r}, existing=True)."
                 )
             else:
@@ -219,7 +240,7 @@ def _departed(done: Departed) -> Deleted:
 def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: str) -> dict[str, str]:
     """Return each former queue's target; a wait starts from the beginning in the waiting queue of the same name."""
     parks = {work_queue.queue.name: work_queue.park for work_queue in registry.work_queues()}
-    found: dict[str, str] = {}
+    parked: dict[str, str] = {}
     for one in family:
         name, role = one.queue.name, one.queue.role
         like = move_to + name.removeprefix(queue)
@@ -230,5 +251,5 @@ def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: 
         else:
             target = move_to
         if target is not None:
-            found[name] = target
-    return found
+            parked[name] = target
+    return parked

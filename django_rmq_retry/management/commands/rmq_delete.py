@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
-from django_rmq_retry.amqp.recreation import TRIAL, UNSEEN, Deleted, delete_exchanges, delete_queues, stale
+from django_rmq_retry.amqp.recreation import TRIAL, Deleted, Doubt, delete_exchanges, delete_queues, stale
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING
 from django_rmq_retry.management.command import (
@@ -32,7 +32,7 @@ class Command(RmqCommand):
     common = ("timeout",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("queues", nargs="*", metavar="QUEUE")
+        parser.add_argument("queues", nargs="*", metavar="QUEUE", help="the queues to delete")
         parser.add_argument("--all", action="store_true", help="every queue and exchange of the project")
         parser.add_argument(
             "--force", action="store_true", help="even with messages or consumers; the messages are lost"
@@ -96,12 +96,12 @@ class Command(RmqCommand):
         named: list[str] = options["queues"]
         if options["all"]:
             ours = [queue for queue in topology.queues.values() if not queue.existing]
-            found = [*ours, *(one.queue for one in former)]
+            queues = [*ours, *(one.queue for one in former)]
         else:
             self._check_names(topology, named, [one.queue.name for one in former])
-            found = [topology.queues.get(name) or QueueDeclaration(name=name) for name in named]
-            found += [one.queue for one in former if one.home in named and one.home not in topology.queues]
-        waiting = {queue.name: queue.role is Role.WAITING for queue in found}
+            queues = [topology.queues.get(name) or QueueDeclaration(name=name) for name in named]
+            queues += [one.queue for one in former if one.home in named and one.home not in topology.queues]
+        waiting = {queue.name: queue.role is Role.WAITING for queue in queues}
         return sorted(waiting, key=lambda name: not waiting[name])
 
     def _check_names(self, topology: Topology, named: Sequence[str], former: Sequence[str]) -> None:
@@ -123,5 +123,5 @@ class Command(RmqCommand):
 
 def _question(names: Sequence[str], address: str, options: Options, *, seen: bool) -> str:
     how = "with all their messages" if options["force"] else "if empty"
-    sure = "" if seen or options["force"] else f" {UNSEEN}"
-    return f"Delete on {address}, {how}: {', '.join(names)}?{sure}"
+    doubts = () if options["force"] else (*(() if seen else (Doubt.CONSUMERS,)), Doubt.PUBLISHERS)
+    return " ".join([f"Delete on {address}, {how}: {', '.join(names)}?", *doubts])

@@ -43,10 +43,10 @@ class Command(RmqCommand):
         actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
 
         def add(name: str, **words: Any) -> CommandParser:
-            made: CommandParser = actions.add_parser(name, description=words["help"], **words)
-            add_json(made)
-            add_common(made, self.common)
-            return made
+            parser: CommandParser = actions.add_parser(name, description=words["help"], **words)
+            add_json(parser)
+            add_common(parser, self.common)
+            return parser
 
         for module in (parked_views, parked_actions, parked_changes):
             module.add_arguments(add)

@@ -36,7 +36,7 @@ class Command(RmqCommand):
     help = "Publish one message, wait for the broker's confirm, and print the message id."
     examples = (
         "rmq_publish --handler payments.handlers.charge payment.json",
-        "rmq_publish --queue payments.charge --header tenant=acme <<< '{\"payment\": 7}'",
+        "rmq_publish --queue payments.charge --header tenant=acme payment.json",
         "rmq_publish --exchange photos --routing-key photo.new --raw --content-type image/png cat.png",
     )
     common = ("timeout",)
@@ -124,10 +124,12 @@ class Command(RmqCommand):
         if options["content_encoding"] and not options["raw"]:
             raise CommandError("--content-encoding requires --raw.", returncode=Exit.USAGE)
         given = {name: options[name] for name in GIVEN}
-        said = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
+        publish_options = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # Send the exact bytes: a test of a handler needs full control over its input.
         raw = replace(destination_of(subscription), codec=Raw()) if subscription else None
-        return message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, destination=raw)
+        return message_of(
+            body, exchange=exchange, routing_key=key, codec=Raw(), options=publish_options, destination=raw
+        )
 
 
 def _subscription(name: str) -> Subscription:

@@ -30,7 +30,7 @@ class Command(RmqCommand):
         pause = actions.add_parser("pause", help="stop consuming the queue, in all processes, within seconds")
         resume = actions.add_parser("resume", help="resume the queue; also closes an open breaker")
         for one in (pause, resume):
-            one.add_argument("queues", nargs="+", metavar="QUEUE")
+            one.add_argument("queues", nargs="+", metavar="QUEUE", help="work queues of this project")
             one.add_argument(
                 "--reason", default="", metavar="TEXT", help="the reason, shown to operators and kept in the audit log"
             )
@@ -64,19 +64,19 @@ class Command(RmqCommand):
         else:
             controls.pause(queue, actor, reason=reason, until=controls.pause_end(options["span"] or None))
 
-    def _told(self, found: list[QueueState], options: Options) -> Exit:
+    def _told(self, states: list[QueueState], options: Options) -> Exit:
         now = timezone.now().timestamp()
         if options["json"]:
-            self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in found])
-        elif found:
+            self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in states])
+        elif states:
             terminal = self.stdout.isatty()
             head = ("QUEUE", "STATE", "SINCE", "RESUMES", "REASON")
-            rows = [_cells(one, now, terminal=terminal) for one in found]
-            styles = ["", *(STYLES.get(one.state(now), "WARNING") for one in found)]
+            rows = [_cells(one, now, terminal=terminal) for one in states]
+            styles = ["", *(STYLES.get(one.state(now), "WARNING") for one in states)]
             self.table([head, *rows], styles)
         else:
             self.say("No installed app has a handler, so there is no queue.")
-        return Exit.DONE if found else Exit.NOTHING
+        return Exit.DONE if states else Exit.NOTHING
 
 
 def _data(one: QueueState, now: float) -> dict[str, object]:

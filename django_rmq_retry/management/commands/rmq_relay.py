@@ -6,16 +6,17 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.consumer import assembly, supervisor
+from django_rmq_retry.consumer import supervisor
 from django_rmq_retry.embedded.wire import server
-from django_rmq_retry.management import terminal as console
 from django_rmq_retry.management.arguments import clock, positive, seconds
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
+from django_rmq_retry.management.terminal import install
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay import RelayThread
+from django_rmq_retry.server import FreshConnections
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -48,8 +49,8 @@ class Command(RmqCommand):
             add_yes(one)
         for one in (listed, again, gone):
             # A name of its own, because the audit log stays in the database of the project's records.
-            said = "alias of the database with the outbox; “default” by default"
-            one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=said)
+            text = "alias of the database with the outbox; “default” by default"
+            one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=text)
             add_json(one)
             add_common(one)
 
@@ -66,9 +67,7 @@ class Command(RmqCommand):
             raise CommandError(NO_OUTBOX, returncode=Exit.NOTHING)
         if settings().access().embedded:
             server.ensure(settings().folder())
-        console.install(
-            self.stdout, self.style, verbosity=options["verbosity"], json_logs=options["json_logs"], with_pid=False
-        )
+        install(self.stdout, self.style, verbosity=options["verbosity"], json_logs=options["json_logs"], with_pid=False)
         log.info("Relaying the outbox of %s", ", ".join(served), extra={"event": "started"})
         relaying, over = _run(options)
         log.info(
@@ -89,18 +88,18 @@ class Command(RmqCommand):
         rows = OutboxMessage.objects.using(options["outbox"]).order_by("pk").defer("body", "properties")
         if options["failed"]:
             rows = rows.filter(failed_at__isnull=False)
-        found = list(rows[: options["limit"]])
+        messages = list(rows[: options["limit"]])
         if options["json"]:
             count = OutboxMessage.objects.using(options["outbox"]).pending()
             totals = {"waiting": count.waiting, "failed": count.failed}
-            self.document("relay_list/1", database=options["outbox"], **totals, items=[_data(row) for row in found])
-        elif found:
+            self.document("relay_list/1", database=options["outbox"], **totals, items=[_data(row) for row in messages])
+        elif messages:
             terminal = self.stdout.isatty()
             head = ("ID", "WRITTEN", "STATE", "ATTEMPTS", "TO", "ORDER", "MESSAGE", "ERROR")
-            self.table([head, *(_cells(row, terminal=terminal) for row in found)])
+            self.table([head, *(_cells(row, terminal=terminal) for row in messages)])
         else:
             self.say("The outbox is empty.")
-        return Exit.DONE if found else Exit.NOTHING
+        return Exit.DONE if messages else Exit.NOTHING
 
     def _retry(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
@@ -135,7 +134,7 @@ class Command(RmqCommand):
 
 def _run(options: Options) -> tuple[RelayThread, bool]:
     """Run until a signal, a limit, or the end of a burst; return True if the relay stopped within its timeout."""
-    relaying = RelayThread(around=assembly.FreshConnections, burst=options["burst"])
+    relaying = RelayThread(around=FreshConnections, burst=options["burst"])
     supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()
     relaying.over.wait(options["max_runtime"])

@@ -58,7 +58,7 @@ def _codenames(verbs: tuple[str, ...]) -> list[str]:
 
 
 def _set(name: str, codenames: list[str]) -> None:
-    found = list(Permission.objects.filter(content_type__app_label=LABEL, codename__in=codenames))
-    if len(found) != len(codenames):
+    permissions = list(Permission.objects.filter(content_type__app_label=LABEL, codename__in=codenames))
+    if len(permissions) != len(codenames):
         raise CommandError("The permissions do not exist yet. Run `manage.py migrate`.", returncode=Exit.DRIFT)
-    Group.objects.get_or_create(name=name)[0].permissions.set(found)
+    Group.objects.get_or_create(name=name)[0].permissions.set(permissions)

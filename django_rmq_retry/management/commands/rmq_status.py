@@ -124,8 +124,8 @@ class Command(RmqCommand):
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
         count = len(seen.problems)
-        said = "No problems." if not count else f"{counted(count, 'problem')}."
-        self.line(said, "ERROR" if count else "SUCCESS")
+        text = "No problems." if not count else f"{counted(count, 'problem')}."
+        self.line(text, "ERROR" if count else "SUCCESS")
         # The problems of a queue are in its row.
         for problem in seen.problems[seen.of_queues :]:
             self.line(f"✕ {problem}", "ERROR")

@@ -7,7 +7,8 @@ from django.core.management.base import CommandParser
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
-from django_rmq_retry.management.command import Options, RmqCommand, printable
+from django_rmq_retry.management.command import Options, RmqCommand
+from django_rmq_retry.management.terminal import printable
 from django_rmq_retry.topology.drawings import Shape, definitions, mermaid, svg, text
 
 FORMATS = ("text", "mermaid", "svg", "definitions")

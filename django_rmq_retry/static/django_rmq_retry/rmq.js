@@ -19,11 +19,11 @@
   async function refresh() {
     const inside = live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
     if (inside || $("dialog[open]")) return later(usual());
-    const drive = $("[data-rmq-drive]", live);
-    const address = new URL(drive ? drive.dataset.rmqDrive : live.dataset.rmqLive, location.href);
+    const sending = $("[data-rmq-send]", live);
+    const address = new URL(sending ? sending.dataset.rmqSend : live.dataset.rmqLive, location.href);
     address.searchParams.set("fragment", "1");
     const asked = { credentials: "same-origin", headers: { "X-Requested-With": "XMLHttpRequest" } };
-    if (drive) {
+    if (sending) {
       const token = $("[name=csrfmiddlewaretoken]");
       Object.assign(asked, { method: "POST", headers: { ...asked.headers, "X-CSRFToken": token ? token.value : "" } });
     }
@@ -37,7 +37,7 @@
       missed = 0;
       live.classList.remove("rmq-stale");
       if (pulse) { pulse.hidden = over(); say(pulse.dataset.textEvery); }
-      later(drive ? 100 : usual());
+      later(sending ? 100 : usual());
     } catch {
       missed += 1;
       if (missed >= 3) { live.classList.add("rmq-stale"); if (pulse) say(pulse.dataset.textStale); }
@@ -147,6 +147,6 @@
   }
   if (live) {
     document.addEventListener("visibilitychange", () => later(0));
-    later($("[data-rmq-drive]", live) ? 0 : usual());
+    later($("[data-rmq-send]", live) ? 0 : usual());
   }
 })();

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from django.core.management import execute_from_command_line
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.parked.store import Stored
 from tests.bench.marks import Marks
 from tests.bench.task import Task
 
@@ -17,7 +16,7 @@ def main() -> None:
     import django  # noqa: PLC0415 - as above
 
     django.setup()
-    from django_rmq_retry.parked.store import Store  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.store import Store, Stored  # noqa: PLC0415 - as above
 
     marks, store = Marks(Task.given()), Store.store
 

@@ -11,15 +11,11 @@ from tests.bench.task import Task, payload
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
-    # Settings can be read only after setup().
-    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
-
     task = Task.given()
     if task.window:
         in_a_window(task)
     else:
         one_by_one(task)
-    broker_connections.close()
 
 
 def in_a_window(task: Task) -> None:

@@ -1,7 +1,6 @@
 """Our relay, in a Django project, with a filled outbox."""
 
 import os
-import threading
 
 import django
 
@@ -12,21 +11,17 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
     # Settings can be read only after setup().
-    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
-    from django_rmq_retry.publishing.outbox_rows import insert  # noqa: PLC0415
-    from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415
     from tests.bench.project.handlers import charge, marks  # noqa: PLC0415
+    from tests.outbox.made import emptied, insert_unsent, relay  # noqa: PLC0415
 
     task = Task.given()
-    relay = Relay("default", ended=threading.Event())
+    ours = relay("default")
     for measured, count in ((False, task.skip), (True, task.messages)):
-        insert([charge.message(payload(number)) for number in range(count)], using="default", lease=0.0)
+        insert_unsent([charge.message(payload(number)) for number in range(count)], using="default")
         if measured:
             marks.say("start")
-        while not relay.turn().nothing:
-            pass
+        emptied(ours)
     marks.say("end")
-    broker_connections.close()
 
 
 if __name__ == "__main__":

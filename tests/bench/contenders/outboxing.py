@@ -16,7 +16,6 @@ def run(**options: Any) -> None:
     from django.contrib.auth.models import Group  # noqa: PLC0415
     from django.db import transaction  # noqa: PLC0415
 
-    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
     from tests.bench.project.handlers import charge, marks  # noqa: PLC0415
 
     for number in range(Task.given().total):
@@ -24,4 +23,3 @@ def run(**options: Any) -> None:
             Group.objects.create(name=f"payment {number}")
             charge.publish(payload(number), **options)
         marks.tick()
-    broker_connections.close()

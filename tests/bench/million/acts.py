@@ -16,12 +16,12 @@ from django_rmq_retry.models.parked import RESOLVED, State
 from django_rmq_retry.parked import items, retention
 from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import export
 from tests.bench import processes
 from tests.bench.million.timing import Watch
 from tests.bench.report import Finding, table
+from tests.operating.made import requeue_run
 
 ME = Actor.of_code("bench")
 MOST_GROWN, LONGEST_START, LONGEST_LOCK = 50.0, 2.0, 1000.0
@@ -72,7 +72,7 @@ def _export(watch: Watch, selection: Selection) -> Done:
 
 def _run(watch: Watch, selection: Selection) -> tuple[Done, Done]:
     looked, _grown, found = _costs(watch, lambda: report(selection))
-    seconds, grown, run = _costs(watch, lambda: start(selection, ME, reason="bench", include=["duplicates"]))
+    seconds, grown, run = _costs(watch, lambda: requeue_run(selection, ME, reason="bench", include=["duplicates"]))
     said = f"{looked:.1f} s for the preview of {found.total:,}"
     limit = ("seconds", seconds, LONGEST_START)
     started = Done(name="start a requeue run", count=run.total, seconds=seconds, grown=grown, said=said, limit=limit)

@@ -13,7 +13,7 @@ from tests.bench.report import Finding, table
 from tests.bench.suites import remembering
 from tests.bench.task import Task
 from tests.bench.walks.counting import Part
-from tests.tooling.filled import own_database
+from tests.tooling.filled import Own, own_database
 from tests.tooling.node import Node
 
 NAME = "walks"
@@ -60,13 +60,19 @@ def _told(one: Walk, parts: Sequence[Part], error: str) -> list[Finding]:
 
 
 def _counted(node: Node, one: Walk, kind: str) -> tuple[list[Part], str]:
-    """Return the walk's modules in the order of their first calls, or the reason of a failure."""
+    """Count a walk on a database of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="rmq-bench-") as place,
         own_database(Path(place), Path(place), kind) as own,
     ):
+        return counted(node.url(), one, own)
+
+
+def counted(url: str, one: Walk, own: Own) -> tuple[list[Part], str]:
+    """Return the walk's modules in the order of their first calls, or the reason of a failure."""
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as place:
         queue = f"bench.{secrets.token_hex(4)}"
-        task = Task(url=node.url(), queue=queue, database=json.dumps(own.settings), does=one.name)
+        task = Task(url=url, queue=queue, database=json.dumps(own.settings), does=one.name)
         told = Path(place) / "walk.json"
         error = _run(task, told)
         return ([], error) if error else ([Part(**part) for part in json.loads(told.read_text())], "")

@@ -1,4 +1,4 @@
-"""Brokers as processes of their own, told apart by their folders."""
+"""Brokers as processes of their own, distinguished by their folders."""
 
 import json
 import os

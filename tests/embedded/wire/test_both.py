@@ -1,4 +1,4 @@
-"""What goes over the wire itself is the same on RabbitMQ: greeting, limits, frames that are wrong, heartbeats."""
+"""Bytes on the wire are the same as RabbitMQ's: greeting, limits, frames that are wrong, heartbeats."""
 
 import os
 import struct

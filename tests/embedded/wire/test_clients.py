@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote, as processes of their own: each does the same on the embedded broker and RabbitMQ."""
+"""Third-party clients, as processes of their own: each does the same on the embedded broker and RabbitMQ."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How processes find the one broker of their project."""
+"""Processes find the one broker of their project."""
 
 import os
 from pathlib import Path

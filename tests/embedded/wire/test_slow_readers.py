@@ -1,4 +1,4 @@
-"""Clients that do not read what they are sent: they are heard, and get the rest when they read again."""
+"""Clients that do not read: the broker reads their frames, and sends the rest when they read again."""
 
 from collections import Counter
 from typing import Any
@@ -38,7 +38,7 @@ def backlog(vhost: Vhost) -> Vhost:
 
 
 def all_read(raw: Raw, *, until: str, count: int) -> Counter[str]:
-    """Read until so many of one method came; how many there were of each."""
+    """Read until this number of one method arrived; return the number of each."""
     found: Counter[str] = Counter()
     while found[until] < count:
         kind, _, payload = raw.frame()
@@ -101,7 +101,7 @@ def test_who_does_not_read_but_sends_heartbeats_is_not_cut(backlog: Vhost) -> No
 
 
 class Silent:
-    """A client without a socket, which reads when it is told to."""
+    """A client without a socket, which reads on request."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -1,4 +1,4 @@
-"""What the wire itself does: the handshake, frames that are wrong, heartbeats, sizes."""
+"""The wire itself: the handshake, frames that are wrong, heartbeats, sizes."""
 
 import socket
 import struct

@@ -17,11 +17,10 @@ from django_rmq_retry.embedded.place import port_of
 from django_rmq_retry.embedded.wire import server as starting
 from django_rmq_retry.errors import MessageUnsent
 from django_rmq_retry.management.commands.rmq_consume import bring_broker
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import Exit, run
 from tests.embedded.wire.folders import connected, consumers, depth, end, running
-from tests.tooling.brokers import using_broker
+from tests.tooling.brokers import disconnect, using_broker
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)  # what is declared is remembered in the database
@@ -120,7 +119,7 @@ def test_it_begins_with_what_was_durable_unless_it_is_told_to_forget(
             run("rmq_declare")
             found = depth(folder, "payments.charge")
             project.publish({"amount": 1})
-            broker_connections.close()
+            disconnect()
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=10)
 

@@ -23,7 +23,7 @@ CONFIRMED, KILLS = 1500, 6
 
 
 class Traffic:
-    """A publisher and a consumer that go on whatever happens to their broker, and note what they were told."""
+    """A publisher and a consumer that continue whatever happens to their broker, and note its answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,9 +77,9 @@ class Traffic:
                         return True
                     continue
                 if self.arrived[body] and not method.redelivered:
-                    self.wrong.append(f"{body!r} came again, not as redelivered")
+                    self.wrong.append(f"{body!r} was redelivered without the flag")
                 if body in self.settled:
-                    self.wrong.append(f"{body!r} came again although it was settled")
+                    self.wrong.append(f"{body!r} was redelivered although it was settled")
                 self.arrived[body] += 1
                 channel.basic_ack(method.delivery_tag)
                 acked.append(body)

@@ -24,10 +24,20 @@ def note(text: str) -> None:
     os.close(file)
 
 
+def account(message: Any) -> object:
+    """Return the ordering key; for some messages it never ends, in C code that no exception can interrupt."""
+    if message.data.get("endless"):
+        note(f"key {message.data['account']} {message.data['number']}")
+        endless = threading.Lock()
+        endless.acquire()
+        endless.acquire()
+    return message.data["account"]
+
+
 @handler(
     Queue("ledger.post", type="quorum"),
     policy=RetryThenPark(attempts=3, backoff=Fixed(0.3), park_on=Closed),
-    order_by=lambda message: message.data["account"],
+    order_by=account,
     name="ledger.post",
 )
 def post(message: Any) -> None:
@@ -41,3 +51,8 @@ def post(message: Any) -> None:
     while "holds" in data and not Path(data["holds"]).exists():
         PAUSE.wait(0.02)
     note(f"end {name}")
+
+
+@handler(Queue("ledger.report", type="quorum"), policy=RetryThenPark(attempts=1), name="ledger.report")
+def report(message: Any) -> None:
+    note(f"report {message.data['account']} 0")

@@ -6,7 +6,7 @@ settled, returned, found, cancelled = [], [], [], []
 
 
 class Client:
-    """Declares, publishes without waiting, consumes, and hears its consumer's end."""
+    """Declares, publishes without waiting, consumes, and receives its consumer's end."""
 
     def __init__(self, url):
         self.connection = pika.SelectConnection(

@@ -1,0 +1,359 @@
+"""Parked messages in a parked queue: reading, identifying and copying them for a requeue.
+
+Any client of the broker can write such a message, so its headers may be forged or malformed. Unreadable parts are left
+out; no message is refused.
+
+This module must not import the database records; callers pass it bytes.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.history import (
+    BROKERS,
+    BROKERS_OWN,
+    OURS,
+    PREFIX,
+    Death,
+    Reason,
+    Stamp,
+    deaths,
+    identity,
+    reason_of,
+    trusted_brokers_part,
+)
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import (
+    BARE,
+    EMPTY,
+    Headers,
+    Properties,
+    copied_properties,
+    decode_properties,
+    encode_properties,
+    reply_of,
+    with_headers,
+)
+from django_rmq_retry.messages.tracebacks import short
+
+KEPT_RAW = PREFIX + "properties"
+"""The header with the original properties, as bytes, if they are unreadable or leave no room for our headers."""
+KEPT_PACKED = PREFIX + "properties-zlib"
+KEPT_LEADING = PREFIX + "properties-leading"
+"""The header with the length in bytes of the original properties, if they are put in front of the body."""
+KEPT = frozenset({KEPT_RAW, KEPT_PACKED, KEPT_LEADING})
+ROOM = 120_000
+"""In bytes. A frame takes 131 072; properties larger than this would leave no room for our own headers."""
+
+TICKET = PREFIX + "ticket"
+"""The header that links a requeued copy to its record, to report the result. Retries and the parked copy keep it."""
+UNPACKED_LIMIT = 1024 * 1024
+"""In bytes. Properties fit one frame (128 kB by default), so a larger result of unpacking is a decompression bomb.
+
+Such a header stays packed.
+"""
+UNRECORDED = PREFIX + "unrecorded"
+"""The header with the reason why a parked message could not be recorded."""
+UNRECORDED_QUEUE = ".unrecorded"
+"""The suffix of the queue, named after a parked queue, for messages that the database cannot store."""
+COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
+"""The headers that the broker changes when it redelivers a message."""
+FOREIGN = "foreign"
+"""The reason recorded for a message that another client put into a parked queue without a reason."""
+
+_TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "ticket")
+ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {UNRECORDED, BARE}
+"""The headers whose content a record stores in columns. The record's properties and a requeued copy omit them."""
+DROPPED = ADDED - KEPT
+"""The headers to drop if the consumer stored no original properties in KEPT headers, or these cannot be unpacked."""
+
+STRIPPED = BROKERS_OWN | ADDED | {TICKET}
+"""The headers that a requeued copy omits. Earlier failures stay in the record; the copy's attempts start at 1."""
+
+NAMELESS = "bytes:"
+_ADDED = OURS | BROKERS_OWN | KEPT | {PREFIX + "ticket", BARE}
+
+
+def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
+    """Return headers that carry the properties, and bytes to put in front of the body.
+
+    Properties too large for a header, even compressed, go in front of the body, because a body may span many frames.
+    """
+    if len(raw) <= ROOM:
+        return {KEPT_RAW: raw}, b""
+    packed = zlib.compress(raw)
+    if len(packed) <= ROOM:
+        return {KEPT_PACKED: packed}, b""
+    return {KEPT_LEADING: len(raw)}, raw
+
+
+class By(StrEnum):
+    """The party that parked a message."""
+
+    CONSUMER = "consumer"
+    BROKER = "broker"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """One message from a parked queue, restored to its state before it was parked."""
+
+    body: bytes
+    raw: bytes
+    """Its encoded properties, without the headers that were added to park it."""
+    properties: Properties
+    """The decoded properties; empty if they cannot be decoded."""
+    parked_in: str
+    queue: str
+    """The work queue in which it failed; empty if unknown."""
+    exchange: str
+    routing_key: str
+    by: By
+    reason: str
+    stamp: Stamp
+    detail: str = ""
+    error: str = ""
+    message: str = ""
+    handler: str = ""
+    fingerprint: str = ""
+    culprit: str = ""
+    ticket: str = ""
+    parked_at: int = 0
+    """The parking time in epoch milliseconds, by the clock of the consumer or broker that parked it; 0 if unknown."""
+    copy: str
+    """The digest of this copy. It stays the same when the copy is redelivered."""
+
+    @property
+    def identity(self) -> str:
+        """The identity of the message, the same for each of its failures and deliveries.
+
+        A message without an id is identified only by this copy, because two messages with the same bytes may be two
+        payments.
+        """
+        named = self.properties.message_id
+        if not named:
+            return f"copy:{self.copy}"
+        return identity(self.queue or self.parked_in, named, self.body)
+
+
+def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
+    """Read a delivery from a parked queue.
+
+    ``homes`` maps each queue that belongs to a work queue, such as its parked queue, to the name of the work queue.
+    """
+    try:
+        return _read(delivery, delivery.properties, homes)
+    except UndecodableHeaders as error:
+        known = _decoded(delivery.raw)
+        return Parked(
+            body=delivery.body,
+            raw=delivery.raw,
+            properties=known,
+            parked_in=delivery.queue,
+            queue=homes.get(delivery.queue, ""),
+            exchange=delivery.exchange,
+            routing_key=delivery.routing_key,
+            by=By.OTHER,
+            reason=Reason.UNDECODABLE_HEADERS,
+            detail=str(error),
+            stamp=Stamp(),
+            copy=_digest_of_copy(delivery, known),
+        )
+
+
+def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
+    """Return the copy of a parked message that cannot be recorded, to be published to a separate queue.
+
+    There it does not block the messages of the parked queue behind it.
+    """
+    put: dict[str, object] = {UNRECORDED: short(why)}
+    try:
+        known = delivery.properties
+        # Keep x-death: it gives the origin of the message if an operator moves it back. CC would send copies elsewhere.
+        headers = known.headers.replacing(drop=BROKERS_OWN - {"x-death"}, put=put)
+        if len(headers.raw) <= ROOM:
+            return Message(body=delivery.body, routing_key=queue, properties=copied_properties(known, headers))
+    except UndecodableHeaders:
+        pass
+    kept, leading = kept_properties(delivery.raw)
+    properties = Properties(delivery_mode=2, headers=Headers.of({**put, **kept}))
+    return Message(body=leading + delivery.body, routing_key=queue, properties=properties)
+
+
+def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> Parked:
+    headers = arrived.headers
+    texts = {name: _text_header(headers, name) for name in _TEXTS}
+    stamp = Stamp.read(headers)
+    # Our copies carry no x-death. If there is one, the broker dead-lettered the message after any copy of ours, and
+    # headers in our name may come from the sender.
+    died = deaths(headers)
+    by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
+    raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
+    queue, exchange, routing_key = _origin(delivery, stamp, died, homes)
+    return Parked(
+        body=body,
+        raw=raw,
+        properties=properties,
+        parked_in=delivery.queue,
+        queue=queue,
+        exchange=exchange,
+        routing_key=routing_key,
+        by=by,
+        reason=reason_of(headers) or texts["reason"] or FOREIGN,
+        detail=texts["detail"],
+        error=texts["error"],
+        message=texts["message"],
+        handler=texts["handler"],
+        fingerprint=texts["fingerprint"] if by is By.CONSUMER else "",
+        culprit=texts["culprit"] if by is By.CONSUMER else "",
+        ticket=texts["ticket"],
+        stamp=stamp,
+        parked_at=_parked_at(headers, died),
+        copy=_digest_of_copy(delivery, arrived),
+    )
+
+
+def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[bytes, Properties, bytes]:
+    """Return the encoded properties, the decoded properties and the body of the message before it was parked.
+
+    `kept` is True if the consumer parked the message, so that headers in our name can be trusted.
+    """
+    headers = arrived.headers
+    whole, packed, leading = (headers.get(name) if kept else None for name in (KEPT_RAW, KEPT_PACKED, KEPT_LEADING))
+    if isinstance(whole, bytes):
+        return whole, _decoded(whole), delivery.body
+    if isinstance(packed, bytes):
+        unpacked = _unpacked(packed)
+        if unpacked is not None:
+            return unpacked, _decoded(unpacked), delivery.body
+    if type(leading) is int and 0 < leading <= len(delivery.body):
+        raw = delivery.body[:leading]
+        return raw, _decoded(raw), delivery.body[leading:]
+    theirs = trusted_brokers_part(headers.get(BROKERS)) if kept else b""
+    left = headers.replacing(drop=DROPPED | BROKERS_OWN if theirs else DROPPED)
+    if theirs:
+        left = Headers(left.raw + theirs)
+    properties = replace(arrived, headers=left if left.raw else EMPTY)
+    if arrived.reply_to != (reply_to := reply_of(arrived)):
+        properties = replace(properties, reply_to=reply_to)
+        return encode_properties(properties), properties, delivery.body
+    return with_headers(delivery.raw, arrived, left.raw), properties, delivery.body
+
+
+def _unpacked(packed: bytes) -> bytes | None:
+    stream = zlib.decompressobj()
+    try:
+        raw = stream.decompress(packed, UNPACKED_LIMIT)
+    except zlib.error:
+        return None
+    return raw if stream.eof else None
+
+
+def _decoded(raw: bytes) -> Properties:
+    try:
+        return decode_properties(raw)
+    except UndecodableHeaders:
+        return Properties()
+
+
+def _origin(
+    delivery: Delivery, stamp: Stamp, died: tuple[Death, ...], homes: Mapping[str, str]
+) -> tuple[str, str, str]:
+    """Return the work queue, and the exchange and routing key to which the message was first published."""
+    home = homes.get(stamp.queue, stamp.queue)
+    if died:
+        # The newest death comes first. The oldest has the original exchange and key, unless this queue's stamp has.
+        newest, oldest = died[0], died[-1]
+        queue = homes.get(newest.queue, newest.queue)
+        if home and home == queue:
+            return queue, stamp.exchange, stamp.routing_key
+        return queue, oldest.exchange, oldest.keys[0] if oldest.keys else ""
+    if home:
+        return home, stamp.exchange, stamp.routing_key
+    return homes.get(delivery.queue, ""), delivery.exchange, delivery.routing_key
+
+
+def _parked_at(headers: Headers, died: tuple[Death, ...]) -> int:
+    if died:
+        # x-death has the time of the first death only, so the time is unknown after several deaths in one queue.
+        # The broker cuts to whole seconds; 999 ms give the end of that second.
+        newest = died[0]
+        return newest.at + 999 if newest.at and newest.count == 1 else 0
+    value = headers.get(PREFIX + "parked-at")
+    return value if type(value) is int and value > 0 else 0
+
+
+def _text_header(headers: Headers, name: str) -> str:
+    value = headers.get(PREFIX + name)
+    return value if isinstance(value, str) else ""
+
+
+def _digest_of_copy(delivery: Delivery, known: Properties) -> str:
+    """Return the digest of a copy's bytes, without the headers that the broker changes on redelivery."""
+    raw = delivery.raw
+    if any(name in known.headers for name in COUNTS):
+        raw = encode_properties(replace(known, headers=known.headers.replacing(drop=COUNTS)))
+    return hashlib.sha256(hashlib.sha256(raw).digest() + hashlib.sha256(delivery.body).digest()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """A parked message as stored in its record: the original version, or the last edited one."""
+
+    body: bytes
+    raw: bytes
+    """Its encoded properties."""
+    exchange: str
+    routing_key: str
+    message_id: str = ""
+    """The message id, used if the properties cannot be decoded."""
+
+    @property
+    def properties(self) -> Properties:
+        """The decoded properties; if they cannot be decoded, only the message id."""
+        try:
+            return decode_properties(self.raw)
+        except UndecodableHeaders:
+            return Properties(message_id=self.message_id or None, headers=Headers())
+
+
+def requeued(original: Original, *, queue: str, ticket: str) -> Message:
+    """Return the copy to requeue, addressed to one queue by name.
+
+    Other queues bound to its original exchange do not get it. The stamp carries the original exchange and routing
+    key, which are needed to select the handler by routing key.
+    """
+    stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue)
+    known = original.properties
+    headers = known.headers.replacing(drop=STRIPPED, put={**stamp.headers(), TICKET: ticket})
+    properties = copied_properties(known, headers)
+    return Message(body=original.body, properties=properties, exchange="", routing_key=queue)
+
+
+def name_of(delivery: Delivery) -> str:
+    """Return a name that is the same for each delivery and retry of one message.
+
+    It is the message id, or else a digest of the content, which two messages without an id may share.
+    """
+    return delivery.id or NAMELESS + _digest(delivery)
+
+
+def nameless(name: str) -> bool:
+    """True if a name from `name_of` is a digest of the content, so that another message may have the same name."""
+    return name.startswith(NAMELESS)
+
+
+def _digest(delivery: Delivery) -> str:
+    """Return the digest of everything that the copy for a retry keeps: body, exchange, routing key and properties."""
+    known = delivery.properties
+    content = (
+        *(delivery.exchange, delivery.routing_key, known.content_type, known.content_encoding, known.correlation_id),
+        *(reply_of(known), known.timestamp, known.type, known.app_id),
+    )
+    parts = (repr(content).encode(), known.headers.replacing(drop=_ADDED).raw, delivery.body)
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

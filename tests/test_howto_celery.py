@@ -1,0 +1,189 @@
+"""The page "Migrate from Celery": both run side by side, and messages of Celery are handed over, with a real Celery."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.models import ParkedMessage
+from tests.shop.running import Shop
+from tests.tooling.filled import ALIAS, Own
+from tests.tooling.pages import ROOT, blocks, page
+from tests.tooling.services import Unavailable, go_without
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+TASK = 'name="payments.tasks.charge"'
+CHARGING = """
+from tests.shop.notes import note
+
+def charge_payment(payment):
+    note(f"charge {payment}")
+"""
+CELERY = """
+import os
+
+from celery import Celery
+
+app = Celery("bank", broker=os.environ["RMQ_URL"])
+app.set_default()
+
+@app.task(name="payments.tasks.report")
+def report():
+    pass
+
+if "WITHOUT_TASK" not in os.environ:
+    from payments.tasks import charge
+"""
+
+
+def example(*words: str) -> str:
+    """The only example of the page with all these words."""
+    [found] = [block.text for block in blocks(page("celery.md")) if all(word in block.text for word in words)]
+    return found
+
+
+class Bank(Shop):
+    """The reader's project, with a Celery application beside the handlers."""
+
+    @property
+    def folder(self) -> Path:
+        return self.notes.parent / "payments"
+
+    @property
+    def log(self) -> Path:
+        return self.notes.parent / "celery.log"
+
+    def environment(self, **others: str) -> dict[str, str]:
+        own = {"SHOP_APPS": "payments", "PYTHONPATH": f"{ROOT}{os.pathsep}{self.notes.parent}", "C_FORCE_ROOT": "1"}
+        return super().environment(**own, **others)
+
+    def written(self, **modules: str) -> None:
+        self.folder.mkdir(exist_ok=True)
+        for name, text in modules.items():
+            (self.folder / f"{name}.py").write_text(text)
+
+    def celery_sends(self, code: str) -> None:
+        words = [sys.executable, "-c", f"from payments.bank import *\n{code}"]
+        done = subprocess.run(words, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+    @contextmanager
+    def worker(self, **others: str) -> Iterator[None]:
+        """A Celery worker; it is stopped as an operator would stop it."""
+        words = [sys.executable, "-m", "celery", "-A", "payments.bank", "worker", "--pool", "solo", "-l", "INFO"]
+        with self.log.open("a") as log:
+            process = subprocess.Popen(words, env=self.environment(**others), stdout=log, stderr=log)
+            try:
+                wait_until(lambda: "ready." in self.log.read_text())
+                yield
+            finally:
+                process.terminate()
+                process.wait(30)
+
+
+@pytest.fixture
+def bank(broker_url: str, tmp_path: Path, own_database: Own) -> Bank:
+    if find_spec("celery") is None:
+        go_without(Unavailable(None, "celery is not installed. Run `pip install --group clients`."))
+    bank = Bank(url=broker_url, notes=tmp_path / "notes", records=own_database.environment)
+    errors = "class BankDown(Exception):\n    pass\n"
+    tasks = example("def charge(payment)")
+    bank.written(__init__="", charging=CHARGING, errors=errors, tasks=tasks, bank=CELERY, handlers=moved())
+    return bank
+
+
+def moved() -> str:
+    return example('"payments.charge",', "Exponential")
+
+
+def handed_over() -> str:
+    text = example("def charge_of_celery")
+    importing = "from payments.handlers import charge\n"
+    assert importing in text
+    return moved() + text.replace(importing, "")
+
+
+def ready(amqp: BlockingChannel) -> int:
+    return int(amqp.queue_declare("celery", passive=True).method.message_count)
+
+
+def test_worker_and_consumer_run_side_by_side(bank: Bank) -> None:
+    bank.declared()
+    with bank.worker(), bank.running("rmq_consume", "payments.charge") as consumer:
+        bank.celery_sends("charge.delay(1)")
+        message = bank.folder / "payment.json"
+        message.write_text('{"payment": 2}')
+        bank.run("rmq_publish", "--handler", "payments.handlers.charge", str(message))
+        wait_until(lambda: len(bank.noted()) == 2)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert sorted(bank.noted()) == ["charge 1", "charge 2"]
+
+
+def test_a_bridge_hands_each_call_by_name_to_the_handler(bank: Bank) -> None:
+    bank.written(tasks=example(TASK, "self.request.id"))
+    # Outside of manage.py the worker of a Django project starts Django itself.
+    bank.written(bank=f"import django\n\ndjango.setup()\n{CELERY}")
+    bank.declared()
+    with bank.worker(), bank.running("rmq_consume", "payments.charge") as consumer:
+        bank.celery_sends("app.send_task('payments.tasks.charge', (3,), task_id='task-3')")
+        wait_until(bank.noted)
+        consumer.says("message_id=task-3")
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert bank.noted() == ["charge 3"]
+
+
+def test_a_worker_without_the_task_discards_its_message(bank: Bank, amqp: BlockingChannel) -> None:
+    bank.celery_sends("charge.delay(1)")
+    with bank.worker(WITHOUT_TASK="1"):
+        wait_until(lambda: "Received unregistered task" in bank.log.read_text())
+
+    assert ready(amqp) == 0
+    assert bank.noted() == []
+
+
+def test_messages_of_celery_are_handed_over_with_their_ids_and_countdowns(
+    bank: Bank, amqp: BlockingChannel, vhost: Vhost
+) -> None:
+    with bank.worker():
+        bank.celery_sends("charge.apply_async((1,), countdown=3600, task_id='task-1')")
+        wait_until(lambda: "Task payments.tasks.charge[task-1] received" in bank.log.read_text())
+        assert ready(amqp) == 0
+    bank.celery_sends("charge.apply_async((2,), task_id='task-2'); charge.delay(payment=3); report.delay()")
+    assert ready(amqp) == 4
+
+    bank.written(handlers=handed_over())
+    bank.declared()
+    with bank.running("rmq_consume", "payments.charge", "celery") as consumer:
+        consumer.says("event=ack queue=celery", times=3)
+        consumer.says("message_id=task-2")
+        wait_until(lambda: len(bank.noted()) == 2)
+        wait_until(lambda: ParkedMessage.objects.using(ALIAS).exists())
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert sorted(bank.noted()) == ["charge 2", "charge 3"]
+    [other] = ParkedMessage.objects.using(ALIAS).all()
+    assert (other.reason, other.parked_in) == ("no_handler", "celery.parked")
+    # The one with a countdown waits: in a waiting queue or, between two of its waits, in the work queue.
+    queues = [name for name in vhost.queues() if name.startswith("payments.charge")]
+    found: list[str] = []
+
+    def waits() -> bool:
+        found.extend(got[1].message_id or "" for got in map(amqp.basic_get, queues) if got[1])
+        return bool(found)
+
+    wait_until(waits)
+    assert found == ["task-1"]

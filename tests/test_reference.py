@@ -1,0 +1,152 @@
+"""The reference is complete: its pages list what the code has, and nothing else."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+import django_rmq_retry
+from django_rmq_retry import conf, signals, testing
+from tests.commands.running import run
+from tests.tooling import commands
+from tests.tooling.pages import page
+
+PACKAGE = Path(django_rmq_retry.__file__).parent
+SETTINGS = page("settings.md").read_text()
+NAME = re.compile(r"`([a-z_]+)`")
+ALL_OF_AN_ATTEMPT = {"handler", "delivery", "verdict"}
+"""The arguments that the consumer passes to each signal of an attempt, as one mapping."""
+
+
+def rows(name: str, head: str) -> list[list[str]]:
+    """The rows of the page's tables whose head begins like this, as lists of cells."""
+    tables = re.findall(rf"^\| {re.escape(head)} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", page(name).read_text(), re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for table in tables for row in table.splitlines()]
+
+
+def assigned(file: str, name: str) -> list[str]:
+    """The strings in the value that a module of the package assigns to this name."""
+    tree = ast.parse((PACKAGE / file).read_text())
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
+    return [one.value for one in ast.walk(values[0]) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def sent() -> dict[str, set[str]]:
+    """The signals that the package sends, each with the names of its arguments."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called, named = ast.unparse(node.func), {one.arg for one in node.keywords}
+            arguments = {one for one in named if one} | (ALL_OF_AN_ATTEMPT if None in named else set())
+            if called.startswith("signals.") and called.endswith(".send_robust"):
+                found[called.split(".")[1]] = arguments
+            elif called == "signal.send_robust":
+                breakers = arguments
+            elif called == "_send" and ast.unparse(node.args[0]).startswith("signals."):
+                found[ast.unparse(node.args[0]).split(".")[1]] = set()
+    return {name: arguments or breakers for name, arguments in found.items()}
+
+
+def test_every_signal_is_on_its_page_with_its_arguments() -> None:
+    written = {NAME.findall(cells[0])[0]: set(NAME.findall(cells[2])) for cells in rows("signals.md", "Signal")}
+    explained = {name for cells in rows("signals.md", "Argument") for name in NAME.findall(cells[0])}
+
+    assert written == sent()
+    assert set(written) == {name for name, one in vars(signals).items() if isinstance(one, Signal)}
+    assert explained == set().union(*written.values())
+
+
+@pytest.mark.django_db
+def test_the_page_of_permissions_has_each_permission_with_its_roles() -> None:
+    head = re.findall(r"^\| Permission \(.*", page("permissions.md").read_text(), re.MULTILINE)[0]
+    roles = [cell.strip() for cell in head.split("|")[3:-1]]
+    written: dict[str, set[str]] = {role: set() for role in roles}
+    for cells in rows("permissions.md", "Permission (`rmq_retry.…`)"):
+        for role, mark in zip(roles, cells[2:], strict=True):
+            written[role] |= {cells[0].strip("`")} if mark == "✓" else set()
+    granted: dict[str, Any] = run("rmq_roles", "--dry-run", "--json").data["roles"]
+
+    assert written == {role.removeprefix("rmq "): set(codes) for role, codes in granted.items()}
+
+
+def test_every_header_is_on_its_page() -> None:
+    text = page("headers.md").read_text()
+    cells = [row[0] for row in rows("headers.md", "Header")]
+    written = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    named = {f"rmq-retry-{name}" for name in re.findall(r'PREFIX \+ "([a-z-]+)"', sources)}
+    for file, name in (("history.py", "_STAMP_HEADERS"), ("history.py", "_PARKED"), ("parked_copy.py", "_TEXTS")):
+        named |= {f"rmq-retry-{one}" for one in assigned(f"messages/{file}", name)}
+    named |= {*assigned("messages/history.py", "BROKERS_OWN"), *assigned("messages/properties.py", "BARE")}
+
+    assert len(named) > 30
+    assert written == named
+    assert set(re.findall(r"`(rmq-retry-[\w-]+)`", text)) - named == set()
+
+
+def test_the_page_of_commands_equals_their_parsers() -> None:
+    assert commands.PAGE.read_text() == commands.page(), "run: .venv/bin/python -m tests.tooling.commands"
+
+
+def test_every_argument_of_a_command_has_a_sentence() -> None:
+    assert re.findall(r"^\| .* \|\s*\|$", commands.page(), re.MULTILINE) == []
+
+
+def test_every_public_name_is_in_the_reference_of_the_api() -> None:
+    written = re.findall(r"^\.\. auto\w+:: django_rmq_retry\.([\w.]+)", page("api.md").read_text(), re.MULTILINE)
+    public = {name for name in django_rmq_retry.__all__ if not name.startswith("__")} - {"errors"}
+    kit = {f"testing.{name}" for name in testing.__all__}
+
+    assert (public | kit) - set(written) == set(), "docs/reference/api.md: add these names"
+    assert [name for name in written if not found(name)] == []
+
+
+def found(name: str) -> bool:
+    """True if the package has this name."""
+    module, _, last = f"django_rmq_retry.{name}".rpartition(".")
+    return hasattr(importlib.import_module(module), last)
+
+
+@pytest.mark.parametrize("name", ["handler", "RetryThenPark", "StopTheLine", "Queue"])
+def test_the_options_on_the_page_are_those_of_the_code(name: str) -> None:
+    written = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("api.md", f"Option of `{name}`")}
+    parameters = inspect.signature(getattr(django_rmq_retry, name)).parameters
+    plain = (str, int, float, bool, tuple, type(None))
+    defaults = {one: it.default for one, it in parameters.items() if isinstance(it.default, plain)}
+
+    assert list(written) == list(parameters)
+    assert {one: written[one] for one in defaults} == {
+        one: repr(default).replace("<class 'Exception'>", "Exception") for one, default in defaults.items()
+    }
+
+
+def test_the_options_of_a_publish_on_the_page_are_those_of_the_code() -> None:
+    written = [cells[0].strip("`") for cells in rows("api.md", "Option of a publish")]
+
+    with pytest.raises(TypeError, match=re.escape(f"Its options are {', '.join(written)}.")):
+        django_rmq_retry.publish({}, routing_key="anywhere", wrong=1)
+
+
+def test_each_setting_has_its_default_on_the_page() -> None:
+    cells = [
+        [one.strip() for one in row.split("|")[1:-1]]
+        for row in re.findall(r"^\| `[A-Z_]+` \|.*", SETTINGS, re.MULTILINE)
+    ]
+    written = {row[0].strip("`"): row[2].strip("`") for row in cells if len(row) == 5}
+    known = {**vars_of(conf.Settings()), **vars_of(conf.Settings().operators)}
+    plain = {name: value for name, value in known.items() if type(value) in (int, float, bool)}
+
+    assert len(written) == len(conf.KEYS) + len(conf.OPERATOR_KEYS)
+    assert {name: written[name] for name in plain} == {name: str(value) for name, value in plain.items()}
+
+
+def vars_of(value: Any) -> dict[str, object]:
+    """The fields of a dataclass, by the names of the keys in the settings."""
+    return {name.upper(): getattr(value, name) for name in value.__dataclass_fields__}

@@ -1,0 +1,251 @@
+"""The documentation as a site: no warning, no dead link, readable in a browser, and found by its search."""
+
+import fcntl
+import importlib
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+from tests.tooling.browser import FLAGS, axe, browser, no_browser
+from tests.tooling.pages import DOCS
+from tests.tooling.services import SERVICES, Unavailable, go_without
+
+pytestmark = pytest.mark.slow
+
+NEEDED = ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinxext.opengraph")
+ADDRESS = "https://django-rmq-retry.readthedocs.io/en/latest/"
+CAPTIONS = ("Start", "Choose", "Concepts", "How-to", "Operate", "Reference", "Evidence", "Contributing")
+PHONE = 390
+KINDS = ("index", "start/install", "howto/publishing", "reference/exit-codes", "contributing/contributing")
+"""A page of each kind: home, steps, examples with tables, a reference, an included page."""
+SEARCHES = {
+    "retry": "concepts/policies",
+    "parked": "operate/requeueing",
+    "exit code": "reference/exit-codes",
+    "dead letter": "concepts/carriers",
+    "outbox": "concepts/outbox",
+    "order": "concepts/order",
+    "settings": "reference/settings",
+    "test": "howto/testing",
+    "idempotency": "concepts/once",
+    "upgrade": "howto/upgrading",
+}
+
+
+class Page(HTMLParser):
+    """The ids, addresses and tags of one built page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.addresses: set[str] = set()
+        self.meta: dict[str, str] = {}
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collect what can be linked to, and what is linked."""
+        given = {name: value or "" for name, value in attrs}
+        self.ids |= {given[name] for name in ("id", "name") if name in given and tag != "meta"}
+        self.addresses |= {given[name] for name in ("href", "src") if name in given}
+        if tag == "meta":
+            self.meta[given.get("property") or given.get("name", "")] = given.get("content", "")
+
+
+@pytest.fixture(scope="module")
+def built(request: pytest.FixtureRequest) -> Path:
+    """The site; the first worker that needs it builds it for all."""
+    missing = [name for name in NEEDED if find_spec(name.partition(".")[0]) is None]
+    if missing:
+        go_without(Unavailable(None, f"{missing[0]} is not here: pip install --group docs."))
+    folder = request.config.stash[SERVICES].folder / "documentation"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{folder}.doctrees"]
+            done = subprocess.run([*words, str(DOCS), str(folder)], capture_output=True, text=True, check=False)
+            folder.mkdir(exist_ok=True)
+            (folder / "build.log").write_text(done.stderr + (f"exit code {done.returncode}" if done.returncode else ""))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(built: Path) -> dict[Path, Page]:
+    """Every built page."""
+    found = {path: Page(path) for path in built.rglob("*.html") if "_static" not in path.parts}
+    assert len(found) > len(list(DOCS.rglob("*.md")))
+    return found
+
+
+# With module scope: while it runs, this thread has an event loop.
+@pytest.fixture(scope="module")
+def chromium(built: Path) -> Iterator[Any]:  # noqa: ARG001 - a missing requirement is reported first
+    """Debian's."""
+    if lack := no_browser():
+        go_without(Unavailable(None, lack))
+    with importlib.import_module("playwright.sync_api").sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=browser(), args=list(FLAGS))
+        yield launched
+        launched.close()
+
+
+def test_the_site_is_built_without_a_warning(built: Path) -> None:
+    assert (built / "build.log").read_text() == ""
+
+
+def test_no_internal_link_and_no_anchor_is_dead(built: Path, pages: dict[Path, Page]) -> None:
+    dead = []
+    for path, page in pages.items():
+        for address in page.addresses:
+            if urlsplit(address).scheme or address.startswith("//"):
+                continue
+            place, anchor = urldefrag(address)
+            target = (path.parent / unquote(urlsplit(place).path)).resolve() if place else path
+            known = pages.get(target)
+            if not target.exists() or (anchor and known and unquote(anchor) not in known.ids):
+                dead.append(f"{path.relative_to(built)}: {address}")
+
+    assert dead == []
+
+
+def test_every_page_is_reached_from_the_home_page(built: Path, pages: dict[Path, Page]) -> None:
+    home = (built / "index.html").read_text()
+    linked = {urldefrag(address)[0] for address in pages[built / "index.html"].addresses}
+    expected = {str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md")} - {"index.html"}
+
+    assert {name for name in expected if "_build" not in name} - linked == set()
+    assert [name for name in CAPTIONS if f'<span class="caption-text">{name}</span>' not in home] == []
+
+
+def test_every_page_has_its_address_and_a_card_for_links(built: Path, pages: dict[Path, Page]) -> None:
+    named = {path: page for path, page in pages.items() if page.meta.get("og:title")}
+
+    assert {path.name for path in pages.keys() - named.keys()} <= {"genindex.html", "search.html"}
+    for path, page in named.items():
+        assert page.meta["og:url"] == f"{ADDRESS}{path.relative_to(built)}"
+        assert page.meta["og:image"] == f"{ADDRESS}_static/card.png"
+        assert page.meta["og:description"]
+
+
+def test_the_card_has_the_size_that_link_previews_want() -> None:
+    head = (DOCS / "_static" / "card.png").read_bytes()[:24]
+
+    assert struct.unpack(">II", head[16:]) == (1200, 630)
+
+
+def test_pages_load_nothing_from_elsewhere(built: Path, pages: dict[Path, Page]) -> None:
+    loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|icon|preload)")[^>]*(?:src|href)="(?:https?:)?//[^"]+')
+
+    assert {str(path.relative_to(built)) for path in pages if loaded.search(path.read_text())} == set()
+
+
+def test_names_of_tests_are_not_in_the_search_index(built: Path) -> None:
+    text = (built / "searchindex.js").read_text()
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+
+    assert "retri" in index["terms"]
+    assert [word for word in index["terms"] if word.startswith("test_")] == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("words", "first"), SEARCHES.items(), ids=SEARCHES)
+def test_a_search_finds_the_right_page_first(chromium: Any, built: Path, words: str, first: str) -> None:
+    context = chromium.new_context()
+    try:
+        page = context.new_page()
+        page.goto(f"{built.as_uri()}/search.html?q={words.replace(' ', '+')}")
+        page.wait_for_selector("#search-results ul.search li a")
+        found = [link.get_attribute("href") for link in page.query_selector_all("#search-results ul.search li a")]
+    finally:
+        context.close()
+
+    assert urldefrag(found[0])[0].partition("?")[0] == f"{first}.html", found[:5]
+
+
+@pytest.mark.browser
+def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[Path, Page]) -> None:
+    context = chromium.new_context(viewport={"width": PHONE, "height": 850})
+    wide = {}
+    try:
+        page = context.new_page()
+        for path in pages:
+            page.goto(path.as_uri())
+            over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            if over > 0:
+                wide[str(path.relative_to(built))] = over
+    finally:
+        context.close()
+
+    assert wide == {}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_have_contrast(chromium: Any, built: Path, scheme: str) -> None:
+    context = chromium.new_context(color_scheme=scheme)
+    wrong = []
+    try:
+        page = context.new_page()
+        for name in KINDS:
+            page.goto(f"{built.as_uri()}/{name}.html")
+            page.evaluate(axe().read_text())
+            rules = {"runOnly": ["color-contrast", "image-alt", "link-name"]}
+            for broken in page.evaluate("rules => axe.run(document, rules)", rules)["violations"]:
+                places = [node["target"] for node in broken["nodes"]][:3]
+                wrong.append(f"{name}: {broken['id']} at {places} of {len(broken['nodes'])}")
+    finally:
+        context.close()
+
+    assert wrong == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("system", "chosen"), [("light", "dark"), ("dark", "light")])
+def test_drawings_follow_the_chosen_theme(chromium: Any, built: Path, system: str, chosen: str) -> None:
+    context = chromium.new_context(color_scheme=system)
+    try:
+        page = context.new_page()
+        page.goto(f"{built.as_uri()}/index.html")
+        page.evaluate("chosen => { document.body.dataset.theme = chosen }", chosen)
+        scheme = page.evaluate("getComputedStyle(document.querySelector('article img')).colorScheme")
+    finally:
+        context.close()
+
+    assert scheme == chosen
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("shown", "copied"),
+    [
+        ("$ manage.py migrate\nOperations to perform:\n$ manage.py check\n", "manage.py migrate\nmanage.py check"),
+        ("# settings.py\nDEBUG = True\n", "# settings.py\nDEBUG = True"),
+    ],
+    ids=["prompts", "comments"],
+)
+def test_the_button_copies_commands_without_prompts_and_output(
+    chromium: Any, built: Path, shown: str, copied: str
+) -> None:
+    context = chromium.new_context()
+    try:
+        page = context.new_page()
+        page.goto(f"{built.as_uri()}/index.html")
+        page.wait_for_selector("button.copybtn", state="attached")
+        page.evaluate("shown => { document.querySelector('article pre').textContent = shown }", shown)
+        page.evaluate("addEventListener('copy', () => { window.taken = document.activeElement.value })")
+        page.hover("article pre")
+        page.click("article button.copybtn")
+        taken = page.evaluate("window.taken")
+    finally:
+        context.close()
+
+    assert taken == copied

@@ -1,0 +1,132 @@
+"""The reference of commands, written from their parsers: ``python -m tests.tooling.commands`` writes the page."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import django
+from django.core.management import get_commands, load_command_class
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
+DJANGOS = {"help", "version", "verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color"}
+DJANGOS |= {"skip_checks"}
+SELECTION = "Selection of messages"
+SELECTING = ("ids", "group", "queue", "failed_of_run", "keys_from", "except_from", "all", "selection")
+"""Options that only the commands with a selection of messages have, all of them."""
+HEAD = """<!-- Written by `python -m tests.tooling.commands`; a test compares this page with the commands. -->
+
+# Commands
+
+Each command prints its options and examples with `--help`. Data goes to stdout, everything else to stderr. All commands
+share one list of [exit codes](exit-codes.md), and accept Django's own options: `--settings`, `--pythonpath`,
+`--verbosity`, `--traceback`, `--no-color`, `--force-color` and `--skip-checks`.
+
+| Command | Purpose |
+|---|---|
+"""
+SELECTED = """## Selection of messages
+
+The subcommands of `rmq_parked` that act on messages select them by record numbers, by a filter, by a list of keys, by a
+token, or by `--all`, which must be given explicitly. Several filters must all match. `restore` and `unhold` have no
+`--state`, because they act on discarded messages and on messages on hold.
+
+"""
+
+
+def names() -> list[str]:
+    return sorted(name for name, app in get_commands().items() if app == "django_rmq_retry")
+
+
+def page() -> str:
+    """Return the whole page."""
+    commands = {name: load_command_class("django_rmq_retry", name) for name in names()}
+    parsers = {name: command.create_parser("manage.py", name) for name, command in commands.items()}
+    parts = [HEAD + "".join(f"| [`{name}`](#{anchor(name)}) | {one.help} |\n" for name, one in commands.items())]
+    for name, command in commands.items():
+        examples = "\n".join(f"manage.py {one}" for one in getattr(command, "examples", ()))
+        parts.append(f"## {name}\n\n{command.help}\n\n```\n{examples}\n```\n")
+        parts.extend(sections(name, parsers[name]))
+    shared = next(filter(selects, subparsers(parsers["rmq_parked"]).values()))
+    parts.append(SELECTED + table([one for one in arguments(shared) if one.dest in selecting(shared)]))
+    return "\n".join(parts)
+
+
+def anchor(name: str) -> str:
+    return name.replace("_", "-").replace(" ", "-")
+
+
+def sections(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The table of a command's options, and a section for each of its subcommands."""
+    own = arguments(parser)
+    subs = subparsers(parser)
+    shared = all({one.dest for one in own} <= {one.dest for one in its._actions} for its in subs.values())
+    if own:
+        intro = "Each subcommand takes:\n\n" if shared else "Without a subcommand:\n\n"
+        yield (intro if subs else "") + table(own)
+    helps = {choice.dest: choice.help for one in groups(parser) for choice in one._choices_actions}
+    for sub, its in subs.items():
+        if sub not in helps:
+            continue
+        known = {one.dest for one in own}
+        left = [one for one in arguments(its) if one.dest not in known]
+        text = f"### {name} {sub}\n\n{sentence(helps[sub])}\n"
+        if selects(its):
+            left = [one for one in left if one.dest not in selecting(its)]
+            text += f"\nTakes a [selection of messages](#{anchor(SELECTION.lower())}).\n"
+        yield text + ("\n" + table(left) if left else "")
+
+
+def groups(parser: argparse.ArgumentParser) -> "list[argparse._SubParsersAction[argparse.ArgumentParser]]":
+    return [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return {name: sub for one in groups(parser) for name, sub in one.choices.items()}
+
+
+def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The arguments of the command itself: positional ones first, then options by their place in the help."""
+    own = [one for one in parser._actions if one.dest not in DJANGOS and one.help != argparse.SUPPRESS]
+    own = [one for one in own if not isinstance(one, argparse._SubParsersAction)]
+    return sorted(own, key=lambda one: bool(one.option_strings))
+
+
+def selects(parser: argparse.ArgumentParser) -> bool:
+    return {*SELECTING} <= {one.dest for one in parser._actions}
+
+
+def selecting(parser: argparse.ArgumentParser) -> set[str]:
+    """The arguments from the record numbers to the token, which all commands with a selection have in this order."""
+    dests = [one.dest for one in parser._actions]
+    return {*dests[dests.index("ids") : dests.index("selection") + 1]}
+
+
+def table(found: list[argparse.Action]) -> str:
+    rows = "".join(f"| {written(one)} | {cell(one.help or '')} |\n" for one in found)
+    return f"| Argument | Meaning |\n|---|---|\n{rows}"
+
+
+def written(one: argparse.Action) -> str:
+    metavar = one.metavar if isinstance(one.metavar, str) else ""
+    value = metavar or (" \\| ".join(f"`{choice}`" for choice in one.choices) if one.choices else one.dest.upper())
+    value = value if value.startswith("`") else f"`{value}`"
+    if not one.option_strings:
+        return {"*": f"[{value} …]", "+": f"{value} …", "?": f"[{value}]"}.get(str(one.nargs), value)
+    options = ", ".join(f"`{option}`" for option in one.option_strings)
+    return options if one.nargs == 0 else f"{options} {value}"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("%%", "%")
+
+
+def sentence(text: str | None) -> str:
+    return f"{(text or '')[:1].upper()}{(text or '')[1:]}."
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    PAGE.write_text(page())
+    print(f"{PAGE} is written.")
