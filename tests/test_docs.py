@@ -23,7 +23,7 @@ from django_rmq_retry.env import VARIABLES
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages import Reason
 from tests.tooling.connections import publishing_by
-from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project
+from tests.tooling.pages import FENCE, PAGES, ROOT, Block, Thing, blocks, readers_project
 
 TEXTS = {page.name: page.read_text() for page in PAGES}
 ALL = "\n".join(TEXTS.values())
@@ -179,6 +179,17 @@ def test_every_test_that_is_cited_exists() -> None:
 
     assert cited
     assert {name for name in cited if f"def {name}(" not in written} == set()
+
+
+def test_names_of_tests_stand_only_in_the_last_section_of_a_page() -> None:
+    elsewhere = {}
+    for name in TEXTS.keys() - {"proofs.md"}:
+        text, *last = re.split(r"^## Tested by\n", FENCE.sub("", TEXTS[name]), flags=re.MULTILINE)
+        elsewhere[name] = re.findall(r"`test_\w+`", text) + re.findall(r"^## .+", "".join(last), re.MULTILINE)
+        rows = re.findall(r"^[|] .+", "".join(last), re.MULTILINE)
+        assert rows[:1] == ["| Promise | Tests |"] * len(last), name
+
+    assert {name: found for name, found in elsewhere.items() if found} == {}
 
 
 def section(heading: str) -> str:
