@@ -252,9 +252,18 @@ class IoThread:
         finally:
             self._ended = True
             for call in self._ending:
-                call()
+                self._last(call)
             self.loop.close()
             show_pika_logs()
+
+    def _last(self, call: Call) -> None:
+        """Run a function of ``at_end``; the others still run, because threads wait for the results they report."""
+        try:
+            call()
+        except Exception:
+            log.exception(
+                "A function failed at the end of the I/O thread; the others still run", extra={"event": "io_end"}
+            )
 
 
 class Sizes:

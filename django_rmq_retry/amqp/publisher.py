@@ -74,8 +74,17 @@ class Pending:
 
     def end(self, result: PublishResult) -> None:
         done, self.done = self.done, None
-        if done is not None:
+        if done is None:
+            return
+        try:
             done(result)
+        except Exception:
+            # One confirm or one lost connection ends many publishes; each of them has its own caller.
+            log.exception(
+                "The function that takes the result of a publish to %r raised an error; other results are reported",
+                self.message.routing_key,
+                extra={"event": "result"},
+            )
 
 
 class ConfirmChannel:

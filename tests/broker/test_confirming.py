@@ -1,6 +1,7 @@
 """The end of each publish, on a connection without a socket: what the broker says is fed in as bytes."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pika import frame, spec
 from pika.exceptions import ConnectionClosedByBroker
 
 from django_rmq_retry import Message
-from django_rmq_retry.amqp import Outcome
+from django_rmq_retry.amqp import Outcome, PublishResult
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.amqp.publisher import NEVER, ConfirmChannel, Pending
 from django_rmq_retry.messages import Headers, encode_properties
@@ -192,6 +193,38 @@ def test_what_cannot_be_written_ends_as_unsent_and_harms_nobody_else(confirms: C
     confirms.feed(spec.Basic.Ack(2, True))
 
     assert confirms.outcomes == {"bad": Outcome.UNSENT, "good": Outcome.CONFIRMED, "after": Outcome.CONFIRMED}
+
+
+def confirm_all(confirms: Confirms) -> None:
+    confirms.feed(spec.Basic.Ack(3, multiple=True))
+
+
+def lose_all(confirms: Confirms) -> None:
+    confirms.channel.lost(PublishResult(kind=Outcome.UNKNOWN))
+
+
+def close_channel(confirms: Confirms) -> None:
+    confirms.feed(spec.Channel.Close(404, "NOT_FOUND - no exchange 'x'", 60, 40))
+
+
+def let_all_expire(confirms: Confirms) -> None:
+    assert confirms.channel.forget(200.0) == NEVER
+
+
+@pytest.mark.parametrize("end", [confirm_all, lose_all, close_channel, let_all_expire])
+def test_a_result_that_its_caller_cannot_take_withholds_no_other(
+    confirms: Confirms, caplog: pytest.LogCaptureFixture, end: Callable[[Confirms], None]
+) -> None:
+    confirms.send("a")
+    confirms.send("b").done = lambda _result: list[int]().remove(0)
+    confirms.send("c")
+
+    end(confirms)
+
+    assert set(confirms.outcomes) == {"a", "c"}
+    assert confirms.at.transport.failed is None
+    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert (getattr(record, "event", None), record.args) == ("result", ("q",))
 
 
 def test_a_connection_that_is_lost_says_so_of_what_was_sent_on_its_channels(confirms: Confirms) -> None:

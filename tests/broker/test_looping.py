@@ -118,6 +118,18 @@ def test_a_request_to_exit_on_the_io_thread_ends_it_loudly_and_is_reported(
     assert "The I/O thread ended: SystemExit" in caplog.text
 
 
+def test_a_function_that_fails_at_the_end_of_the_thread_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    io, told = IoThread("rmq-test"), threading.Event()
+    io.at_end(lambda: list[int]().remove(0))
+    io.at_end(told.set)
+    io.start()
+
+    assert io.stop(timeout=5)
+    assert told.is_set()
+    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert getattr(record, "event", None) == "io_end"
+
+
 def test_calls_to_an_ended_thread_harm_nobody() -> None:
     io = IoThread("rmq-test")
     io.start()
