@@ -37,6 +37,8 @@ MOST_BYTES = 16 * 1024 * 1024
 Sized: TypeAlias = tuple[int, str, int]
 """The id of a row, its ordering key, and the bytes of its body."""
 
+RELAYED = {"event": "relayed"}
+
 LOSSES = 3
 GRACE = 2.0
 """Seconds after its deadline within which a publish has ended, and seconds to wait for confirms when stopping."""
@@ -566,9 +568,8 @@ class RelayThread:
             turn = relay.turn()
             self.sent += turn.sent
             if turn.sent:
-                log.info(
-                    "The relay sent %s messages from the outbox of %r", turn.sent, using, extra={"event": "relayed"}
-                )
+                what = "message" if turn.sent == 1 else "messages"
+                log.info("The relay sent %d %s from the outbox of %r", turn.sent, what, using, extra=RELAYED)
             if turn.nothing or turn.away or self._ended.is_set():
                 relay.forget()
                 return turn

@@ -85,6 +85,23 @@ def test_a_table_that_was_not_migrated_is_a_warning_where_databases_are_asked() 
     ]
 
 
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_migrate_does_not_warn_of_a_table_that_it_creates(monkeypatch: pytest.MonkeyPatch) -> None:
+    once()
+    with connection.schema_editor() as editor:
+        editor.delete_model(InboxEntry)
+    try:
+        checked = ids(tag="database")
+        monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
+        migrated = ids(tag="database")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(InboxEntry)
+
+    assert (checked, migrated) == (["W033"], [])
+
+
 def test_retries_that_outlast_the_memory_are_an_error() -> None:
     once(policy=RetryThenPark(attempts=8, backoff=Exponential(86400, factor=2)))
 

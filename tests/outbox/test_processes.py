@@ -311,12 +311,14 @@ def test_a_process_relays_until_it_is_told_to_stop(amqp: BlockingChannel, start:
     assert len(arrived(amqp)) == 5
 
 
-def test_a_burst_ends_when_all_is_sent(amqp: BlockingChannel, start: Start) -> None:
-    left(*[QUEUE] * 3)
+@pytest.mark.parametrize(("count", "line"), [(1, "sent 1 message from"), (3, "sent 3 messages from")])
+def test_a_burst_ends_when_all_is_sent(amqp: BlockingChannel, start: Start, count: int, line: str) -> None:
+    left(*[QUEUE] * count)
     process = start("django", "rmq_relay", "--burst")
     said, _ = process.communicate(timeout=60)
 
-    assert (process.returncode, len(arrived(amqp))) == (Exit.DONE, 3), said
+    assert (process.returncode, len(arrived(amqp))) == (Exit.DONE, count), said
+    assert line in said
 
 
 def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingChannel, start: Start) -> None:
