@@ -77,7 +77,9 @@ class PublishError(RmqRetryError):
         self.said = said
         where = f"exchange {exchange!r}" if exchange else "the default exchange"
         words = f" ({said})" if said else ""
-        super().__init__(f"The message to {where} with the key {routing_key!r} {self.what}{words}. {self.advice}")
+        super().__init__(
+            f"The message to {where} with the routing key {routing_key!r} {self.what}{words}. {self.advice}"
+        )
 
     what = "was not published"
 
@@ -86,7 +88,7 @@ class MessageReturned(PublishError):
     """No queue accepts the message: nothing was stored."""
 
     what = "was returned: no queue accepts it, so nothing was stored"
-    advice = "Declare the queues with `manage.py rmq_declare`, or correct the routing key."
+    advice = "Declare the queues with `manage.py rmq_declare`, or correct the name of the exchange or the routing key."
 
 
 class MessageNacked(PublishError):

@@ -411,6 +411,8 @@ def summary(plan: Plan, *, done: bool) -> str:
     """Return the counts of a plan: ``1 created, 8 unchanged, 1 differs.``"""
     counts = plan.counts
     words = {State.CREATE: "created" if done else "to create", **_WORDS}
+    if counts[State.DIFFERS] > 1:
+        words[State.DIFFERS] = "differ"
     text = [f"{counts[state]} {word}" for state, word in words.items() if counts[state]]
     return f"{', '.join(text) or 'Nothing to declare'}."
 

@@ -93,6 +93,17 @@ def test_a_difference_is_told_argument_by_argument(amqp: BlockingChannel) -> Non
 
 
 @pytest.mark.on_both
+def test_two_queues_that_differ_are_counted_in_the_plural(amqp: BlockingChannel) -> None:
+    differing(amqp)
+    one = run("rmq_declare", "--check")
+    amqp.queue_declare("payments.charge.parked", durable=True)
+    two = run("rmq_declare", "--check")
+
+    assert one.lines[-1][0].endswith(", 1 differs.")
+    assert two.lines[-1][0].endswith(", 2 differ.")
+
+
+@pytest.mark.on_both
 def test_as_json_it_is_one_document_on_stdout(amqp: BlockingChannel) -> None:
     differing(amqp)
 

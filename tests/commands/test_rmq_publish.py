@@ -109,8 +109,16 @@ def test_what_no_queue_takes_is_told(shop: Shop) -> None:
 
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.startswith(
-        "CommandError: The message to the default exchange with the key 'nobodys' was returned"
+        "CommandError: The message to the default exchange with the routing key 'nobodys' was returned"
     )
+
+
+def test_an_exchange_that_does_not_exist_is_named_with_the_fix(shop: Shop) -> None:
+    told = shop.run("rmq_publish", "--exchange", "shpo", "--routing-key", "order.new", given="{}")
+
+    assert (told.returncode, told.stdout) == (1, "")
+    assert "(exchange 'shpo' does not exist)" in told.stderr
+    assert "correct the name of the exchange or the routing key" in told.stderr
 
 
 def test_what_a_full_queue_refuses_is_told(shop: Shop, amqp: BlockingChannel) -> None:
