@@ -104,6 +104,10 @@ class OpenLine:
         self._acks = Acks(0)
         self._channel: Channel | None = None
         self._tag = ""
+        """The consumer tag once the broker has confirmed the subscription.
+
+        RabbitMQ 3 crashes the channel of a consumer that is cancelled earlier, and then answers nothing on it.
+        """
         self._open = True
         self._quiet = False
         self.retired = False
@@ -174,6 +178,9 @@ class OpenLine:
     def quiesce(self) -> None:
         """Accept no more deliveries. No ordered line is cancelled: the next consumer could overtake unacked ones."""
         self._quiet = True
+        self._stop_deliveries()
+
+    def _stop_deliveries(self) -> None:
         if self.line.auto_ack:
             self._cancel()
         elif self.open and not self.line.in_order and self._tag and self._channel is not None:
@@ -283,12 +290,18 @@ class OpenLine:
         if not self.open or self._quiet or channel is None:
             return
         self._sending = True
-        self._tag = channel.basic_consume(
+        channel.basic_consume(
             self.name,
             self._receive,
             auto_ack=self.line.auto_ack,
-            callback=lambda _frame: self._owner.subscribed(self),
+            callback=lambda frame: self._subscribed(frame.method.consumer_tag),
         )
+
+    def _subscribed(self, tag: str) -> None:
+        self._tag = tag
+        if self._quiet:
+            self._stop_deliveries()
+        self._owner.subscribed(self)
 
     def _receive(self, *received: *Received) -> None:
         _, number, redelivered, exchange, routing_key, raw, body = received

@@ -3,6 +3,7 @@
 import threading
 import time
 from queue import Empty
+from typing import Any
 
 import pika
 import pytest
@@ -98,6 +99,23 @@ def test_stopping_gives_back_everything_that_is_not_settled(broker_url: str, amq
         assert seen.has_drained.wait(5)
 
     assert wait_until(lambda: depth(amqp) == 3)
+
+
+def test_a_stop_right_after_the_subscription_was_asked_for_closes_the_connection(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(amqp, kind="classic")
+    opened: Any = room.OpenLine  # type: ignore[attr-defined]  # the class of the lines that a source opens
+    subscribe = opened.subscribe
+
+    def subscribe_and_stop(line: object) -> None:
+        subscribe(line)
+        source.stop()
+
+    monkeypatch.setattr(opened, "subscribe", subscribe_and_stop)
+    for _ in range(5):
+        with consuming(broker_url, LINE) as (source, seen):
+            assert seen.has_drained.wait(5)
 
 
 def test_what_comes_after_quiescing_goes_back(broker_url: str, amqp: BlockingChannel) -> None:

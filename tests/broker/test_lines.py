@@ -47,9 +47,13 @@ class Owned:
 
     def subscribe(self) -> "Owned":
         self.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
-        self.hear(spec.Basic.ConsumeOk(self.line._tag))
-        self.said()
+        self.confirm()
         return self
+
+    def confirm(self) -> None:
+        """Answer the consume that the line has sent last."""
+        [tag] = [one.consumer_tag for one in self.methods() if isinstance(one, spec.Basic.Consume)]
+        self.hear(spec.Basic.ConsumeOk(tag))
 
     def deliver(self, number: int) -> None:
         self.at.feed(delivery(tag=self.line._tag, delivery_tag=number, channel=2))
@@ -89,10 +93,12 @@ def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
 
 
 def test_the_prefetch_is_asked_for_the_consumer_and_never_for_the_channel(owned: Owned) -> None:
-    owned.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
-    owned.hear(spec.Basic.ConsumeOk(owned.line._tag))
+    owned.hear(spec.Channel.OpenOk())
+    asked = owned.methods()
+    owned.hear(spec.Basic.QosOk())
+    owned.confirm()
     owned.line.when_processed(lambda _so: None)
-    asked = [one for one in owned.methods() if isinstance(one, spec.Basic.Qos)]
+    asked = [one for one in (*asked, *owned.methods()) if isinstance(one, spec.Basic.Qos)]
 
     assert [(one.prefetch_count, one.global_qos) for one in asked] == [(5, False)] * 2
 
@@ -174,6 +180,16 @@ def test_quiescing_cancels_and_closing_does_not(owned: Owned) -> None:
 
     assert owned.said() == [("Channel.Close", None)]
     assert owned.interruptions == []
+
+
+def test_a_subscription_is_never_cancelled_before_the_broker_has_confirmed_it(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk()).said()
+    owned.hear(spec.Basic.QosOk())
+    owned.line.quiesce()
+    [consume] = owned.methods()
+    owned.hear(spec.Basic.ConsumeOk(consume.consumer_tag))
+
+    assert owned.said() == [("Basic.Cancel", None)]
 
 
 def test_an_ordered_line_is_never_cancelled_and_gives_nothing_back_by_itself(ordered: Owned) -> None:
