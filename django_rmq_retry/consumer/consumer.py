@@ -30,6 +30,7 @@ LOOK = 0.5
 
 TICK = 0.5
 FLUSH_TIMEOUT = 5.0
+"""Seconds that the connection may take to close at least, even if the handlers have used up the shutdown timeout."""
 RECORD_TIMEOUT = 5.0
 """Seconds to record the attempts of handlers that hang."""
 
@@ -512,6 +513,7 @@ class Consumer:
     def _wind_down(self) -> int:
         """Finish running attempts, return other messages, flush the acks to the broker and close."""
         self._log_stopping()
+        end = time.monotonic() + self._limits.shutdown
         self._source.quiesce()
         self._give_back_rest()
         if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung())):
@@ -520,7 +522,10 @@ class Consumer:
             self._code = self._code or BROKEN
         self._abandon_all(self._hung())
         self._source.stop()
-        if not self._drained.wait(FLUSH_TIMEOUT):
+        # A slow broker may use what the handlers left of the shutdown timeout: each ack that it takes in is one
+        # message that is not redelivered. An I/O thread that has ended sends nothing more.
+        rest = end - time.monotonic() if self._source.alive else 0.0
+        if not self._drained.wait(max(FLUSH_TIMEOUT, rest)):
             log.error(
                 "The connection did not close in time; messages that the broker did not settle return to their queues"
             )

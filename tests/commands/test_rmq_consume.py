@@ -386,7 +386,7 @@ def test_a_killed_process_of_several_is_replaced(shop: Shop, send: Send, tmp_pat
         consumer.signal()
         code = consumer.code()
 
-    assert (code, len(set(first)), path.exists()) == (0, 2, False)
+    assert (code, len(set(first)), path.exists()) == (0, 2, False), consumer.text + consumer.errors
     assert first[0] not in shop.pids()
 
 

@@ -209,11 +209,23 @@ def test_handlers_that_do_not_end_in_time_make_the_exit_unclean(caplog: pytest.L
 
 
 def test_a_broker_that_does_not_hear_the_last_words_makes_the_exit_unclean() -> None:
-    with running() as made:
+    with running(shutdown=0.3) as made:
         made.tap.hears_last_words = False
         made.consumer.stop("asked")
 
         assert made.ended() == BROKEN
+
+
+def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> None:
+    with running(shutdown=5.0) as made:
+        made.tap.hears_last_words = False
+        made.consumer.stop("asked")
+        wait_until(lambda: "stop" in made.tap.words)
+        late = threading.Timer(2 * room.FLUSH_TIMEOUT, made.tap.receiver.drained)
+        late.start()
+
+        assert made.ended() == STOPPED
+    late.join()
 
 
 @pytest.mark.parametrize(
