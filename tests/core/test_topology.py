@@ -217,7 +217,9 @@ def test_whole_milliseconds_stay_what_they_are(value: int) -> None:
 def test_a_real_broker_routes_by_the_same_rule(amqp: BlockingChannel) -> None:
     choice = random.Random(3)
     words = ["a", "b", "*", "#", ""]
-    patterns = sorted({".".join(choice.choices(words, k=size)) for size in (0, 1, 1, 2, 2, 3, 3, 3, 4, 4) * 5})
+    written = {".".join(choice.choices(words, k=size)) for size in (0, 1, 1, 2, 2, 3, 3, 3, 4, 4) * 5}
+    # RabbitMQ 4.3 refuses a binding key with more than two of them.
+    patterns = sorted(pattern for pattern in written if pattern.count("#") <= 2)
     keys = sorted({".".join(choice.choices(words, k=size)) for size in (0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5) * 5})
     amqp.confirm_delivery()
     amqp.exchange_declare("events", "topic")
