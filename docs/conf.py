@@ -9,6 +9,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.search.en import SearchEnglish
+from sphinx.writers.html5 import HTML5Translator
 
 INIT = Path(__file__).parents[1] / "django_rmq_retry" / "__init__.py"
 WIDTH = re.compile(r'<svg [^>]*width="(\d+)"')
@@ -17,6 +18,14 @@ COLUMN = 736
 WORD = 30
 """A longer name may break in a cell of a table."""
 DRAWN = re.compile(r"[─│┌┐└┘├┤┬┴┼▶◀▲▼]")
+COLUMNS = re.compile(r"^ ?\S+(?: \S+)* {2,}\S.* {2,}\S", re.MULTILINE)
+"""A line of a printed table: three texts with wide gaps between them."""
+LINE = 91
+"""The characters of a line of a block on a wide screen."""
+DENSE = 4
+"""A table with more columns than these has smaller letters."""
+PHONE, GAP, PROSE = 44, 3, 26
+"""In characters: the width of a phone, the gap between columns, and the least width for a last column of prose."""
 
 project = "django-rmq-retry"
 copyright = "django-rmq-retry contributors"
@@ -107,12 +116,15 @@ class WithoutTestNames(SearchEnglish):
 def mark(app: Sphinx, doctree: nodes.document) -> None:
     """Mark what site.css or the copy button treats in its own way.
 
-    A block that holds a drawing made of characters is not copied. Long names may break. A drawing wider than the text
+    A block that holds a drawing made of characters is not copied, and its lines do not wrap. The lines of a printed
+    table do not wrap on a phone if a wide screen holds them. Long names may break. A drawing wider than the text
     scrolls at its own size.
     """
     for block in doctree.findall(nodes.literal_block):
         if DRAWN.search(block.astext()):
             block["classes"].append("drawn")
+        elif COLUMNS.search(block.astext()) and max(map(len, block.astext().splitlines())) <= LINE:
+            block["classes"].append("columns")
     for name in doctree.findall(nodes.literal):
         if name.astext().startswith("test_"):
             name["classes"].append("test-name")
@@ -125,6 +137,31 @@ def mark(app: Sphinx, doctree: nodes.document) -> None:
             image["classes"].append("wide")
 
 
+def stack(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001 - the event's signature
+    """Give each cell the heading of its column; a table too wide for a phone is shown there as one block a row."""
+    for table in doctree.findall(nodes.table):
+        rows = [[cell.astext() for cell in row.findall(nodes.entry)] for row in table.findall(nodes.row)]
+        *columns, last = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        if sum(columns) + min(last, PROSE) + GAP * len(columns) > PHONE:
+            table["classes"].append("stacked")
+        if len(columns) >= DENSE:
+            table["classes"].append("dense")
+        for body in table.findall(nodes.tbody):
+            for row in body.findall(nodes.row):
+                for heading, cell in zip(rows[0], row.findall(nodes.entry), strict=True):
+                    cell["heading"] = heading if heading.endswith("?") or not heading else f"{heading}:"
+
+
+class WithHeadings(HTML5Translator):
+    """Writes the heading of its column into each cell."""
+
+    def visit_entry(self, node: nodes.entry) -> None:
+        """Add the heading to the tag that was just written."""
+        super().visit_entry(node)
+        if heading := node.get("heading"):
+            self.body[-1] = self.body[-1].replace("<td", f'<td data-heading="{self.attval(heading)}"', 1)
+
+
 def answer(app: Sphinx, doctree: nodes.document) -> None:
     """Enter a page under the words that it answers; the search puts such a page first."""
     words = ANSWERS.get(Path(app.env.docname).name, ())
@@ -135,5 +172,7 @@ def answer(app: Sphinx, doctree: nodes.document) -> None:
 def setup(app: Sphinx) -> None:
     """Add to Sphinx what it has no option for."""
     app.add_search_language(WithoutTestNames)
+    app.set_translator("html", WithHeadings)
     app.connect("doctree-read", mark)
+    app.connect("doctree-read", stack)
     app.connect("doctree-read", answer)

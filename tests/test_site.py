@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 NEEDED = ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinxext.opengraph")
 ADDRESS = "https://django-rmq-retry.readthedocs.io/en/latest/"
 CAPTIONS = ("Start", "Choose", "Concepts", "How-to", "Operate", "Reference", "Evidence", "Contributing")
-PHONE = 390
+PHONE, DESK = 390, 1280
 KINDS = ("index", "start/install", "howto/publishing", "reference/exit-codes", "contributing/contributing")
 """A page of each kind: home, steps, examples with tables, a reference, an included page."""
 SEARCHES = {
@@ -40,6 +40,13 @@ SEARCHES = {
     "idempotency": "concepts/once",
     "upgrade": "howto/upgrading",
 }
+
+OVERFLOWING = """selector => [...document.querySelectorAll(selector)]
+    .filter(box => box.scrollWidth > box.clientWidth)
+    .map(box => box.innerText.slice(0, 80))"""
+BROKEN = """() => [...document.querySelectorAll('article table.docutils code:not(.long, .test-name) .pre')]
+    .filter(name => new Set([...name.getClientRects()].map(line => Math.round(line.top))).size > 1)
+    .map(name => name.innerText)"""
 
 
 class Page(HTMLParser):
@@ -186,6 +193,46 @@ def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[P
         context.close()
 
     assert wide == {}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [PHONE, DESK])
+@pytest.mark.parametrize(
+    "fault",
+    [(OVERFLOWING, ".table-wrapper"), (OVERFLOWING, "div:not(.drawn, .columns) > .highlight > pre"), (BROKEN, None)],
+    ids=["tables", "blocks", "names"],
+)
+def test_nothing_scrolls_sideways_and_no_short_name_in_a_table_breaks(
+    chromium: Any, built: Path, pages: dict[Path, Page], width: int, fault: tuple[str, str | None]
+) -> None:
+    context = chromium.new_context(viewport={"width": width, "height": 850})
+    wrong = {}
+    try:
+        page = context.new_page()
+        for path in pages:
+            page.goto(path.as_uri())
+            if found := page.evaluate(*fault):
+                wrong[str(path.relative_to(built))] = found
+    finally:
+        context.close()
+
+    assert wrong == {}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_a_table_on_a_phone_is_one_block_a_row_with_its_headings(chromium: Any, built: Path, width: int) -> None:
+    context = chromium.new_context(viewport={"width": width, "height": 850})
+    try:
+        page = context.new_page()
+        page.goto(f"{built.as_uri()}/reference/headers.html")
+        rows = "row => [row.cells[1], row.cells[2]].map(cell => getComputedStyle(cell, '::before').content)"
+        shown = page.eval_on_selector("table.stacked tbody tr", rows)
+        heads = page.is_visible("table.stacked thead")
+    finally:
+        context.close()
+
+    assert (shown, heads) == ((['"Form: "', '"Meaning: "'], False) if width == PHONE else (["none"] * 2, True))
 
 
 @pytest.mark.browser
