@@ -150,6 +150,8 @@ def stack(app: Sphinx, doctree: nodes.document) -> None:  # noqa: ARG001 - the e
             for row in body.findall(nodes.row):
                 for heading, cell in zip(rows[0], row.findall(nodes.entry), strict=True):
                     cell["heading"] = heading if heading.endswith("?") or not heading else f"{heading}:"
+                    if not cell.astext().strip():
+                        cell["classes"].append("empty")
 
 
 class WithHeadings(HTML5Translator):

@@ -236,6 +236,21 @@ def test_a_table_on_a_phone_is_one_block_a_row_with_its_headings(chromium: Any, 
 
 
 @pytest.mark.browser
+def test_an_empty_cell_takes_no_line_on_a_phone(chromium: Any, built: Path) -> None:
+    context = chromium.new_context(viewport={"width": PHONE, "height": 850})
+    try:
+        page = context.new_page()
+        page.goto(f"{built.as_uri()}/howto/celery.html")
+        empty = page.locator("table.stacked td.empty")
+        found = empty.count(), empty.filter(visible=True).count()
+    finally:
+        context.close()
+
+    assert found[0] > 0
+    assert found[1] == 0
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_have_contrast(chromium: Any, built: Path, scheme: str) -> None:
     context = chromium.new_context(color_scheme=scheme)
