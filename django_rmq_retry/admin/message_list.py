@@ -269,9 +269,7 @@ class MessageList(ChangeList):
             if isinstance(spec, Word) and spec.used_parameters:
                 name = str(spec.parameter_name)
                 value = str(spec.value() or "")
-                label = {str(choice): label_of_choice for choice, label_of_choice in spec.lookup_choices}.get(
-                    value, value
-                )
+                label = {str(choice): text for choice, text in spec.lookup_choices}.get(value, value)
                 filters.append((str(spec.title), str(label), self.get_query_string(remove=[name])))
         if self.query:
             filters.append(("", self.query, self.get_query_string(remove=["q"])))
