@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -101,20 +102,55 @@ def test_stopping_gives_back_everything_that_is_not_settled(broker_url: str, amq
     assert wait_until(lambda: depth(amqp) == 3)
 
 
-def test_a_stop_right_after_the_subscription_was_asked_for_closes_the_connection(
-    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue(amqp, kind="classic")
+@pytest.fixture
+def after_subscribing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Calls to make on the I/O thread, one right after each subscription was asked for."""
+    calls: list[Callable[[], None]] = []
     opened: Any = room.OpenLine  # type: ignore[attr-defined]  # the class of the lines that a source opens
     subscribe = opened.subscribe
 
-    def subscribe_and_stop(line: object) -> None:
+    def subscribe_and_call(line: object) -> None:
         subscribe(line)
+        if calls:
+            calls.pop()()
+
+    monkeypatch.setattr(opened, "subscribe", subscribe_and_call)
+    return calls
+
+
+def test_a_stop_right_after_the_subscription_was_asked_for_closes_the_connection(
+    broker_url: str, amqp: BlockingChannel, after_subscribing: list[Callable[[], None]]
+) -> None:
+    queue(amqp, kind="classic")
+
+    def stop() -> None:
         source.stop()
 
-    monkeypatch.setattr(opened, "subscribe", subscribe_and_stop)
     for _ in range(5):
+        after_subscribing.append(stop)
         with consuming(broker_url, LINE) as (source, seen):
+            assert seen.has_drained.wait(5)
+
+
+def test_a_pause_right_after_the_subscription_was_asked_for_can_be_resumed(
+    broker_url: str, amqp: BlockingChannel, after_subscribing: list[Callable[[], None]]
+) -> None:
+    queue(amqp, kind="classic")
+    paused = threading.Event()
+
+    def pause() -> None:
+        source.pause("q")
+        source._io.call(paused.set)
+
+    for _ in range(5):
+        paused.clear()
+        after_subscribing.append(pause)
+        with consuming(broker_url, LINE) as (source, seen):
+            assert paused.wait(5)
+            source.resume("q")
+            fill(amqp, b"1")
+            source.settle(seen.next(), DONE)
+            source.stop()
             assert seen.has_drained.wait(5)
 
 
