@@ -24,7 +24,7 @@ help:
 	@echo "make docs      the documentation, into docs/_build"
 	@echo "make pictures  the documentation's pictures, in a real browser, from the demo (ARGS='demo admin' for some)"
 	@echo "make messages  new texts into the catalogues of translations, and the catalogues compiled"
-	@echo "make lanes     the tests on the Django versions other than the main one (ARGS=--pika: tests/broker on the newest pika)"
+	@echo "make lanes     the tests on the Django versions other than the main one (ARGS=--pika: tests/amqp on the newest pika)"
 	@echo "make services  find or install the RabbitMQ and the databases that the tests use"
 	@echo "make brokers   get RabbitMQ 4.0 and 4.3 (root, Debian)"
 	@echo "make contract  the broker's contract on 3.10, 4.0 and 4.3"
@@ -112,7 +112,7 @@ contract: $(CLIENTS_READY) services
 suite: $(CLIENTS_READY) $(PACKAGE_READY) services
 	$(PY) -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
 
-coverage: ARGS := $(or $(ARGS),tests/core tests/operating tests/records)
+coverage: ARGS := $(or $(ARGS),tests/core tests/operators tests/parked)
 coverage: $(READY)
 	$(PIP) --group coverage
 	$(VENV)/bin/coverage erase

@@ -42,10 +42,10 @@ from django_rmq_retry.publishing import relay
 from django_rmq_retry.publishing.outbox import keep
 from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import run
+from tests.consumer.assembled import consumer_of
 from tests.core.made import arrived, delivery
-from tests.records.arrivals import store
-from tests.records.made import parked
-from tests.runtime.assembled import consumer_of
+from tests.parked.arrivals import store
+from tests.parked.made import parked
 from tests.tooling.clocks import DAY, YEAR, shifted
 from tests.tooling.waiting import wait_until
 

@@ -17,7 +17,7 @@ from django_rmq_retry.messages import Properties
 from django_rmq_retry.publishing.publish import Options, message_of
 from django_rmq_retry.testing import RmqTest, isolated_handlers
 from django_rmq_retry.testing import message_of as kit_message_of
-from tests.broker.live import publishing
+from tests.amqp.live import publishing
 from tests.tooling.brokers import using_broker
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

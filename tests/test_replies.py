@@ -28,10 +28,10 @@ from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Codec
 from django_rmq_retry.publishing.publish import Options, acall, call
-from tests.broker.declared import declare
-from tests.broker.live import io_thread, publisher_on, source_on
+from tests.amqp.declared import declare
+from tests.amqp.live import io_thread, publisher_on, source_on
+from tests.consumer.attempting import attempts_of
 from tests.core.made import topology_of
-from tests.runtime.attempting import attempts_of
 from tests.tooling.brokers import using_broker
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

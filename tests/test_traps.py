@@ -15,7 +15,7 @@ from django_rmq_retry.models import ItemReason, ItemState, RequeueItem
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin.conftest import Kept
-from tests.operating.made import ANN, QUEUE, record
+from tests.operators.made import ANN, QUEUE, record
 from tests.tooling.brokers import replaced_by
 
 RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "joblib"}

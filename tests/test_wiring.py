@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.errors import MessageUnsent
 from django_rmq_retry.publishing import broker_connections
-from tests.broker.live import to
+from tests.amqp.live import to
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

@@ -48,7 +48,7 @@ PLAIN: tuple[str, ...] = (
     "tests/admin",
     "tests/bank",
     "tests/bench",
-    "tests/broker",
+    "tests/amqp",
     "tests/browser",
     "tests/chaos",
     "tests/commands",
@@ -56,9 +56,9 @@ PLAIN: tuple[str, ...] = (
     "tests/embedded",
     "tests/faults",
     "tests/foreign",
-    "tests/runtime",
+    "tests/consumer",
     "tests/shop",
-    "tests/switching",
+    "tests/breakers",
     "tests/tooling",
 )
 """The folders and files that were rewritten so far, below the root."""

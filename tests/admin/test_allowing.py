@@ -13,7 +13,7 @@ from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, S
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.operating.made import requeue_run
+from tests.operators.made import requeue_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -23,7 +23,7 @@ from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.test_listing import own
-from tests.operating.made import requeue_run
+from tests.operators.made import requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"

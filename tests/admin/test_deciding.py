@@ -15,8 +15,8 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
-from tests.operating.invariants import check_audit_log
-from tests.operating.made import logged
+from tests.operators.invariants import check_audit_log
+from tests.operators.made import logged
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MESSAGES = "/admin/rmq_retry/parkedmessage/"

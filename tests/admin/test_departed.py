@@ -9,7 +9,7 @@ from django_rmq_retry.models import Action, ParkedMessage
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.operating.made import logged
+from tests.operators.made import logged
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"

@@ -19,7 +19,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_listing import own
-from tests.operating.invariants import check_audit_log
+from tests.operators.invariants import check_audit_log
 
 pytestmark = pytest.mark.django_db
 IBAN = "DE89370400440532013000"

@@ -19,7 +19,7 @@ from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.standstills import blocked, outgoing, tripped
 from tests.admin.test_translated import ADMIN, untranslated
-from tests.operating.made import ANN, logged
+from tests.operators.made import ANN, logged
 from tests.tooling import pseudo
 from tests.tooling.brokers import broker_away
 

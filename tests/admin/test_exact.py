@@ -12,8 +12,8 @@ from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.operating.made import requeue_run
-from tests.records.arrivals import by_us, store
+from tests.operators.made import requeue_run
+from tests.parked.arrivals import by_us, store
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADMIN = "/admin/rmq_retry"

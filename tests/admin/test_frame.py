@@ -26,7 +26,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_listing import own
-from tests.operating.made import logged
+from tests.operators.made import logged
 
 pytestmark = pytest.mark.django_db
 GROUPS = "/admin/rmq_retry/errorgroup/"

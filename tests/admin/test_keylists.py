@@ -14,7 +14,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
-from tests.operating.invariants import check_audit_log
+from tests.operators.invariants import check_audit_log
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADMIN = "/admin/rmq_retry/"

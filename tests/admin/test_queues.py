@@ -19,7 +19,7 @@ from tests.admin.looking import Page
 from tests.admin.standstills import tripped
 from tests.admin.test_requeueing import press
 from tests.commands.running import Exit, run
-from tests.operating.made import ANN
+from tests.operators.made import ANN
 
 pytestmark = pytest.mark.django_db(transaction=True)
 QUEUES = "/admin/rmq_retry/queuecontrol/"

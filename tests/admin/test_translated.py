@@ -27,7 +27,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.operating.made import logged
+from tests.operators.made import logged
 from tests.tooling import pseudo
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -30,7 +30,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.commands.running import run
-from tests.operating.made import ANN, discard_messages, hold_messages, logged, requeue_run
+from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"

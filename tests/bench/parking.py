@@ -14,10 +14,10 @@ import pika
 from django_rmq_retry import Delivery, Message, Queue
 from django_rmq_retry.messages import ErrorNote, Properties, Reason, encode_properties
 from django_rmq_retry.policies import park
+from tests.amqp.live import publishing
 from tests.bench import trials
 from tests.bench.report import Finding, table
 from tests.bench.task import Task
-from tests.broker.live import publishing
 from tests.core.parked import parked_copy
 from tests.tooling import databases
 from tests.tooling.filled import own_database

@@ -9,9 +9,9 @@ import pika
 from django_rmq_retry import Json, Message, Queue
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import Properties
+from tests.amqp.live import publishing
 from tests.bench.policy import POLICY
 from tests.bench.task import RETRY_DELAY, Task, payload
-from tests.broker.live import publishing
 from tests.core.made import topology_of
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from tests.admin import made
 from tests.admin.conftest import Kept
 from tests.admin.standstills import blocked, outgoing
 from tests.browser.settings import asked
-from tests.records.arrivals import ticket_in
-from tests.records.made import copy_succeeded
+from tests.parked.arrivals import ticket_in
+from tests.parked.made import copy_succeeded
 from tests.tooling.brokers import replaced_by
 
 LATER = ("Nonce",)

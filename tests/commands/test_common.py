@@ -12,9 +12,9 @@ from django.db import router
 
 from django_rmq_retry.management.command import pinned
 from django_rmq_retry.models import OperatorAction, ParkedMessage
-from tests.broker.between import between
+from tests.amqp.between import between
 from tests.commands.running import Exit, run
-from tests.operating.made import record
+from tests.operators.made import record
 from tests.tooling.brokers import using_broker
 
 NO_BROKER = {"URL": "amqp://guest:guest@127.0.0.1:1/"}

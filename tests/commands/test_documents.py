@@ -17,7 +17,7 @@ from tests.admin.made import attempt, blocked_key
 from tests.admin.standstills import tripped
 from tests.commands.running import run
 from tests.commands.shapes import DOCUMENTS, TIME, Each, misfits, wrong
-from tests.operating.made import ANN, QUEUE, record, requeue_run
+from tests.operators.made import ANN, QUEUE, record, requeue_run
 from tests.outbox.made import left
 
 Prepared = Callable[[], int | str]

@@ -11,7 +11,7 @@ from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import State
 from tests.commands import running
 from tests.commands.running import run
-from tests.operating.made import discard_messages, record, requeue_run
+from tests.operators.made import discard_messages, record, requeue_run
 from tests.tooling.pages import page
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]

@@ -13,7 +13,7 @@ from django_rmq_retry.policies import Circuit
 from tests.admin.made import attempt, blocked_key, outgoing
 from tests.admin.standstills import tripped
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
-from tests.operating.made import QUEUE, group, logged, record
+from tests.operators.made import QUEUE, group, logged, record
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)

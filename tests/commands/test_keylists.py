@@ -8,7 +8,7 @@ import pytest
 from django_rmq_retry.models import KeyList, OperatorAction, RequeueRun, State
 from tests.commands.running import Ran
 from tests.commands.test_rmq_parked import parked
-from tests.operating.made import again, group, record
+from tests.operators.made import again, group, record
 
 TEST = "discard --category test"
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]

@@ -19,7 +19,7 @@ from django_rmq_retry import (
     WaitQueue,
     handler,
 )
-from tests.broker.declared import arguments
+from tests.amqp.declared import arguments
 from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 

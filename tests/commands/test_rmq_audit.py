@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_rmq_retry.models import OperatorAction
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
 from tests.commands.running import run
-from tests.operating.made import ANN, BOB, discard_messages, record
+from tests.operators.made import ANN, BOB, discard_messages, record
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Delivery, Queue, RetryThenPark, handler
 from django_rmq_retry.amqp import inspection
-from tests.broker.anew import bodies, publishing
+from tests.amqp.anew import bodies, publishing
 from tests.commands.running import Exit, Terminal, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

@@ -15,9 +15,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from tests.commands.running import Ran, Terminal, run
-from tests.operating.made import QUEUE, again, group, record, requeue_run
-from tests.records.arrivals import by_us, store
-from tests.records.made import copy_succeeded
+from tests.operators.made import QUEUE, again, group, record, requeue_run
+from tests.parked.arrivals import by_us, store
+from tests.parked.made import copy_succeeded
 from tests.tooling.brokers import after_each_publish, using_broker
 
 pytestmark = pytest.mark.django_db(transaction=True)

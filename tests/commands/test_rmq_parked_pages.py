@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import ParkedMessage
 from tests.commands.running import Terminal, run
-from tests.operating.made import record
+from tests.operators.made import record
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 

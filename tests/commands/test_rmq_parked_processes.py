@@ -20,7 +20,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     RunState,
 )
-from tests.operating.made import record, requeue_run
+from tests.operators.made import record, requeue_run
 from tests.shop.running import ROOT, Shop
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed

@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.management import broker_status
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl, State
 from tests.commands.running import Exit, Ran, Terminal, run
-from tests.operating.made import group, record, requeue_run
+from tests.operators.made import group, record, requeue_run
 
 pytestmark = [
     pytest.mark.contract,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq_retry.amqp import Publisher
-from tests.broker.live import publishing
+from tests.amqp.live import publishing
 from tests.faults.scene import Scene
 from tests.tooling.vhosts import Vhost
 

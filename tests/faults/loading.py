@@ -10,7 +10,7 @@ from django_rmq_retry import Message
 from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import PublishError
 from django_rmq_retry.messages import Properties
-from tests.broker.live import publishing
+from tests.amqp.live import publishing
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until

@@ -17,7 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ConnectionClosedByBroker
 
 from django_rmq_retry.topology import Topology
-from tests.broker.declared import declare, ready
+from tests.amqp.declared import declare, ready
 from tests.core.made import topology_of
 from tests.faults.acting import PARKED, QUEUE, Diary, work_queue
 from tests.tooling import processes

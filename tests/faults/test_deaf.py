@@ -10,8 +10,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message, apublish, publish
 from django_rmq_retry.errors import PublishUnknown
-from tests.broker.declared import has
-from tests.broker.live import io_thread, publisher_on
+from tests.amqp.declared import has
+from tests.amqp.live import io_thread, publisher_on
 from tests.faults.scene import Scene
 from tests.tooling.brokers import using_broker
 

@@ -7,8 +7,8 @@ import pytest
 
 from django_rmq_retry import Message
 from django_rmq_retry.messages import Properties
-from tests.broker.declared import ready
-from tests.broker.live import publishing
+from tests.amqp.declared import ready
+from tests.amqp.live import publishing
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.node import Node

@@ -3,7 +3,7 @@
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.broker.declared import has
+from tests.amqp.declared import has
 from tests.faults.forking import CHILDS_QUEUE
 from tests.faults.scene import Scene
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.broker.declared import declaring
+from tests.amqp.declared import declaring
 from tests.core.made import topology_of
 from tests.faults.acting import work_queue
 from tests.faults.scene import Scene

@@ -11,7 +11,7 @@ from django_rmq_retry import Message
 from django_rmq_retry.amqp import Outcome, Publisher
 from django_rmq_retry.amqp.contracts import ERRORS
 from django_rmq_retry.errors import PublishError
-from tests.broker.live import publishing
+from tests.amqp.live import publishing
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.proxy import Mode, Proxy, proxy_to

@@ -7,7 +7,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
 from django_rmq_retry.errors import PublishError
-from tests.broker.live import publishing
+from tests.amqp.live import publishing
 from tests.faults.scene import Scene, Worker
 from tests.tooling.waiting import wait_until
 

@@ -20,8 +20,8 @@ def main(folder: Path, number: str) -> int:
     logging.getLogger("pika").setLevel(logging.WARNING)
     # These imports read the settings.
     from django_rmq_retry.consumer import supervisor  # noqa: PLC0415 - as above
+    from tests.consumer.assembled import consumer_of  # noqa: PLC0415 - as above
     from tests.faults import acting, breaking  # noqa: PLC0415 - as above
-    from tests.runtime.assembled import consumer_of  # noqa: PLC0415 - as above
 
     work_queue = acting.work_queue(said["policy"], folder, **said["queue"])
     if said["breaks"]:

@@ -15,7 +15,7 @@ from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.models import InboxEntry, State
 from django_rmq_retry.models.parked import RESOLVED, UNRESOLVED
 from django_rmq_retry.testing import isolated_handlers
-from tests.records.made import group, parked
+from tests.parked.made import group, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 DAY = timedelta(days=1)

@@ -21,8 +21,8 @@ from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
 from tests.core.made import delivery
-from tests.records.arrivals import ticket_header
-from tests.records.made import parked as recorded
+from tests.parked.arrivals import ticket_header
+from tests.parked.made import parked as recorded
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 NUMBER = UUID("0f8e7d6c-5b4a-4392-8170-6f5e4d3c2b1a")

@@ -11,7 +11,7 @@ from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.retention import Twins
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.testing import RmqTest, isolated_handlers
-from tests.records.made import NOON, group, parked
+from tests.parked.made import NOON, group, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 

@@ -6,7 +6,7 @@ from typing import Any
 import django
 from django.core.management import execute_from_command_line
 
-from tests.records.dying import die, dying
+from tests.parked.dying import die, dying
 
 
 def _patched(step: str, nth: int) -> None:

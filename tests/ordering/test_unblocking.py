@@ -20,8 +20,8 @@ from django_rmq_retry.parked.controls import discard_outbox, unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.publishing.outbox import keep
 from tests.admin.made import person
-from tests.operating.made import ANN, QUEUE, discard_messages, record
-from tests.records.arrivals import ticket_header
+from tests.operators.made import ANN, QUEUE, discard_messages, record
+from tests.parked.arrivals import ticket_header
 from tests.tooling.brokers import broker_away
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]

@@ -13,7 +13,7 @@ migrations, the checks and the texts of commands. Rights are the same code on ea
 
 With --venvs only the virtual environments of the other lanes are made; the main lane has this done beside itself.
 
-With --pika only `tests/broker` runs, on the newest pika that pip finds, pre-releases included.
+With --pika only `tests/amqp` runs, on the newest pika that pip finds, pre-releases included.
 """
 
 import os
@@ -35,7 +35,7 @@ LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13
 WITHOUT_DJANGO = tuple(
     f"--ignore=tests/{name}"
     for name in (
-        *("broker", "chaos", "core", "embedded", "faults", "runtime"),
+        *("amqp", "chaos", "consumer", "core", "embedded", "faults"),
         *("test_architecture.py", "test_house.py", "test_ladder.py", "test_package.py", "test_processes.py"),
         *("test_servers.py", "test_style.py", "test_tooling.py", "test_workflows.py", "test_writing.py"),
     )
@@ -174,7 +174,7 @@ def run_next_pika(arguments: list[str]) -> Result:
     newest = subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip()
     if newest == version("pika"):
         return Result(name="next pika", summary=f"NOT RUN: pip finds no pika newer than {newest}", code=0)
-    return run_tests(f"pika {newest}", python, ["-m", "not long", *EXPECTED, *(arguments or ["tests/broker"])])
+    return run_tests(f"pika {newest}", python, ["-m", "not long", *EXPECTED, *(arguments or ["tests/amqp"])])
 
 
 def prepare(name: str, base: str, *requirements: str) -> str:

@@ -21,7 +21,7 @@ from django_rmq_retry.parked.transfer import export
 from tests.bench import processes
 from tests.bench.million.timing import Watch
 from tests.bench.report import Finding, table
-from tests.operating.made import requeue_run
+from tests.operators.made import requeue_run
 
 ME = Actor.of_code("bench")
 MOST_GROWN, LONGEST_START, LONGEST_LOCK = 50.0, 2.0, 1000.0

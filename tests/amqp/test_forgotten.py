@@ -1,0 +1,105 @@
+"""Messages that the broker forgets as it sends them: on a real broker."""
+
+import logging
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Line, channel
+from django_rmq_retry.messages import DONE, Instruction, Settlement
+from tests.amqp.declared import has, ready
+from tests.amqp.live import consuming
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.on_both]
+LINE = Line(queue="q", prefetch=10, auto_ack=True)
+KINDS = ["quorum", "classic"]
+
+
+def fill(amqp: BlockingChannel, count: int, *, kind: str = "classic", size: int = 0) -> None:
+    amqp.queue_declare("q", durable=True, arguments={"x-queue-type": kind})
+    amqp.confirm_delivery()
+    for number in range(count):
+        amqp.basic_publish("", "q", str(number).encode().ljust(size), mandatory=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_has_arrived_is_forgotten_whatever_becomes_of_it(
+    broker_url: str, amqp: BlockingChannel, kind: str
+) -> None:
+    fill(amqp, 3, kind=kind)
+    with consuming(broker_url, LINE) as (source, seen):
+        arrivals = [seen.next() for _ in range(3)]
+        source.settle(arrivals[0], DONE)
+        source.settle(arrivals[1], Settlement(instruction=Instruction.KEEP, hold=0.01))
+        again = seen.next()
+        source.settle(again, DONE)
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert again.token == arrivals[1].token
+    assert ready(amqp, "q") == 0
+
+
+@pytest.mark.parametrize("limits", [(20, 1 << 30, "quorum"), (1 << 30, 20_000, "classic")])
+def test_so_much_waits_in_the_process_and_no_more(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int, str]
+) -> None:
+    messages, size, kind = limits
+    monkeypatch.setattr(channel, "MOST_WAITING", messages)
+    monkeypatch.setattr(channel, "MOST_BYTES", size)
+    fill(amqp, 1, kind=kind)
+    amqp.queue_purge("q")
+    taken: list[Delivery] = []
+    with consuming(broker_url, LINE) as (source, seen):
+        wait_until(lambda: source._granted)
+        line = source._lines["q"]
+        fill(amqp, 300, kind=kind, size=1000)
+        wait_until(lambda: not line._sending, what="no more is taken")
+        left = ready(amqp, "q")
+        while len(taken) < 300:
+            taken.append(seen.next())
+            source.settle(taken[-1], DONE)
+        wait_until(lambda: line._sending, what="more is taken")
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    # No order is promised: RabbitMQ may give a queue back what it was sending as it was cancelled.
+    assert sorted(int(one.body) for one in taken) == list(range(300))
+    assert 200 < left < 300
+    assert (ready(amqp, "q"), line.in_flight, line._bytes) == (0, 0, 0)
+
+
+def test_what_was_not_begun_at_the_end_is_lost_and_counted(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(amqp, 5)
+    with caplog.at_level(logging.WARNING, "django_rmq_retry"), consuming(broker_url, LINE) as (source, seen):
+        arrivals = [seen.next() for _ in range(5)]
+        source.settle(arrivals[0], DONE)
+        source.settle(arrivals[1], Settlement(instruction=Instruction.KEEP, hold=60))
+        source.quiesce()
+        source.give_back(arrivals[2:])
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert caplog.messages == [
+        "Queue 'q': 4 messages that had arrived and were not begun are lost (ack='auto')",
+    ]
+    assert ready(amqp, "q") == 0
+
+
+def test_a_pause_loses_nothing(broker_url: str, amqp: BlockingChannel) -> None:
+    fill(amqp, 2)
+    with consuming(broker_url, LINE) as (source, seen):
+        first, second = seen.next(), seen.next()
+        source.pause("q")
+        wait_until(lambda: not source._lines and all(line.quiet for line in source._pauses.retired), what="the pause")
+        fill(amqp, 1)
+        has(amqp, "q", 1)
+        source.settle(first, DONE)
+        source.settle(second, DONE)
+        source.resume("q")
+
+        assert seen.next().body == b"0"

@@ -1,0 +1,211 @@
+"""One line on a connection without a socket: what it says is read back from the bytes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pika import frame, spec
+from pika.exceptions import ChannelClosedByBroker
+
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Line
+from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.messages import Instruction
+from tests.amqp.offline import Wire, delivery, method, wire
+
+TAGS = {Instruction.ACK: spec.Basic.Ack, Instruction.REQUEUE: spec.Basic.Nack, Instruction.REJECT: spec.Basic.Nack}
+
+
+class Owned:
+    """A line on channel 2 and the calls to its owner."""
+
+    def __init__(self, at: Wire, *, ordered: bool = False) -> None:
+        self.at = at
+        self.arrivals: list[Delivery] = []
+        self.subscriptions = 0
+        self.interruptions: list[BaseException | str] = []
+        self.line = OpenLine(at.connection, Line(queue="q", prefetch=5, ordered=ordered), self)
+
+    def arrived(self, arrival: Delivery) -> None:
+        self.arrivals.append(arrival)
+
+    def opened(self, line: OpenLine) -> None:
+        raise AssertionError("only a quarantine queue waits for its turn")
+
+    def subscribed(self, line: OpenLine) -> None:
+        self.subscriptions += 1
+
+    def message_lost(self, queue: str) -> None: ...
+
+    def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
+        self.interruptions.append(reason)
+
+    def hear(self, *methods: Any) -> "Owned":
+        for one in methods:
+            self.at.feed(method(one, channel=2))
+        return self
+
+    def subscribe(self) -> "Owned":
+        self.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
+        self.confirm()
+        return self
+
+    def confirm(self) -> None:
+        """Answer the consume that the line has sent last."""
+        [tag] = [one.consumer_tag for one in self.methods() if isinstance(one, spec.Basic.Consume)]
+        self.hear(spec.Basic.ConsumeOk(tag))
+
+    def deliver(self, number: int) -> None:
+        self.at.feed(delivery(tag=self.line._tag, delivery_tag=number, channel=2))
+
+    def said(self) -> list[tuple[str, object]]:
+        """The methods sent since the last question, each with its delivery tag, if it has one."""
+        return [(str(one.NAME), getattr(one, "delivery_tag", None)) for one in self.methods()]
+
+    def methods(self) -> list[Any]:
+        data, found = b"".join(self.at.sent), []
+        self.at.sent.clear()
+        while data:
+            size, one = frame.decode_frame(data)
+            data = data[size:]
+            assert isinstance(one, frame.Method)
+            found.append(one.method)
+        return found
+
+
+@pytest.fixture
+def owned() -> Iterator[Owned]:
+    with wire() as at:
+        yield Owned(at)
+
+
+@pytest.fixture
+def ordered() -> Iterator[Owned]:
+    with wire() as at:
+        yield Owned(at, ordered=True)
+
+
+def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
+    assert owned.said() == [("Channel.Open", None)]
+    assert owned.hear(spec.Channel.OpenOk()).said() == [("Basic.Qos", None)]
+    assert owned.hear(spec.Basic.QosOk()).said() == [("Basic.Consume", None)]
+    assert owned.subscriptions == 0
+
+
+def test_the_prefetch_is_asked_for_the_consumer_and_never_for_the_channel(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk())
+    asked = owned.methods()
+    owned.hear(spec.Basic.QosOk())
+    owned.confirm()
+    owned.line.when_processed(lambda _so: None)
+    asked = [one for one in (*asked, *owned.methods()) if isinstance(one, spec.Basic.Qos)]
+
+    assert [(one.prefetch_count, one.global_qos) for one in asked] == [(5, False)] * 2
+
+
+def test_a_line_that_was_asked_to_be_quiet_never_begins(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk())
+    owned.line.quiesce()
+    owned.said()
+
+    assert owned.hear(spec.Basic.QosOk()).said() == []
+
+
+def test_what_was_told_is_heard_when_the_channel_answers_and_one_answer_serves_many(owned: Owned) -> None:
+    heard: list[tuple[str, bool]] = []
+    owned.subscribe()
+    for name in "abc":
+        owned.line.when_processed(lambda so, name=name: heard.append((name, so)))  # type: ignore[misc]  # bound early
+    assert owned.said() == [("Basic.Qos", None)]
+    assert heard == []
+
+    assert owned.hear(spec.Basic.QosOk()).said() == [("Basic.Qos", None)]
+    assert heard == [("a", True)]
+    assert owned.hear(spec.Basic.QosOk()).said() == []
+    assert heard == [("a", True), ("b", True), ("c", True)]
+
+
+def test_a_channel_that_closes_was_not_heard(owned: Owned) -> None:
+    heard: list[bool] = []
+    owned.subscribe()
+    for _ in range(2):
+        owned.line.when_processed(heard.append)
+    owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0))
+    owned.line.when_processed(heard.append)
+
+    assert heard == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("instruction", "name"),
+    [
+        (Instruction.ACK, "Basic.Ack"),
+        (Instruction.REQUEUE, "Basic.Nack"),
+        (Instruction.REJECT, "Basic.Nack"),
+        (Instruction.COUNTED_REQUEUE, "Basic.Reject"),
+    ],
+)
+def test_each_word_is_told_as_its_method(owned: Owned, instruction: Instruction, name: str) -> None:
+    owned.subscribe().deliver(1)
+    owned.line.instruct(owned.arrivals[0], instruction)
+
+    assert owned.said() == [(name, 1)]
+    assert owned.line.in_flight == 0
+
+
+def test_nothing_is_told_once_the_channel_is_gone(owned: Owned) -> None:
+    owned.subscribe().deliver(1)
+    owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0)).said()
+    owned.line.instruct(owned.arrivals[0], Instruction.ACK)
+
+    assert owned.said() == []
+    assert [type(reason) for reason in owned.interruptions] == [ChannelClosedByBroker]
+
+
+def test_a_cancel_by_the_broker_is_an_interruption_and_the_channel_is_closed(owned: Owned) -> None:
+    owned.subscribe()
+    owned.hear(spec.Basic.Cancel(owned.line._tag))
+
+    assert owned.interruptions == ["the broker cancelled the subscription"]
+    assert ("Channel.Close", None) in owned.said()
+    assert not owned.line.open
+
+
+def test_quiescing_cancels_and_closing_does_not(owned: Owned) -> None:
+    owned.subscribe()
+    owned.line.quiesce()
+    assert owned.said() == [("Basic.Cancel", None)]
+    owned.hear(spec.Basic.CancelOk(owned.line._tag))
+    owned.line.close()
+
+    assert owned.said() == [("Channel.Close", None)]
+    assert owned.interruptions == []
+
+
+def test_a_subscription_is_never_cancelled_before_the_broker_has_confirmed_it(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk()).said()
+    owned.hear(spec.Basic.QosOk())
+    owned.line.quiesce()
+    [consume] = owned.methods()
+    owned.hear(spec.Basic.ConsumeOk(consume.consumer_tag))
+
+    assert owned.said() == [("Basic.Cancel", None)]
+
+
+def test_an_ordered_line_is_never_cancelled_and_gives_nothing_back_by_itself(ordered: Owned) -> None:
+    ordered.subscribe().deliver(1)
+    ordered.line.quiesce()
+    ordered.deliver(2)
+    assert ordered.said() == []
+    ordered.line.close()
+
+    assert ordered.said() == [("Channel.Close", None)]
+    assert [arrival.token for arrival in ordered.arrivals] == [(ordered.line, 1)]
+
+
+def test_a_line_closes_once(owned: Owned) -> None:
+    owned.subscribe()
+    for _ in range(2):
+        owned.line.close()
+
+    assert owned.said() == [("Channel.Close", None)]

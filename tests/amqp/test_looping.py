@@ -1,0 +1,144 @@
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.errors import MessageUnsent
+from tests.amqp.live import calling, io_thread, publishing, to
+from tests.tooling.waiting import wait_until
+
+
+def test_calls_run_on_the_io_thread_in_the_order_in_which_they_were_handed_over() -> None:
+    with io_thread() as io:
+        ran: list[tuple[int, bool]] = []
+        over = threading.Event()
+        for number in range(100):
+            io.call(lambda number=number: ran.append((number, io.current)))  # type: ignore[misc]  # bound early
+        io.call(over.set)
+
+        assert over.wait(5)
+        assert ran == [(number, True) for number in range(100)]
+        assert not io.current
+
+
+def test_no_call_is_lost_however_many_threads_hand_over() -> None:
+    with io_thread() as io:
+        ran: list[int] = []
+
+        def hand_over() -> None:
+            for _ in range(2000):
+                io.call(lambda: ran.append(1))
+
+        threads = [threading.Thread(target=hand_over) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        wait_until(lambda: len(ran) == 12000, 5, what="every call ran")
+
+
+def test_a_cancelled_timer_never_rings() -> None:
+    with io_thread() as io:
+        rung: list[str] = []
+        over = threading.Event()
+
+        def begin() -> None:
+            io.cancel(io.later(0.01, lambda: rung.append("cancelled")))
+            io.later(0.05, over.set)
+
+        io.call(begin)
+
+        assert over.wait(5)
+        assert rung == []
+
+
+@pytest.mark.parametrize("way", ["call", "later"])
+def test_an_error_in_a_function_ends_only_the_connections_of_its_thread(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    amqp.queue_declare("q", durable=True)
+    fail: Any = lambda: 1 / 0  # noqa: E731 - it is passed on
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q"))
+        connection, io = publisher._link.connection, publisher._io
+        begin: Any = fail if way == "call" else lambda: io.later(0.0, fail)
+        io.call(begin)
+        wait_until(lambda: publisher._link.connection not in (None, connection), 5, what="another connection")
+        publisher.publish(to("q"))
+
+    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert record.getMessage() == "A function failed on the I/O thread; its connections are closed and opened again"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_publish_or_call_on_the_io_thread_is_refused_at_once(broker_url: str) -> None:
+    """A log handler that publishes runs there with each log record of that thread; it would wait for itself."""
+    errors: list[Exception] = []
+    over = threading.Event()
+    with publishing(broker_url) as publisher, calling(broker_url) as caller:
+
+        def attempt(send: Callable[[], object]) -> None:
+            try:
+                send()
+            except Exception as error:  # noqa: BLE001 - its type is what the test compares
+                errors.append(error)
+
+        def run() -> None:
+            attempt(lambda: publisher.publish(to("q")))
+            attempt(lambda: publisher.publish_many([to("q")]))
+            caller._io.call(lambda: attempt(lambda: caller.call(to("q", correlation_id="c"), timeout=5)))
+            caller._io.call(over.set)
+
+        publisher._io.call(run)
+        assert over.wait(1)
+
+    assert [type(error) for error in errors] == [MessageUnsent] * 3
+    assert "the I/O thread, which sends it and would wait for itself" in str(errors[0])
+
+
+def test_a_request_to_exit_on_the_io_thread_ends_it_loudly_and_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    io, told = IoThread("rmq-test"), threading.Event()
+    io.at_end(told.set)
+    io.start()
+
+    with caplog.at_level(logging.CRITICAL):
+        io.call(sys.exit)
+        assert told.wait(5)
+
+    assert not io.alive
+    assert "The I/O thread ended: SystemExit" in caplog.text
+
+
+def test_a_function_that_fails_at_the_end_of_the_thread_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    io, told = IoThread("rmq-test"), threading.Event()
+    io.at_end(lambda: list[int]().remove(0))
+    io.at_end(told.set)
+    io.start()
+
+    assert io.stop(timeout=5)
+    assert told.is_set()
+    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert getattr(record, "event", None) == "io_end"
+
+
+def test_calls_to_an_ended_thread_harm_nobody() -> None:
+    io = IoThread("rmq-test")
+    io.start()
+    assert io.stop(timeout=5)
+
+    told = threading.Event()
+    io.call(lambda: pytest.fail("it must not run any more"))
+    io.at_end(told.set)
+
+    assert told.is_set()
+    assert not io.alive
+    assert io.stop(timeout=5)

@@ -1,0 +1,264 @@
+"""Quarantine queues of one connection are consumed one at a time, on a real broker."""
+
+import time
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.amqp import Line, demand
+from django_rmq_retry.amqp.demand import Turns
+from django_rmq_retry.messages import DONE
+from tests.amqp.live import Seen, consuming
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+NAMES = ("a.quarantine", "b.quarantine", "c.quarantine")
+LINES = [Line(queue=name, prefetch=1, parks=True, alone=True) for name in NAMES]
+LONGER_THAN_A_TURN = 2.5
+Fill = Callable[..., None]
+
+
+@pytest.fixture
+def fill(amqp: BlockingChannel) -> Fill:
+    """Publish to one of the quarantine queues, which exist."""
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+    for name in NAMES:
+        amqp.queue_declare(name, durable=True, arguments=arguments)
+    amqp.confirm_delivery()
+
+    def fill(name: str, *bodies: bytes) -> None:
+        for body in bodies:
+            amqp.basic_publish("", name, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+
+    return fill
+
+
+def nothing_arrives(seen: Seen) -> bool:
+    try:
+        seen.next(LONGER_THAN_A_TURN)
+    except Empty:
+        return True
+    return False
+
+
+def depths(amqp: BlockingChannel) -> list[int]:
+    return [amqp.queue_declare(name, passive=True).method.message_count or 0 for name in NAMES]
+
+
+class Loop:
+    """An I/O thread whose timers run when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: list[Callable[[], None]] = []
+
+    def later(self, _seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        self.timers.append(call)
+        return call
+
+    def cancel(self, timer: Callable[[], None]) -> None:
+        self.timers.remove(timer)
+
+    def tick(self) -> None:
+        due, self.timers = self.timers, []
+        for call in due:
+            call()
+
+
+class FakeLine:
+    """A quarantine line; the test answers its questions."""
+
+    def __init__(self, ready: int = 0, questions: "list[FakeLine] | None" = None) -> None:
+        self.ready, self.in_flight = ready, 0
+        self.questions: list[FakeLine] = [] if questions is None else questions
+        self.open, self.retired, self.subscribed = True, False, False
+        self.asked: list[Callable[[int], None]] = []
+
+    def depth(self, told: Callable[[int], None]) -> None:
+        self.asked.append(told)
+        self.questions.append(self)
+
+    def answer(self) -> None:
+        asked, self.asked = self.asked, []
+        for told in asked:
+            told(self.ready)
+
+    def subscribe(self) -> None:
+        self.subscribed = True
+
+
+def turns(*lines: FakeLine) -> tuple[Any, Loop, list[FakeLine]]:
+    loop: Any = Loop()
+    over: list[Any] = []
+    made: Any = Turns(loop, exists=lambda _line: None, ended=over.append)
+    for line in lines:
+        made.join(line)
+    return made, loop, over
+
+
+def test_an_answer_of_a_line_that_was_closed_meanwhile_is_ignored() -> None:
+    line = FakeLine(ready=1)
+    _made, loop, over = turns(line)
+    loop.tick()
+    line.answer()
+    assert line.subscribed
+    loop.tick()
+    line.ready, line.open = 0, False
+    loop.tick()
+    line.answer()
+    loop.tick()
+
+    assert (over, loop.timers) == ([], [])
+
+
+def test_one_question_at_a_time_for_each_line_however_many_join() -> None:
+    lines = [FakeLine() for _ in range(50)]
+    _made, loop, _over = turns(*lines)
+    for _ in range(10):
+        loop.tick()
+
+    # The first question is whether the queue exists.
+    assert [len(line.asked) for line in lines] == [2] * 50
+    assert len(loop.timers) == 1
+
+
+def test_a_queue_that_never_empties_gives_way_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    endless, other = FakeLine(ready=5), FakeLine(ready=0)
+    _made, loop, over = turns(endless, other)
+    loop.tick()
+    endless.answer()
+    endless.in_flight, other.ready = 1, 1
+    loop.tick()
+    assert over == []
+    clock[0] = demand.LONGEST_TURN + 1
+    loop.tick()
+    assert over == [endless]
+    endless.retired = True
+    loop.tick()
+    other.answer()
+    assert not other.subscribed
+    endless.in_flight = 0
+    loop.tick()
+    other.answer()
+    assert other.subscribed
+
+
+def test_the_first_turn_is_drawn_by_lot() -> None:
+    firsts = set()
+    for _ in range(60):
+        questions: list[FakeLine] = []
+        lines = [FakeLine(ready=1, questions=questions) for _ in range(3)]
+        _made, loop, _over = turns(*lines)
+        questions.clear()
+        loop.tick()
+        firsts.add(lines.index(questions[0]))
+
+    assert firsts == {0, 1, 2}
+
+
+@pytest.mark.contract
+def test_one_message_at_a_time_and_each_queue_until_it_is_empty(
+    broker_url: str, amqp: BlockingChannel, fill: Fill
+) -> None:
+    for name in NAMES:
+        fill(name, b"1", b"2")
+    with consuming(broker_url, *LINES) as (source, seen):
+        order: list[str] = []
+        for _ in range(6):
+            arrival = seen.next()
+            assert sum(depths(amqp)) == 5 - len(order)
+            order.append(arrival.queue)
+            source.settle(arrival, DONE)
+
+    assert order[0::2] == order[1::2]
+    assert (sorted(order[0::2]), depths(amqp)) == (sorted(NAMES), [0, 0, 0])
+
+
+@pytest.mark.contract
+def test_only_the_message_whose_turn_it_is_counts_a_lost_connection(broker_url: str, fill: Fill) -> None:
+    for name in NAMES:
+        fill(name, b"1")
+    with consuming(broker_url, *LINES) as (source, seen):
+        tried = seen.next()
+        assert nothing_arrives(seen)
+        source._io.call(lambda: source._link.connection.close())  # type: ignore[union-attr]  # noqa: PLW0108
+        arrivals = {}
+        for _ in NAMES:
+            arrival = seen.next()
+            arrivals[arrival.queue] = arrival.redelivered
+            source.settle(arrival, DONE)
+
+    assert arrivals == {name: name == tried.queue for name in NAMES}
+
+
+@pytest.mark.contract
+def test_a_paused_queue_gives_its_turn_to_the_next(broker_url: str, fill: Fill) -> None:
+    for name in NAMES[:2]:
+        fill(name, b"1", b"2")
+    with consuming(broker_url, *LINES[:2]) as (source, seen):
+        first = seen.next()
+        source.pause(first.queue)
+        # The message whose queue is paused is still attempted; until it is settled, no other is.
+        assert nothing_arrives(seen)
+        source.settle(first, DONE)
+        for _ in range(2):
+            other = seen.next()
+            assert other.queue != first.queue
+            source.settle(other, DONE)
+        assert nothing_arrives(seen)
+        source.resume(first.queue)
+        last = seen.next()
+
+    assert (last.queue, last.body) == (first.queue, b"2")
+
+
+@pytest.mark.contract
+def test_a_message_that_arrives_later_is_found(broker_url: str, fill: Fill) -> None:
+    with consuming(broker_url, *LINES) as (source, seen):
+        for name in (*NAMES, *reversed(NAMES)):
+            fill(name, b"1")
+            arrival = seen.next()
+            source.settle(arrival, DONE)
+            assert arrival.queue == name
+
+
+@pytest.mark.contract
+def test_a_source_with_messages_in_quarantine_is_not_empty(broker_url: str, fill: Fill) -> None:
+    fill("a.quarantine", b"1")
+    fill("b.quarantine", b"2")
+    with consuming(broker_url, *LINES[:2]) as (source, seen):
+        answers: list[bool] = []
+
+        def empty() -> bool:
+            source.empty(answers.append)
+            return bool(answers and answers[-1])
+
+        source.settle(seen.next(), DONE)
+        last = seen.next()
+        for _ in range(3):
+            source.empty(answers.append)
+        assert wait_until(lambda: len(answers) == 3)
+        assert answers == [False, False, False]
+        source.settle(last, DONE)
+        assert wait_until(empty)
+
+
+@pytest.mark.contract
+def test_a_user_without_the_right_to_read_a_quarantine_queue_is_named(vhost: Vhost, fill: Fill) -> None:
+    api, user = vhost.management, vhost.name
+    api.call("PUT", f"users/{user}", {"password": "pw", "tags": ""})
+    api.call("PUT", f"permissions/{vhost.name}/{user}", {"configure": ".*", "write": ".*", "read": "^b"})
+    try:
+        with consuming(vhost.url.replace("guest:guest@", f"{user}:pw@"), *LINES[:2]) as (_source, seen):
+            fill("a.quarantine", b"1")
+            assert wait_until(lambda: bool(seen.failures))
+    finally:
+        api.call("DELETE", f"users/{user}")
+
+    assert "a.quarantine" in str(seen.failures[0])
+    assert "Give the user the right to read it" in str(seen.failures[0])

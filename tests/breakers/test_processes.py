@@ -1,0 +1,157 @@
+"""Breakers, pauses and rates of real processes, on a real broker and each database."""
+
+from contextlib import ExitStack
+from itertools import pairwise
+
+import pytest
+
+from django_rmq_retry.models import QueueControl
+from tests.breakers.bank import Bank
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.database, pytest.mark.long]
+
+
+def switch(queue: str = "payments") -> QueueControl:
+    return QueueControl.objects.using("own").get(queue=queue)
+
+
+def parked(bank: Bank) -> int:
+    return bank.ready("payments.parked")
+
+
+def test_an_outage_pauses_every_process_burns_nothing_and_ends_by_itself(bank: Bank) -> None:
+    bank.goes_down()
+    with bank.consuming() as one, bank.consuming() as two:
+        wait_until(lambda: bank.consumers("payments") == 2)
+        bank.publish("payments", *range(30))
+        wait_until(lambda: not bank.consumers("payments") and bank.ready("payments") == 30)
+        bank.publish("mails", "beside")
+        wait_until(lambda: bank.did() == ["beside"])
+        # Far more trials than any count of returns allows, and one message each.
+        wait_until(lambda: switch().failed >= 8, 60)
+        bank.comes_back()
+        wait_until(lambda: len(bank.did()) == 31, 60)
+        codes = [one.stopped(), two.stopped()]
+
+    assert sorted(map(str, bank.did())) == sorted(map(str, ["beside", *range(30)]))
+    assert {entry["attempt"] for entry in bank.diary("began")} == {1}
+    assert (parked(bank), codes, switch().opened) == (0, [0, 0], False)
+    assert one.said.count("has opened") + two.said.count("has opened") <= 2
+    assert one.said.count("has closed") + two.said.count("has closed") == 1
+
+
+def test_a_line_keeps_its_order_through_an_outage(bank: Bank) -> None:
+    bank.publish("ledger", *range(10))
+    bank.goes_down()
+    with bank.consuming() as one, bank.consuming() as two:
+        wait_until(lambda: switch("ledger").failed >= 3 if QueueControl.objects.using("own").exists() else False, 60)
+        bank.comes_back()
+        wait_until(lambda: len(bank.did()) >= 10, 60)
+        codes = [one.stopped(), two.stopped()]
+
+    assert bank.did() == list(range(10))
+    assert codes == [0, 0]
+
+
+def test_whoever_is_killed_as_it_tries_a_message_is_followed_by_another(bank: Bank) -> None:
+    bank.more = {"BANK_LEASE": "2"}
+    bank.goes_down()
+    bank.publish("payments", "a")
+    with bank.consuming() as one:
+        wait_until(lambda: QueueControl.objects.using("own").filter(failed__gte=1).exists())
+        (bank.folder / "hangs").touch()
+        tried = len(bank.diary("began"))
+        wait_until(lambda: len(bank.diary("began")) > tried)
+        prober = switch().prober
+        one.kill()
+        (bank.folder / "hangs").unlink()
+        bank.comes_back()
+        with bank.consuming() as two:
+            wait_until(lambda: bank.did() == ["a"])
+            wait_until(lambda: not switch().opened)
+            code = two.stopped()
+
+    assert prober
+    assert (code, parked(bank)) == (0, 0)
+
+
+def test_it_stops_in_good_order_while_a_breaker_is_open_and_knows_of_it_afterwards(bank: Bank) -> None:
+    bank.more = {"BANK_PROBE": "300"}
+    bank.goes_down()
+    bank.publish("payments", *range(5))
+    with bank.consuming() as one:
+        wait_until(lambda: QueueControl.objects.using("own").filter(opened=True).exists())
+        code = one.stopped()
+    bank.comes_back()
+    with bank.consuming() as two:
+        two.says("Another process has opened the breaker")
+        bank.publish("mails", "beside")
+        wait_until(lambda: bank.did() == ["beside"])
+        waiting = bank.ready("payments")
+        resumed = bank.run("rmq_queue", "resume", "payments")
+        wait_until(lambda: len(bank.did()) == 6)
+
+    assert (code, waiting, resumed.returncode) == (0, 5, 0)
+
+
+def test_a_person_pauses_a_queue_and_lets_it_go_on(bank: Bank) -> None:
+    with bank.consuming() as one:
+        wait_until(lambda: bank.consumers("mails") == 1)
+        paused = bank.run("rmq_queue", "pause", "mails", "--reason", "spam")
+        wait_until(lambda: not bank.consumers("mails"))
+        bank.publish("mails", 1, 2)
+        one.says("Queue 'mails' is paused by")
+        listed = bank.run("rmq_queue", "list")
+        with bank.consuming() as two:
+            wait_until(lambda: bank.consumers("payments") == 2)
+            fresh = bank.consumers("mails")
+            resumed = bank.run("rmq_queue", "resume", "mails")
+            wait_until(lambda: sorted(bank.did()) == [1, 2])
+            codes = [one.stopped(), two.stopped()]
+
+    assert [told.returncode for told in (paused, listed, resumed)] == [0, 0, 0]
+    assert "mails\tpaused" in listed.stdout
+    assert (fresh, codes) == (0, [0, 0])
+
+
+def test_a_pause_ends_by_itself(bank: Bank) -> None:
+    with bank.consuming() as one:
+        wait_until(lambda: bank.consumers("mails") == 1)
+        bank.run("rmq_queue", "pause", "mails", "--for", "5s")
+        wait_until(lambda: bank.consumers("mails") == 0)
+        bank.publish("mails", 1)
+        before = bank.did()
+        wait_until(lambda: bank.did() == [1])
+        one.says("Queue 'mails' resumes")
+        code = one.stopped()
+
+    assert (before, code) == ([], 0)
+
+
+def test_a_burst_leaves_what_is_paused_where_it_is(bank: Bank) -> None:
+    bank.run("rmq_queue", "pause", "payments")
+    bank.publish("payments", 1)
+    bank.publish("mails", 2)
+    with bank.consuming("--burst") as one:
+        code = one.process.wait(timeout=30)
+
+    assert (code, bank.did(), bank.ready("payments")) == (0, [2], 1)
+
+
+def test_three_processes_keep_one_rate(bank: Bank) -> None:
+    with ExitStack() as stack:
+        consumers = [stack.enter_context(bank.consuming()) for _ in range(3)]
+        wait_until(lambda: bank.consumers("quotes") == 3)
+        bank.publish("quotes", *range(200))
+        wait_until(lambda: len(bank.did()) == 200, 60)
+        codes = [one.stopped() for one in consumers]
+    at = sorted(entry["at"] for entry in bank.diary())
+    spent = at[-1] - at[0]
+
+    assert 199 / spent == pytest.approx(20, rel=0.1)
+    # Of any second at most twenty, and half a second's worth more.
+    assert max(sum(start <= one < start + 1 for one in at) for start in at) <= 20 * 1.5 + 1
+    assert len({entry["pid"] for entry in bank.diary()}) == 3
+    assert {entry["attempt"] for entry in bank.diary()} == {1}
+    assert (codes, len(list(pairwise(at)))) == ([0, 0, 0], 199)

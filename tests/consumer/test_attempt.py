@@ -1,0 +1,696 @@
+import asyncio
+import gc
+import json
+import struct
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import (
+    DeadLetter,
+    Delivery,
+    Discard,
+    Fixed,
+    Json,
+    Message,
+    NackRequeue,
+    Native,
+    OneShot,
+    Park,
+    Queue,
+    Raw,
+    Republish,
+    Retry,
+    RetryThenPark,
+    StopTheLine,
+)
+from django_rmq_retry.amqp.frames import check_writable, marshal_publish
+from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.handlers import Match, Subscription
+from django_rmq_retry.messages import (
+    DONE,
+    Codec,
+    Headers,
+    Instruction,
+    Properties,
+    Reason,
+    Settlement,
+    encode_properties,
+)
+from django_rmq_retry.messages.history import ANSWER
+from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
+from django_rmq_retry.policies.policy import AutoAck
+from tests.consumer.attempting import PLAIN, Bench, Book
+from tests.core.made import delivery
+from tests.core.parked import read_back
+
+DIRECT = "amq.rabbitmq.reply-to.g1AAA"
+
+
+class Broken(Exception):
+    """The error that handlers raise here."""
+
+
+def raising(error: BaseException) -> Callable[[Delivery], object]:
+    def act(_: Delivery) -> object:
+        raise error
+
+    return act
+
+
+def copy_in(settlement: Settlement) -> Message:
+    assert settlement.copy is not None
+    return settlement.copy
+
+
+def reason_in(settlement: Settlement) -> object:
+    copy = copy_in(settlement)
+    assert copy.routing_key == "payments.parked"
+    return copy.headers["rmq-retry-reason"]
+
+
+def answer_in(settlement: Settlement) -> tuple[object, object]:
+    assert settlement.answer is not None
+    return json.loads(settlement.answer.body), settlement.answer.headers[ANSWER]
+
+
+def entry(key: bytes, value: bytes) -> bytes:
+    return bytes([len(key)]) + key + value
+
+
+MILLISECONDS = entry(b"when", b"T" + struct.pack(">Q", 1_700_000_000_000 * 1000))
+NOT_UTF8 = entry(b"\xff\xfe", b"t\x01")
+
+
+def nested(depth: int) -> bytes:
+    inner = b""
+    for _ in range(depth):
+        inner = entry(b"a", b"F" + struct.pack(">I", len(inner)) + inner)
+    return inner
+
+
+HOSTILE = {"milliseconds": MILLISECONDS, "not UTF-8": NOT_UTF8, "5,000 deep": nested(5000)}
+
+
+def with_table(table: bytes) -> bytes:
+    return struct.pack(">HI", 0x2000, len(table)) + table
+
+
+@pytest.fixture
+def undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(_raw: bytes) -> Properties:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("django_rmq_retry.messages.message.decode_properties", decode)
+
+
+@pytest.mark.usefixtures("undecoded")
+def test_a_plain_message_is_handled_without_its_properties_being_decoded() -> None:
+    seen: list[object] = []
+    bench = Bench(act=lambda message: seen.append(message.data))
+    arrival = delivery(body=b'{"payment": 7}', message_id="a", content_type="application/json", delivery_mode=2)
+
+    assert bench.settle(arrival) is DONE
+    assert seen == [{"payment": 7}]
+
+
+@pytest.mark.parametrize("table", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_are_parked_with_every_byte_and_no_handler_sees_them(table: bytes) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(raw=with_table(table), body=b"as it came"))
+
+    assert reason_in(settlement) == "undecodable_headers"
+    assert table in encode_properties(copy_in(settlement).properties)
+    assert copy_in(settlement).body == b"as it came"
+    assert bench.log == ["enter", "leave"]
+    assert bench.verdicts == [(Kind.PARK, Reason.UNDECODABLE_HEADERS)]
+
+
+@pytest.mark.parametrize("raw", [b"\x20\x00\xff\xff\xff\xff", b"\x80\x00\x09ab", b"\x00\x01", b"\x20\x00"])
+def test_broken_properties_are_parked_as_bytes(raw: bytes) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(raw=raw, redelivered=True))
+
+    assert reason_in(settlement) == "undecodable_headers"
+    assert copy_in(settlement).headers["rmq-retry-properties"] == raw
+    assert "run" not in bench.log
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"{", b'{"a": 1, "a": 2}', b"[" * 100_000, b"NaN", b"1e999999999"])
+def test_an_undecodable_body_is_parked_as_it_came_without_a_handler(body: bytes) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(body=body))
+
+    assert reason_in(settlement) == "undecodable_body"
+    assert copy_in(settlement).body == body
+    assert bench.log == ["enter", "leave"]
+
+
+def test_a_compressed_body_is_parked_and_not_guessed_at() -> None:
+    assert reason_in(Bench().settle(delivery(content_encoding="gzip"))) == "undecodable_body"
+
+
+def test_whatever_a_codec_raises_parks_the_message() -> None:
+    class Mad(Raw):
+        def decode(self, body: bytes, properties: Properties | None = None) -> object:
+            raise KeyError("schema")
+
+    assert reason_in(Bench(codec=Mad()).settle()) == "undecodable_body"
+
+
+def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
+    bench = Bench(match=Match(type="charge"))
+    settlement = bench.settle(delivery(type="refund"))
+
+    assert reason_in(settlement) == "no_handler"
+    assert bench.log == ["enter", "leave"]
+    assert bench.book.notes[0].subscription is None
+
+
+@pytest.mark.parametrize("match", [Match(), Match(type="charge")])
+def test_two_without_an_id_that_are_parked_in_one_moment_differ(match: Match) -> None:
+    chances = iter((0.0, 0.25, 0.5, 0.75))
+    bench = Bench(act=raising(Park("closed")), match=match, chance=lambda: next(chances))
+    copies = [copy_in(bench.settle()).properties for _ in range(2)]
+
+    assert copies[0] != copies[1]
+
+
+@pytest.mark.parametrize(("redelivered", "count"), [(True, 2), (False, 50), (True, "many")])
+def test_a_message_that_came_back_twice_is_handled(redelivered: bool, count: object) -> None:
+    bench = Bench()
+
+    assert bench.settle(delivery(redelivered=redelivered, headers={"x-delivery-count": count})) is DONE
+    assert "run" in bench.log
+
+
+def test_a_message_that_came_back_three_times_is_tried_alone_next() -> None:
+    bench = Bench()
+    arrival = delivery(redelivered=True, headers={"x-delivery-count": 3, "rmq-retry-attempts": 3, "own": "kept"})
+    copy = copy_in(bench.settle(arrival))
+
+    assert (copy.exchange, copy.routing_key) == ("", "payments.quarantine")
+    assert "run" not in bench.log
+    assert (copy.headers["own"], copy.headers["rmq-retry-attempts"]) == ("kept", 3)
+    assert "x-delivery-count" not in copy.headers
+
+
+def test_a_suspect_is_handled_as_in_its_own_queue() -> None:
+    bench = Bench(act=raising(Broken()))
+    told = {"rmq-retry-queue": "payments", "rmq-retry-routing-key": "pay.card", "rmq-retry-attempts": 1}
+    arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 4, **told})
+    copy = copy_in(bench.settle(arrival))
+
+    tried = bench.book.notes[0].delivery
+    assert (tried.queue, tried.routing_key, tried.attempt) == ("payments", "pay.card", 2)
+    assert (arrival.queue, arrival.attempt) == ("payments.quarantine", 1)
+    assert copy.routing_key.startswith("payments.retry.")
+
+
+def test_a_suspect_that_stops_its_worker_five_times_is_parked_unseen() -> None:
+    bench = Bench()
+    arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 5})
+
+    assert reason_in(bench.settle(arrival)) == "worker_stopped"
+    assert "run" not in bench.log
+
+
+LOOP = RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5))
+
+
+@pytest.mark.parametrize(("counts", "handled"), [({}, 19), ({"x-acquired-count": 50}, 4)], ids=["before 4.3", "4.3"])
+def test_without_a_quarantine_queue_stops_are_allowed_for_where_they_count(
+    counts: dict[str, object], handled: int
+) -> None:
+    bench = Bench(policy=LOOP)
+    last = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": handled, **counts}))
+    one_more = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": handled + 1, **counts}))
+
+    assert last is DONE
+    assert reason_in(one_more) == "worker_stopped"
+
+
+@pytest.mark.parametrize(
+    ("policy", "arrived", "ended"),
+    [
+        (LOOP, {}, None),
+        (LOOP, {"x-death": [{"queue": "payments", "reason": "rejected", "count": 2}]}, 2),
+        (RetryThenPark(attempts=2, via=NackRequeue()), {}, None),
+        (RetryThenPark(attempts=3, via=Native(5)), {}, None),
+        (PLAIN, {"rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}, 1),
+        (PLAIN, {}, None),
+    ],
+    ids=["loop", "loop, retried", "requeue", "native", "ladder, retried", "ladder"],
+)
+def test_what_is_parked_unseen_tells_of_those_attempts_alone_that_came_to_an_end(
+    policy: Policy, arrived: dict[str, object], ended: int | None
+) -> None:
+    queue = "payments.quarantine" if policy is PLAIN else "payments"
+    bench = Bench(policy=policy)
+    copy = copy_in(bench.settle(delivery(queue=queue, redelivered=True, headers={"x-delivery-count": 30, **arrived})))
+
+    assert copy.headers["rmq-retry-reason"] == "worker_stopped"
+    assert copy.headers.get("rmq-retry-attempts") == ended
+    assert bench.book.notes[0].delivery.attempt == (ended or 0) + 1
+
+
+def test_the_crash_rule_can_be_switched_off() -> None:
+    bench = Bench(options={"crash_limit": None})
+
+    assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        StopTheLine(),
+        StopTheLine(attempts=5),
+        RetryThenPark(attempts=None, via=NackRequeue()),
+        RetryThenPark(attempts=None, via=Native(5)),
+    ],
+)
+def test_a_policy_that_gives_messages_back_without_end_never_parks_for_their_returns(policy: Policy) -> None:
+    bench = Bench(policy=policy)
+
+    assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
+
+
+def test_returns_that_are_native_retries_are_no_crashes() -> None:
+    bench = Bench(policy=RetryThenPark(attempts=8, via=Native(5)), act=raising(Broken()))
+    seventh = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 6}))
+    eighth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 7}))
+
+    assert seventh.instruction is Instruction.COUNTED_REQUEUE
+    assert reason_in(eighth) == "retries_exhausted"
+    lost = {"x-delivery-count": 12, "x-acquired-count": 12}
+    assert reason_in(bench.settle(delivery(redelivered=True, headers=lost))) == "worker_stopped"
+
+
+def test_what_is_noted_is_what_becomes_of_a_message_without_room_for_a_count() -> None:
+    bench = Bench(act=raising(Broken("no bank")))
+    full = delivery(headers={"baggage": "x" * 125_000}, message_id="m-1")
+    copy = copy_in(bench.settle(full))
+
+    assert bench.verdicts == [(Kind.PARK, Reason.PERMANENT)]
+    assert (copy.routing_key, copy.properties.message_id) == ("payments.parked", "m-1")
+
+
+def test_a_hop_on_the_way_to_a_long_delay_is_no_attempt() -> None:
+    bench = Bench(act=raising(Broken()))
+    waiting = {"rmq-retry-wait": 5000, "rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}
+    settlement = bench.settle(delivery(headers=waiting))
+
+    assert bench.log == []
+    assert bench.book.notes == []
+    assert copy_in(settlement).headers["rmq-retry-attempts"] == 1
+    assert copy_in(settlement).properties.expiration == "5000"
+
+
+def test_the_third_of_three_attempts_is_the_last() -> None:
+    bench = Bench(act=raising(Broken("no bank")))
+    arrival = delivery(headers={"rmq-retry-attempts": 2, "rmq-retry-queue": "payments"})
+
+    assert reason_in(bench.settle(arrival)) == "retries_exhausted"
+    assert bench.book.notes[0].delivery.attempt == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(0),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        RecursionError(),
+        MemoryError(),
+        StopIteration(),
+        type("Own", (BaseException,), {})(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseException) -> None:
+    bench = Bench(act=raising(error))
+    settlement = bench.settle()
+
+    assert copy_in(settlement).routing_key == "payments.retry.30s"
+    assert bench.log == ["enter", "run", "leave"]
+    assert bench.book.notes[0].error is error
+
+
+def test_a_handler_that_recurses_without_end_is_a_failed_attempt() -> None:
+    def endless(message: Delivery) -> object:
+        return endless(message)
+
+    assert copy_in(Bench(act=endless).settle()).routing_key == "payments.retry.30s"
+
+
+def test_an_exception_that_cannot_be_shown_still_parks() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    bench = Bench(policy=RetryThenPark(attempts=1), act=raising(Mute()))
+
+    assert reason_in(bench.settle()) == "retries_exhausted"
+
+
+def test_an_exception_text_of_a_megabyte_still_parks_in_one_frame() -> None:
+    bench = Bench(policy=RetryThenPark(attempts=1), act=raising(Broken("x\0\ud800" * 400_000)))
+    copy = copy_in(bench.settle())
+
+    assert len(copy.headers.raw) < 4000
+    assert marshal_publish(
+        1,
+        encode_properties(copy.properties),
+        copy.body,
+        exchange=copy.exchange,
+        routing_key=copy.routing_key,
+        mandatory=True,
+        frame_max=131_072,
+    )
+
+
+@pytest.mark.parametrize("broken", [ValueError("no"), SystemExit(1), KeyboardInterrupt()])
+def test_a_predicate_that_raises_parks_the_message_and_the_worker_lives(broken: BaseException) -> None:
+    def predicate(_: BaseException) -> bool:
+        raise broken
+
+    bench = Bench(policy=RetryThenPark(attempts=3, backoff=Fixed(30), retry_if=predicate), act=raising(Broken()))
+
+    assert reason_in(bench.settle()) == "permanent"
+
+
+@dataclass(frozen=True, slots=True)
+class Odd(Backoff):
+    """A back-off of the project's that returns what no broker takes."""
+
+    value: float
+
+    @property
+    def spread(self) -> float:
+        return 0.0
+
+    def nominal(self, attempt: int) -> float:
+        return 30.0
+
+    def delay(self, attempt: int, chance: float) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0])
+def test_a_backoff_that_returns_nonsense_costs_no_message(value: float) -> None:
+    bench = Bench(policy=RetryThenPark(attempts=3, backoff=Odd(value)), act=raising(Broken()))
+
+    assert reason_in(bench.settle()) == "permanent"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(Park("frozen"), Kind.PARK), (Discard("old"), Kind.DISCARD), (Retry(after=30), Kind.RETRY)]
+)
+def test_an_overrule_decides(error: BaseException, kind: Kind) -> None:
+    bench = Bench(policy=PLAIN, act=raising(error))
+    bench.settle()
+
+    assert [note.verdict.kind for note in bench.book.notes] == [kind]
+
+
+def test_an_undecodable_part_that_a_handler_meets_parks() -> None:
+    bench = Bench(act=raising(UndecodableBody("inner", size=3)))
+
+    assert reason_in(bench.settle()) == "undecodable_body"
+
+
+@pytest.mark.parametrize("to", [DIRECT, "amq.gen-Xa2"])
+def test_what_a_handler_returns_goes_to_who_asked(to: str) -> None:
+    bench = Bench(act=lambda _: {"status": "ok"})
+    settlement = bench.settle(delivery(reply_to=to, correlation_id="c-1"))
+
+    assert settlement.instruction is Instruction.ACK
+    assert settlement.answer is not None
+    assert (settlement.answer.exchange, settlement.answer.routing_key) == ("", to)
+    assert settlement.answer.mandatory is (to != DIRECT)
+    assert settlement.answer.properties.correlation_id == "c-1"
+    assert answer_in(settlement) == ({"status": "ok"}, "ok")
+
+
+@pytest.mark.parametrize("to", ["payments", "payments.parked", "amq.rabbitmq.reply-to", "", "AMQ.GEN-1"])
+def test_a_sender_cannot_choose_any_queue_for_the_answer(to: str) -> None:
+    assert Bench(act=lambda _: 1).settle(delivery(reply_to=to)).answer is None
+
+
+def test_queues_that_the_project_allows_are_answered() -> None:
+    bench = Bench(act=lambda _: 1, options={"reply_to": ("reply-*",)})
+
+    assert bench.settle(delivery(reply_to="reply-queue")).answer is not None
+    assert bench.settle(delivery(reply_to=DIRECT)).answer is None
+
+
+def test_a_retried_message_is_not_answered_yet() -> None:
+    settlement = Bench(act=raising(Broken())).settle(delivery(reply_to=DIRECT))
+
+    assert settlement.answer is None
+
+
+def test_one_shot_answers_none_as_well() -> None:
+    settlement = Bench(policy=OneShot()).settle(delivery(reply_to=DIRECT))
+
+    assert answer_in(settlement) == (None, "ok")
+
+
+@pytest.mark.parametrize(("park", "routing_key"), [(False, None), (True, "payments.parked")])
+def test_one_shot_answers_with_the_error(park: bool, routing_key: str | None) -> None:
+    bench = Bench(policy=OneShot(park=park), act=raising(Broken("no rate")))
+    settlement = bench.settle(delivery(reply_to=DIRECT))
+
+    assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "no rate"}}, "error")
+    assert settlement.instruction is Instruction.ACK
+    assert (settlement.copy and settlement.copy.routing_key) == routing_key
+
+
+def test_one_shot_answers_who_sent_what_cannot_be_read() -> None:
+    settlement = Bench(policy=OneShot()).settle(delivery(body=b"{", reply_to=DIRECT))
+
+    assert answer_in(settlement)[1] == "error"
+    assert reason_in(settlement) == "undecodable_body"
+
+
+class Exploding(Raw):
+    def encode(self, data: object) -> bytes:
+        raise KeyError("schema")
+
+
+@pytest.mark.parametrize("codec", [Json(), Raw(), Exploding()], ids=["json", "raw", "exploding"])
+@pytest.mark.parametrize("policy", [OneShot(), PLAIN], ids=["one shot", "retry"])
+def test_an_answer_that_cannot_be_written_is_an_error_answer_and_no_second_attempt(
+    policy: Policy, codec: Codec
+) -> None:
+    bench = Bench(policy=policy, codec=codec, act=lambda _: object())
+    settlement = bench.settle(delivery(reply_to=DIRECT))
+
+    assert settlement.instruction is Instruction.ACK
+    assert settlement.copy is None
+    assert answer_in(settlement)[1] == "error"
+
+
+def test_one_shot_with_raw_bodies_answers_with_its_error() -> None:
+    settlement = Bench(policy=OneShot(), codec=Raw(), act=raising(Broken("x"))).settle(delivery(reply_to=DIRECT))
+
+    assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "x"}}, "error")
+
+
+class Unable(Republish):
+    """A carrier that can carry nothing."""
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        raise ValueError("no way")
+
+
+class TooFar(Republish):
+    """A carrier whose copies no broker takes."""
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        return copied_to("k" * 256, delivery)
+
+
+def copied_to(key: str, delivery: Delivery) -> Settlement:
+    return Settlement(instruction=Instruction.ACK, copy=Message(body=delivery.body, routing_key=key))
+
+
+@pytest.mark.parametrize(
+    ("via", "detail"),
+    [
+        (Unable(), "It cannot be settled (ValueError: no way) after: Broken: x"),
+        (
+            TooFar(),
+            f"It cannot be settled (ValueError: The name '{'k' * 60}'… takes 256 bytes; AMQP takes 255.) after: ",
+        ),
+    ],
+)
+def test_a_verdict_that_cannot_be_carried_out_parks_the_message_once(via: Republish, detail: str) -> None:
+    policy = RetryThenPark(attempts=3, backoff=Fixed(30), via=via)
+    bench = Bench(policy=policy, act=raising(Broken("x")), options={"check": check_writable})
+    one = delivery(body=b'"\xc3\xa9"', message_id="m-1", headers={"own": b"\xff"})
+    settlement = bench.settle(one)
+
+    assert reason_in(settlement) == "unsettled"
+    found = read_back(copy_in(settlement))
+    assert (found.body, found.raw, found.stamp.attempts) == (one.body, one.raw, 1)
+    assert found.detail.startswith(detail)
+    assert bench.verdicts == [(Kind.PARK, Reason.UNSETTLED)]
+    assert bench.log == ["enter", "run", "leave"]
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), SystemExit(2)])
+def test_a_journal_that_fails_changes_no_attempt(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(book=Book(failing=error))
+
+    assert bench.settle() is DONE
+    assert bench.log == ["enter", "run", "leave"]
+    assert caplog.messages == ["An attempt could not be recorded or announced; its message is settled anyway"]
+
+
+def test_an_answer_that_fails_to_be_allowed_settles_the_message_without_it() -> None:
+    def refused(_address: str) -> None:
+        raise OSError("the log is closed")
+
+    bench = Bench(act=lambda _: "done", options={"refused": refused})
+
+    assert bench.settle(delivery(reply_to="anothers")) is DONE
+    assert bench.log == ["enter", "run", "leave"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x": 1}])
+def test_a_journal_that_wants_no_successes_is_not_asked_to_note_them(headers: dict[str, object]) -> None:
+    bench = Bench(book=Book(notes_acks=False))
+
+    assert bench.settle(delivery(headers=headers)) is DONE
+    assert bench.book.notes == []
+
+
+def test_after_a_wait_a_handler_sees_where_the_message_first_came_in() -> None:
+    seen: list[tuple[str, str, int]] = []
+    story = Headers.of(
+        {
+            "rmq-retry-attempts": 1,
+            "rmq-retry-exchange": "main",
+            "rmq-retry-routing-key": "cash",
+            "rmq-retry-queue": "payments",
+        }
+    )
+    bench = Bench(act=lambda message: seen.append((message.exchange, message.routing_key, message.attempt)))
+    bench.settle(delivery(headers=story))
+
+    assert seen == [("main", "cash", 2)]
+
+
+@pytest.mark.parametrize("match", [Match(), Match(type="charge")])
+def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
+    made = Subscription(
+        name="seen",
+        run=raising(Park("no")),
+        queue=Queue("payments"),
+        policy=AutoAck(),
+        park="p",
+        match=match,
+        ack="auto",
+    )
+    bench = Bench()
+    attempts = bench.attempts(made)
+
+    assert attempts.settlement(delivery()) == DONE
+    assert attempts.settlement(delivery(body=b"no json")) == DONE
+    assert [note.verdict.kind for note in bench.book.notes] == [Kind.DISCARD, Kind.DISCARD]
+
+
+def test_attempts_of_a_message_that_stays_unacked_count_on_by_its_arrival() -> None:
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery()
+    attempts = bench.attempts()
+    for _ in range(3):
+        attempts.settlement(arrival)
+
+    assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("back", "number"),
+    [
+        (delivery(body=b"1", redelivered=True), 3),
+        (delivery(body=b"2", redelivered=True), 1),
+        (delivery(body=b"1"), 1),
+    ],
+    ids=["the same", "another", "a twin"],
+)
+def test_a_halted_message_that_comes_back_by_another_channel_counts_on(back: Delivery, number: int) -> None:
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery(body=b"1")
+    attempts = bench.attempts()
+    attempts.settlement(arrival)
+    attempts.settlement(arrival)
+    attempts.settlement(back)
+
+    assert bench.book.notes[-1].delivery.attempt == number
+
+
+def test_attempts_of_one_message_are_not_those_of_the_next_that_looks_like_it() -> None:
+    errors: list[BaseException | None] = [Broken(), None, None, None]
+
+    def act(_message: Delivery) -> None:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+
+    bench, first = Bench(policy=StopTheLine(backoff=Fixed(3)), act=act), delivery()
+    attempts = bench.attempts()
+    for arrival in (first, first, delivery(), delivery(redelivered=True)):
+        attempts.settlement(arrival)
+
+    assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 1, 1]
+
+
+def test_what_a_handler_did_to_its_data_is_undone_for_the_next_attempt() -> None:
+    seen: list[object] = []
+
+    def act(message: Delivery) -> None:
+        seen.append(dict(message.data))
+        message.data["amount"] = 0
+        raise Broken
+
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=act), delivery(body=b'{"amount": 5}')
+    attempts = bench.attempts()
+    attempts.settlement(arrival)
+    attempts.settlement(arrival)
+
+    assert seen == [{"amount": 5}, {"amount": 5}]
+
+
+def dropped(begin: Callable[[Delivery], object], **message: Any) -> bool:
+    """Return True if nothing refers to a delivery any longer that was begun and then dropped by its consumer."""
+    arrival = delivery(**message)
+    begin(arrival)
+    reference = weakref.ref(arrival)
+    del arrival
+    gc.collect()
+    return reference() is None
+
+
+def test_the_state_of_a_message_that_returned_to_its_queue_is_dropped() -> None:
+    def fail(_: Delivery) -> None:
+        raise Broken("no bank")
+
+    def settle_unrecorded(arrival: Delivery) -> None:
+        halted.settlement(arrival)
+        bench.book.notes.clear()
+
+    keyed = Subscription(
+        name="post", run=fail, queue=Queue("accounts"), policy=PLAIN, park="parked", order_by=lambda _: "A"
+    )
+    bench = Bench(policy=StopTheLine(backoff=Fixed(60)), act=fail)
+    waiting = bench.attempts(keyed)
+    halted = bench.attempts()
+
+    assert dropped(waiting.key, queue="accounts")
+    assert dropped(waiting.key, queue="accounts", body=b"{")
+    assert dropped(lambda one: waiting.after_outside_failure(one, Broken("the gate")), queue="accounts")
+    assert dropped(settle_unrecorded)

@@ -1,0 +1,823 @@
+"""The consumer over a source of the test's own: no broker, real threads."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopTheLine
+from django_rmq_retry.amqp import Line
+from django_rmq_retry.consumer import consumer as room
+from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_WAIT, Attempts
+from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits, Watchers
+from django_rmq_retry.consumer.deadlines import Deadlines, Run
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Unready
+from django_rmq_retry.messages import DONE, Instruction, Settlement
+from django_rmq_retry.policies import Kind, Policy, Verdict
+from django_rmq_retry.topology import Server
+from tests.consumer.attempting import surroundings
+from tests.core.made import delivery, subscription
+from tests.core.parked import read_back
+from tests.tooling.waiting import wait_until
+
+NOBODYS = b"unhandled"
+PATIENT = RetryThenPark(backoff=Fixed(30))
+Settled = tuple[bytes, Settlement]
+RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
+
+
+class Tap:
+    """A source that delivers the messages of the test, and keeps the settlements it receives."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.is_empty = False
+        self.hears_last_words = True
+        self.lines: Sequence[Line] = ()
+        self.settled: list[Settled] = []
+        self.returned: list[bytes] = []
+        self.words: list[str] = []
+        self.receiver: Any = None
+
+    def start(self, lines: Sequence[Line], receiver: object) -> None:
+        self.lines, self.receiver = lines, receiver
+
+    def settle(self, arrival: Delivery, settlement: Settlement) -> None:
+        self.settled.append((arrival.body, settlement))
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        self.returned += [one.body for one in deliveries]
+
+    def pause(self, queue: str) -> None:
+        self.words.append(f"pause {queue}")
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        self.words.append(f"resume {queue} {prefetch}")
+
+    def quiesce(self) -> None:
+        self.words.append("quiesce")
+
+    def stop(self) -> None:
+        self.words.append("stop")
+        if self.hears_last_words:
+            self.receiver.drained()
+
+    def empty(self, told: Callable[[bool], None]) -> None:
+        told(self.is_empty)
+
+    def bring(self, *bodies: bytes) -> None:
+        for body in bodies:
+            self.receiver.arrived(delivery(body=body))
+
+
+class Made(Attempts):
+    """Attempts that are whatever the test says; each runs a handler, unless its body says that none takes it."""
+
+    def __init__(self, make: Callable[[Delivery], Settlement], noted: list[FinishedAttempt] | None) -> None:
+        self.noted = [] if noted is None else noted
+        super().__init__(joined(OneShot()), surroundings(self))
+        self._make = make
+        self.deadlines = Deadlines()
+
+    notes_acks = False
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        self.noted.append(attempt)
+
+    def settlement(self, delivery: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
+        if begin is not None and delivery.body != NOBODYS:
+            begin(delivery)
+        return self._make(delivery)
+
+
+class Running:
+    """A consumer on a thread of its own."""
+
+    def __init__(self, tap: Tap, consumer: Consumer) -> None:
+        self.tap = tap
+        self.consumer = consumer
+        self.codes: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.codes.append(consumer.run()))
+
+    def ended(self) -> int:
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        return self.codes[0]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "TICK", 0.02)
+    monkeypatch.setattr(room, "FLUSH_TIMEOUT", 0.2)
+
+
+def joined(policy: Policy) -> tuple[WorkQueue, ...]:
+    return work_queues_of([subscription(policy)])
+
+
+@contextmanager
+def running(
+    make: Callable[[Delivery], Settlement] = lambda _: DONE,
+    *,
+    policy: Policy | None = None,
+    threads: int = 2,
+    noted: list[FinishedAttempt] | None = None,
+    refusal: Callable[[Server], str | None] = lambda _: None,
+    watchers: Watchers | None = None,
+    **limits: Any,
+) -> Iterator[Running]:
+    tap = Tap()
+    consumer = Consumer(
+        joined(policy or OneShot()),
+        tap,
+        Made(make, noted),
+        threads=threads,
+        prefetch=7,
+        limits=Limits(**{"shutdown": 5.0, **limits}),
+        refusal=refusal,
+        watchers=watchers or Watchers(),
+    )
+    made = Running(tap, consumer)
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    try:
+        yield made
+    finally:
+        consumer.stop("the test is over")
+        made.thread.join(10)
+
+
+def test_what_arrives_is_attempted_and_settled() -> None:
+    with running() as made:
+        made.tap.bring(b"1", b"2", b"3")
+        wait_until(lambda: len(made.tap.settled) == 3)
+        made.consumer.stop("asked")
+
+        assert made.ended() == STOPPED
+    assert sorted(made.tap.settled, key=str) == [(b"1", DONE), (b"2", DONE), (b"3", DONE)]
+    assert made.tap.words == ["quiesce", "stop"]
+
+
+@pytest.mark.parametrize(("policy", "prefetch"), [(OneShot(), 7), (StopTheLine(), 1)])
+def test_an_ordered_queue_has_one_unacked_message(policy: Policy, prefetch: int) -> None:
+    with running(policy=policy) as made:
+        assert (made.tap.lines[0].prefetch, made.tap.lines[0].ordered) == (prefetch, policy.ordered)
+
+
+def test_a_stop_lets_what_has_begun_end_and_gives_the_rest_back() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def make(_: Delivery) -> Settlement:
+        begun.set()
+        go.wait(5)
+        return DONE
+
+    with running(make, threads=1) as made:
+        made.tap.bring(b"1", b"2", b"3")
+        assert begun.wait(5)
+        made.consumer.stop("asked")
+        wait_until(lambda: made.tap.returned == [b"2", b"3"])
+        made.tap.bring(b"4")
+        go.set()
+
+        assert made.ended() == STOPPED
+    assert made.tap.settled == [(b"1", DONE)]
+    assert made.tap.returned == [b"2", b"3", b"4"]
+
+
+def test_handlers_that_do_not_end_in_time_make_the_exit_unclean(caplog: pytest.LogCaptureFixture) -> None:
+    go = threading.Event()
+
+    def make(_: Delivery) -> Settlement:
+        go.wait(5)
+        return DONE
+
+    with running(make, shutdown=0.05) as made:
+        made.tap.bring(b"1")
+        wait_until(lambda: made.consumer.running == 1)
+        made.consumer.stop("asked")
+
+        assert made.ended() == BROKEN
+        go.set()
+    assert "did not finish" in caplog.text
+
+
+def test_a_broker_that_does_not_hear_the_last_words_makes_the_exit_unclean() -> None:
+    with running(shutdown=0.3) as made:
+        made.tap.hears_last_words = False
+        made.consumer.stop("asked")
+
+        assert made.ended() == BROKEN
+
+
+def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> None:
+    with running(shutdown=5.0) as made:
+        made.tap.hears_last_words = False
+        made.consumer.stop("asked")
+        wait_until(lambda: "stop" in made.tap.words)
+        late = threading.Timer(2 * room.FLUSH_TIMEOUT, made.tap.receiver.drained)
+        late.start()
+
+        assert made.ended() == STOPPED
+    late.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BrokerRefused("amqp://x", "no"), NO_BROKER),
+        (QueueUnusable("q", "gone", advice="Declare it."), UNFIT),
+        (BrokerUnfit("too old"), UNFIT),
+        (ValueError("what"), BROKEN),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_mended_ends_it_with_its_own_code(error: BaseException, code: int) -> None:
+    with running() as made:
+        made.tap.receiver.failed(error)
+
+        assert made.ended() == code
+        assert made.consumer.why == str(error)
+
+
+def test_a_broker_that_a_carrier_cannot_use_ends_it() -> None:
+    with running(refusal=lambda server: f"not on {server}") as made:
+        made.tap.receiver.connected(RABBIT)
+
+        assert made.ended() == UNFIT
+
+
+def test_a_source_that_is_dead_ends_it() -> None:
+    with running() as made:
+        made.tap.alive = made.tap.hears_last_words = False
+
+        assert made.ended() == BROKEN
+
+
+def test_a_worker_that_is_dead_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as made:
+        monkeypatch.setattr(type(made.consumer._workers), "dead", ["rmq-worker-1"])
+
+        assert made.ended() == BROKEN
+        assert "rmq-worker-1" in made.consumer.why
+
+
+@pytest.mark.parametrize("policy", [OneShot(), StopTheLine()], ids=["plain", "ordered"])
+@pytest.mark.parametrize("error", [OSError("no journal"), SystemExit(2), KeyboardInterrupt()])
+def test_an_attempt_that_itself_fails_keeps_its_message_and_counts_for_nothing(
+    policy: Policy, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[Delivery] = []
+
+    def make(delivery: Delivery) -> Settlement:
+        attempts.append(delivery)
+        raise error
+
+    with running(make, policy=policy) as made:
+        made.tap.bring(b"1")
+        wait_until(lambda: made.tap.settled)
+
+        assert made.tap.settled == [(b"1", Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT))]
+        assert [delivery.attempt for delivery in attempts] == [1]
+        assert made.consumer.running in {0, 1}
+    assert "The attempt failed outside its handler" in caplog.text
+
+
+def tried(made: Running, one: Delivery, times: int) -> list[Settlement]:
+    """Return the settlements of one message; the source redelivers it while it stays unacked."""
+    for number in range(1, times + 1):
+        made.tap.receiver.arrived(one)
+        wait_until(lambda: len(made.tap.settled) == number)  # noqa: B023 - called at once
+    return [settlement for _, settlement in made.tap.settled]
+
+
+@pytest.mark.parametrize("policy", [OneShot(), StopTheLine()], ids=["plain", "ordered"])
+@pytest.mark.parametrize("error", [ValueError("no \x00 here"), RecursionError(), MemoryError(), SystemExit(2)])
+def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy, error: BaseException) -> None:
+    def make(_: Delivery) -> Settlement:
+        raise error
+
+    headers = {"own": b"\xff", "rmq-retry-summary": b"\xff", "x-death": "hello"}
+    one = delivery(body=b"\xfe", message_id="m-1", headers=headers)
+    noted: list[FinishedAttempt] = []
+    with running(make, policy=policy, noted=noted) as made:
+        *held, last = tried(made, one, 3)
+
+    assert held == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 2
+    assert last.instruction is Instruction.ACK
+    assert last.copy is not None
+    found = read_back(last.copy)
+    assert (found.body, found.raw, found.queue) == (b"\xfe", one.raw, "payments")
+    assert (found.reason, found.error, found.handler) == (
+        "unsettled",
+        type(error).__name__,
+        "payments.handlers.charge",
+    )
+    assert [(note.verdict.kind, note.verdict.counted) for note in noted] == [(Kind.PARK, False)]
+
+
+@pytest.mark.parametrize("error", [OSError("no disk"), ConnectionError(), TimeoutError(), Unready("no database")])
+def test_what_any_message_would_meet_parks_none(error: BaseException) -> None:
+    def make(_: Delivery) -> Settlement:
+        raise error
+
+    noted: list[FinishedAttempt] = []
+    with running(make, noted=noted) as made:
+        settled = tried(made, delivery(), 10)
+
+    assert settled == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 10
+    assert noted == []
+
+
+class Around:
+    """Fails at the given calls of its entry or its exit."""
+
+    def __init__(self, entries: Iterable[int] = (), exits: Iterable[int] = ()) -> None:
+        self._entries, self._exits = set(entries), set(exits)
+        self.entered = self.left = 0
+
+    def __enter__(self) -> None:
+        self.entered += 1
+        if self.entered in self._entries:
+            raise ValueError("no entry")
+
+    def __exit__(self, *_error: object) -> None:
+        self.left += 1
+        if self.left in self._exits:
+            raise ValueError("no exit")
+
+
+class Leave:
+    """A gate that fails a number of times before it receives a verdict."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+        self.heard: list[Kind] = []
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> None: ...
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        if self.failing:
+            self.failing -= 1
+            raise ValueError("no leave")
+        self.heard.append(verdict.kind)
+        return verdict
+
+
+@contextmanager
+def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **options: Any) -> Iterator[Running]:
+    """A consumer whose attempts are real, with one handler."""
+    surrounded = replace(surroundings(), **options)
+    order = (lambda _: "k") if surrounded.gates else None
+    found = work_queues_of([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
+    consumer = Consumer(found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=Limits(shutdown=5.0))
+    made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
+    made.thread.start()
+    wait_until(lambda: made.tap.receiver)
+    try:
+        yield made
+    finally:
+        consumer.stop("the test is over")
+        made.thread.join(10)
+
+
+def test_what_fails_at_the_end_of_an_attempt_settles_the_message_as_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[bytes] = []
+    around = Around(exits=[1])
+    with handling(lambda message: runs.append(message.body), around=lambda: around) as made:
+        made.tap.bring(b"1", b"2")
+        wait_until(lambda: len(made.tap.settled) == 2)
+
+    assert (made.tap.settled, runs) == ([(b"1", DONE), (b"2", DONE)], [b"1", b"2"])
+    assert caplog.messages[:1] == ["An attempt failed after its last step; its message is settled anyway"]
+
+
+def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
+    runs: list[int] = []
+
+    def act(message: Delivery) -> None:
+        runs.append(message.attempt)
+        if len(runs) == 1:
+            raise ConnectionError("no bank")
+
+    around = Around(exits=[1])
+    with handling(act, StopTheLine(backoff=Fixed(30)), around=lambda: around) as made:
+        halted, done = tried(made, delivery(), 2)
+
+    assert ((halted.instruction, halted.hold), done, runs) == ((Instruction.KEEP, 30), DONE, [1, 2])
+
+
+def test_failures_outside_the_handler_count_in_a_row_only() -> None:
+    runs: list[int] = []
+    enters = iter([True, True, False] * 3)
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        if next(enters):
+            raise ValueError("no room")
+        yield
+
+    def act(message: Delivery) -> None:
+        runs.append(message.attempt)
+        raise ConnectionError("no bank")
+
+    with handling(act, StopTheLine(backoff=Fixed(30)), around=around) as made:
+        settled = tried(made, delivery(), 9)
+
+    kept = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
+    assert (settled, runs) == ([kept, kept, Settlement(instruction=Instruction.KEEP, hold=30)] * 3, [1, 2, 3])
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -> None:
+    runs: list[bytes] = []
+    gate = Leave(failing)
+    with handling(lambda message: runs.append(message.body), gates=(gate,)) as made:
+        settled = tried(made, delivery(body=b"1"), failing + 1)
+
+    held = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
+    assert (settled, runs, gate.heard) == ([held] * failing + [DONE], [b"1"], [Kind.ACK])
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (None, "Its handler succeeded, but the next step failed: ValueError: no leave"),
+        (
+            ConnectionError("no bank"),
+            "Its handler failed (ConnectionError: no bank), and so did the next step: ValueError: no leave",
+        ),
+    ],
+    ids=["succeeded", "failed"],
+)
+def test_a_message_that_is_given_up_says_how_its_handler_ended(error: BaseException | None, detail: str) -> None:
+    runs: list[bytes] = []
+
+    def act(message: Delivery) -> None:
+        runs.append(message.body)
+        if error is not None:
+            raise error
+
+    with handling(act, gates=(Leave(3),)) as made:
+        last = tried(made, delivery(body=b"1"), 3)[-1]
+
+    assert last.copy is not None
+    found = read_back(last.copy)
+    assert (runs, found.reason, found.detail) == ([b"1"], "unsettled", detail)
+
+
+def test_it_ends_after_so_many_messages_and_gives_the_rest_back() -> None:
+    with running(threads=3, messages=5) as made:
+        made.tap.bring(*(str(number).encode() for number in range(9)))
+
+        assert made.ended() == STOPPED
+    assert len(made.tap.settled) == 5
+    assert len(made.tap.settled) + len(made.tap.returned) == 9
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_no_handler_was_run_for_is_not_one_of_so_many(threads: int) -> None:
+    with running(threads=threads, messages=2) as made:
+        made.tap.bring(b"1", NOBODYS, NOBODYS, NOBODYS, b"2", b"3", NOBODYS)
+
+        assert made.ended() == STOPPED
+    ran = [body for body, _ in made.tap.settled if body != NOBODYS]
+    assert len(ran) == 2
+    assert len(made.tap.settled) + len(made.tap.returned) == 7
+
+
+@pytest.mark.parametrize(("messages", "prefetch"), [(1, 1), (5, 5), (9, 7)])
+def test_it_holds_no_more_than_so_many(messages: int, prefetch: int) -> None:
+    with running(messages=messages) as made:
+        assert made.tap.lines[0].prefetch == prefetch
+
+
+def test_nothing_more_is_taken_once_the_last_of_so_many_has_begun() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def make(_: Delivery) -> Settlement:
+        begun.set()
+        go.wait(5)
+        return DONE
+
+    with running(make, threads=1, messages=1) as made:
+        made.tap.bring(b"1")
+        assert begun.wait(5)
+
+        assert (made.tap.words, made.tap.settled, made.codes) == (["quiesce"], [], [])
+        go.set()
+        assert made.ended() == STOPPED
+    assert made.tap.settled == [(b"1", DONE)]
+
+
+def test_it_ends_after_so_many_seconds() -> None:
+    with running(seconds=0.05) as made:
+        assert made.ended() == STOPPED
+        assert made.consumer.why == "the limit of 0.05 s is reached"
+
+
+def test_a_burst_ends_when_everything_is_empty() -> None:
+    ticked = threading.Event()
+    with running(burst=True, watchers=Watchers(ticked=ticked.set)) as made:
+        assert ticked.wait(5)
+        assert made.codes == []
+        made.tap.is_empty = True
+
+        assert made.ended() == STOPPED
+
+
+def test_a_reason_of_somebody_elses_ends_it() -> None:
+    reasons: list[str] = []
+    with running(also=[lambda: reasons[0] if reasons else None]) as made:
+        reasons.append("too much memory")
+
+        assert made.ended() == STOPPED
+        assert made.consumer.why == "too much memory"
+
+
+def test_without_a_broker_it_waits_unless_told_otherwise() -> None:
+    with running() as made:
+        online = [made.consumer.online]
+        made.tap.receiver.connected(RABBIT)
+        online.append(made.consumer.online)
+        made.tap.receiver.lost("refused", 0.5)
+        online.append(made.consumer.online)
+        assert online == [False, True, False]
+        assert made.codes == []
+    with running(fail_fast=True) as made:
+        made.tap.receiver.lost("refused", 0.5)
+
+        assert made.ended() == NO_BROKER
+
+
+def test_the_first_reason_is_the_one_that_counts() -> None:
+    with running() as made:
+        made.consumer.stop("first")
+        made.consumer.stop("second", BROKEN)
+
+        assert (made.ended(), made.consumer.why) == (STOPPED, "first")
+
+
+def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once() -> None:
+    held, others = threading.Lock(), threading.Event()
+    held.acquire()
+
+    def act(message: Delivery) -> None:
+        held.acquire() if message.body == b"1" else others.wait(5)
+
+    found = work_queues_of([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
+    tap = Tap()
+    limits = Limits(shutdown=5.0)
+    consumer = Consumer(found, tap, Attempts(found, surroundings()), threads=2, prefetch=2, limits=limits)
+    made = Running(tap, consumer)
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    tap.bring(b"1")
+    wait_until(lambda: consumer.why)
+    others.set()
+    code = made.ended()
+    held.release()
+    wait_until(lambda: not consumer.running)
+
+    assert (code, consumer.hung) == (BROKEN, True)
+    assert (
+        "did not end within twice its timeout of 0.05 s, in a call that Python cannot interrupt. It is at "
+        in consumer.why
+    )
+    [(body, settlement)] = tap.settled
+    assert settlement.copy is not None
+    assert (body, settlement.copy.routing_key) == (b"1", "payments.retry.30s")
+    assert settlement.copy.headers["rmq-retry-attempts"] == 1
+
+
+def test_each_handler_that_hangs_is_named_with_its_place_in_the_code(caplog: pytest.LogCaptureFixture) -> None:
+    # A bare lock waits in C, so that the handler's own line is where it hangs.
+    at_bank, at_ledger = threading.Lock(), threading.Lock()
+    at_bank.acquire()
+    at_ledger.acquire()
+
+    def wait_for_bank(_: Delivery) -> None:
+        at_bank.acquire()
+
+    def wait_for_ledger(_: Delivery) -> None:
+        at_ledger.acquire()
+
+    bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=wait_for_bank, timeout=0.05)
+    ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=wait_for_ledger, timeout=0.2)
+    found, tap = work_queues_of([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
+    attempts = Attempts(found, surroundings())
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=5.0)))
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    tap.receiver.arrived(delivery(queue="bank"))
+    tap.receiver.arrived(delivery(queue="ledger"))
+    code = made.ended()
+    at_bank.release()
+    at_ledger.release()
+    wait_until(lambda: not made.consumer.running)
+
+    assert code == BROKEN
+    said = [line for line in caplog.messages if "in a call that Python cannot interrupt. It is at " in line]
+    assert [(line.split()[1], line.partition("(")[2].partition(")")[0]) for line in said] == [
+        ("bank", "wait_for_bank"),
+        ("ledger", "wait_for_ledger"),
+    ]
+    assert f"{__file__}:" in said[1]
+
+
+def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expire, died, ended = Deadlines._expire, threading.Event(), threading.Event()
+
+    def fail_once(self: Deadlines, run: Run) -> None:
+        if died.is_set():
+            expire(self, run)
+            return
+        died.set()
+        raise MemoryError
+
+    def turn(_: Delivery) -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            pass
+        ended.set()
+
+    # What the thread dies of is shown by threading, as it must; only this test need not see it.
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(Deadlines, "_expire", fail_once)
+    found, tap = work_queues_of([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
+    made = Running(tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=Limits()))
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    tap.bring(b"1")
+    [(_, settlement)] = wait_until(lambda: tap.settled, timeout=10)
+    made.consumer.stop("seen")
+    made.ended()
+
+    assert died.is_set()
+    assert not ended.is_set()
+    assert settlement.copy is not None
+    assert settlement.copy.routing_key == "payments.retry.30s"
+
+
+class Deaf:
+    """A gate whose database does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> None: ...
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        self.answers.wait()
+        return verdict
+
+
+def test_a_hung_handler_without_a_database_does_not_keep_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(room, "RECORD_TIMEOUT", 0.2)
+    held, gate, tap = threading.Lock(), Deaf(), Tap()
+    held.acquire()
+    one = replace(
+        subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
+    )
+    found = work_queues_of([one])
+    attempts = Attempts(found, replace(surroundings(), gates=(gate,)))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=1.0)))
+    made.thread.daemon = True
+    made.thread.start()
+    try:
+        wait_until(lambda: tap.receiver)
+        tap.bring(b"1")
+        code = made.ended()
+    finally:
+        gate.answers.set()
+        held.release()
+
+    assert (code, made.consumer.hung, tap.words[-1]) == (BROKEN, True, "stop")
+    assert (
+        "1 hanging handlers have no record of their attempt; their messages return to their queues" in caplog.messages
+    )
+
+
+def hang(lock: threading.Lock) -> str:
+    """Wait in C code, where no exception can be raised."""
+    lock.acquire()
+    return "k"
+
+
+@contextmanager
+def ordering(order_by: Callable[[Delivery], object], *, key_timeout: float, shutdown: float) -> Iterator[Running]:
+    """A consumer of the queue "ledger", with this order_by, and of the queue "bank"."""
+    ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=lambda _: None, order_by=order_by)
+    bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=lambda _: None)
+    found, tap = work_queues_of([replace(one, codec=Raw()) for one in (ledger, bank)]), Tap()
+    attempts = Attempts(found, replace(surroundings(), key_timeout=key_timeout))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=5, limits=Limits(shutdown=shutdown)))
+    made.thread.daemon = True
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    try:
+        yield made
+    finally:
+        made.consumer.stop("the test is over")
+        made.thread.join(10)
+
+
+def bring(made: Running, queue: str, *bodies: bytes) -> None:
+    for body in bodies:
+        made.tap.receiver.arrived(delivery(queue=queue, body=body))
+
+
+def test_a_hanging_order_by_stops_no_other_queue_and_costs_its_process() -> None:
+    held, begun = threading.Lock(), threading.Event()
+    held.acquire()
+
+    def order_by(message: Delivery) -> str:
+        begun.set()
+        return hang(held) if message.body == b"1" else "k"
+
+    with ordering(order_by, key_timeout=1.0, shutdown=5.0) as made:
+        bring(made, "ledger", b"1", b"2", b"3")
+        assert begun.wait(10)
+        bring(made, "bank", b"4", b"5")
+        wait_until(lambda: len(made.tap.settled) == 2)
+        assert made.tap.settled == [(b"4", DONE), (b"5", DONE)]
+        code = made.ended()
+        held.release()
+        wait_until(lambda: not made.consumer.running)
+
+    assert (code, made.consumer.hung) == (BROKEN, True)
+    assert made.consumer.why.startswith(
+        "The order_by of handler ledger did not end within twice its timeout of 1 s, in a call that Python cannot "
+        "interrupt. It is at "
+    )
+    assert "(hang). Its message is parked." in made.consumer.why
+    assert [body for body, _ in made.tap.settled[2:]] == [b"1"]
+    copy = made.tap.settled[2][1].copy
+    assert copy is not None
+    assert read_back(copy).detail.startswith(
+        "Its ordering key cannot be computed: order_by raised DeadlineExceeded: The order_by of handler ledger did not"
+    )
+
+
+def test_an_order_by_that_takes_too_long_is_ended_once_and_its_message_parked() -> None:
+    calls: list[bytes] = []
+
+    def order_by(message: Delivery) -> str:
+        calls.append(message.body)
+        while message.body == b"1":
+            pass
+        return "k"
+
+    with ordering(order_by, key_timeout=0.5, shutdown=5.0) as made:
+        bring(made, "ledger", b"1", b"2", b"3")
+        wait_until(lambda: len(made.tap.settled) == 3)
+
+    (first, parked), *others = made.tap.settled
+    assert (first, others, calls) == (b"1", [(b"2", DONE), (b"3", DONE)], [b"1", b"2", b"3"])
+    assert parked.copy is not None
+    assert read_back(parked.copy).detail.startswith(
+        "Its ordering key cannot be computed: order_by raised DeadlineExceeded: The order_by of handler ledger ran for "
+        "longer than its timeout of 0.5 s"
+    )
+
+
+def test_a_stop_does_not_wait_for_an_order_by() -> None:
+    held, begun = threading.Lock(), threading.Event()
+    held.acquire()
+
+    def order_by(_: Delivery) -> str:
+        begun.set()
+        return hang(held)
+
+    with ordering(order_by, key_timeout=60.0, shutdown=0.2) as made:
+        bring(made, "ledger", b"1", b"2")
+        assert begun.wait(10)
+        made.consumer.stop("SIGTERM")
+        code = made.ended()
+        held.release()
+        wait_until(lambda: not made.consumer.running)
+
+    assert (code, made.tap.settled, made.tap.words[-1]) == (BROKEN, [], "stop")
+
+
+def test_a_key_is_computed_although_no_thread_can_watch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Deadlines, _run: Run) -> None:
+        raise Unready("No thread can be started.")
+
+    monkeypatch.setattr(Deadlines, "_watched", fail)
+    handler = replace(subscription(PATIENT, name="ledger", queue="ledger"), order_by=lambda _: "k", codec=Raw())
+    attempts = Attempts(work_queues_of([handler]), replace(surroundings(), key_timeout=1.0))
+
+    assert attempts.key(delivery(queue="ledger")) == ("ledger", "k")

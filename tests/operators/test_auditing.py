@@ -1,0 +1,251 @@
+"""The audit log: its rows, the changes that it detects, and the other records of an action."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.test import Client, modify_settings
+from django.urls import reverse
+
+from django_rmq_retry.models import Action, AuditHead, OperatorAction, ParkedMessage
+from django_rmq_retry.models.audit import HistoryIsFixed
+from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.operators import Actor, log_action, verify
+from tests.admin.made import person
+from tests.operators.made import discard_messages, record, requeue_run, stop_run
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+ANN = Actor(name="ann", source="admin")
+IN_ORDER = operators._in_order
+Captured = Callable[..., AbstractContextManager[list[Any]]]
+
+
+def acts(count: int = 3) -> list[OperatorAction]:
+    return [
+        log_action(ANN, Action.DISCARD, reason="duplicate", message=number, facts={"n": number})
+        for number in range(count)
+    ]
+
+
+def tamper(sql: str, *values: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+
+
+def test_a_log_that_nobody_touched_is_whole() -> None:
+    acts()
+
+    assert list(verify()) == []
+    assert [action.number for action in OperatorAction.objects.order_by("number")] == [1, 2, 3]
+
+
+def test_a_changed_row_is_noticed() -> None:
+    acts()
+
+    tamper("UPDATE rmq_retry_operatoraction SET reason = 'other' WHERE number = 2")
+
+    assert list(verify()) == ["Row 2 was changed after it was written."]
+
+
+def test_a_row_with_a_new_seal_does_not_fit_the_next() -> None:
+    acts()
+    tamper("UPDATE rmq_retry_operatoraction SET seal = 'made up' WHERE number = 2")
+
+    assert "Row 3 does not follow row 2: one of them was changed or inserted later." in list(verify())
+
+
+def test_a_missing_row_is_noticed() -> None:
+    acts()
+
+    tamper("DELETE FROM rmq_retry_operatoraction WHERE number = 2")
+
+    assert list(verify()) == ["The rows between 1 and 3 are missing."]
+
+
+def test_missing_last_rows_are_noticed() -> None:
+    acts()
+
+    tamper("DELETE FROM rmq_retry_operatoraction WHERE number = 3")
+
+    assert list(verify()) == ["The log ends at row 2, but 3 rows were written: the last rows are missing."]
+
+
+@pytest.mark.parametrize("place", ["before the rows", "after the rows"])
+def test_actions_logged_during_the_check_are_no_break(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_order(using: str) -> Iterator[OperatorAction]:
+        if place == "before the rows":
+            acts(2)
+        yield from IN_ORDER(using)
+        acts(2)
+
+    acts()
+    monkeypatch.setattr(operators, "_in_order", in_order)
+
+    assert list(verify()) == []
+
+
+def test_a_row_above_the_head_is_noticed() -> None:
+    acts()
+    tamper("UPDATE rmq_retry_audithead SET number = 2")
+
+    assert list(verify()) == ["The log ends at row 3, but 2 rows were written: the last rows are missing."]
+
+
+def test_a_deleted_account_leaves_its_name_and_a_whole_log() -> None:
+    user = User.objects.create(username="bob")
+    log_action(Actor(name="bob", user_id=user.pk), Action.REQUEUE)
+
+    user.delete()
+
+    kept = OperatorAction.objects.get()
+    assert (kept.actor_id, kept.actor_name) == (None, "bob")
+    assert list(verify()) == []
+
+
+def test_no_code_of_ours_changes_what_was_done() -> None:
+    [action] = acts(1)
+
+    for change in (action.save, action.delete, OperatorAction.objects.all().delete):
+        with pytest.raises(HistoryIsFixed):
+            change()
+    with pytest.raises(HistoryIsFixed):
+        OperatorAction.objects.update(reason="")
+    assert AuditHead.objects.get().number == 1
+
+
+def test_what_came_from_outside_never_keeps_an_act_from_the_log() -> None:
+    action = log_action(ANN, Action.HOLD, reason="nul \0 and \ud800" + "x" * 400, subject="\0")
+
+    action.refresh_from_db()
+    assert action.reason.startswith(r"nul \x00 and \ud800xxx")
+    assert list(verify()) == []
+
+
+@pytest.fixture
+def bob() -> Actor:
+    """An operator with an account."""
+    user = User.objects.create(username="bob", is_staff=True, is_superuser=True)
+    return Actor(name="bob", user_id=user.pk, source="admin")
+
+
+def entered() -> list[tuple[str, str, str, str]]:
+    """The admin's own history: what it was on, and what was done."""
+    rows = LogEntry.objects.select_related("content_type").order_by("pk")
+    return [(row.content_type.model, row.object_id, row.object_repr, row.change_message) for row in rows]  # type: ignore[union-attr,misc]
+
+
+def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> None:
+    one = record(key="payment:7")
+    discard_messages([one.pk], bob, category="duplicate")
+    client = Client()
+    client.force_login(User.objects.get())
+    page = client.get(reverse("admin:rmq_retry_parkedmessage_history", args=[one.pk])).content.decode()
+
+    assert entered() == [("parkedmessage", str(one.pk), str(one), "discard · duplicate")]
+    assert (page.count("discard · duplicate"), "bob" in page) == (1, True)
+
+
+def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor, settings: Any) -> None:
+    one = record()
+    discard_messages([one.pk], bob, category="duplicate")
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, _message: "Not of your bank."},
+    }
+    client = Client()
+    client.force_login(person("eve", "view_parkedmessage"))
+    answer = client.get(reverse("admin:rmq_retry_parkedmessage_history", args=[one.pk]))
+
+    assert (answer.status_code, "duplicate" in answer.content.decode()) == (403, False)
+
+
+def test_a_run_over_many_messages_is_one_entry_and_each_step_of_it_one_more(bob: Actor) -> None:
+    run = requeue_run([record().pk for _ in range(3)], bob, reason="INC-1")
+    stop_run(run, bob, reason="wrong ones")
+
+    assert [(model, number, said) for model, number, _what, said in entered()] == [
+        ("requeuerun", str(run.pk), "requeue · 3 messages · INC-1"),
+        ("requeuerun", str(run.pk), "stop · 3 messages · wrong ones"),
+    ]
+
+
+def test_an_act_on_no_single_thing_is_entered_under_itself(bob: Actor) -> None:
+    for number in range(2):
+        log_action(bob, Action.PURGE, count=number + 1)
+
+    acted = OperatorAction.objects.order_by("pk")
+    assert [row[:2] for row in entered()] == [("operatoraction", str(row.pk)) for row in acted]
+
+
+def test_who_looked_at_a_message_is_not_told_to_all_who_may_see_it(bob: Actor) -> None:
+    one = record()
+    action = log_action(bob, Action.REVEAL, message=one.pk, subject=str(one))
+
+    assert entered() == [("operatoraction", str(action.pk), str(one), "reveal")]
+
+
+def test_who_has_no_account_has_no_entry() -> None:
+    acts()
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 3)
+
+
+def test_an_act_needs_no_admin(bob: Actor) -> None:
+    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
+        log_action(bob, Action.DISCARD)
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 1)
+
+
+def test_an_act_that_is_taken_back_leaves_neither_row_nor_entry_nor_line(
+    bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
+) -> None:
+    def fail() -> None:
+        with transaction.atomic():
+            log_action(bob, Action.DISCARD)
+            raise ArithmeticError
+
+    caplog.set_level(logging.INFO, "django_rmq_retry")
+    with django_capture_on_commit_callbacks(execute=True), pytest.raises(ArithmeticError):
+        fail()
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.count(), caplog.messages) == (0, 0, [])
+
+
+def test_an_entry_that_cannot_be_written_takes_the_act_back(bob: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = record()
+    monkeypatch.setattr(LogEntry, "save", lambda *_args, **_words: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        discard_messages([one.pk], bob, category="duplicate")
+
+    assert (ParkedMessage.objects.get().state, OperatorAction.objects.count()) == ("parked", 0)
+
+
+def test_an_act_is_one_line_with_who_what_and_why(
+    bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
+) -> None:
+    ids = [record().pk for _ in range(2)]
+    with caplog.at_level(logging.INFO, "django_rmq_retry"), django_capture_on_commit_callbacks(execute=True):
+        discard_messages(ids, bob, category="duplicate")
+    [line] = caplog.records
+    names = ("event", "who", "action", "count", "reason", "source", "record", "group", "run", "subject", "behalf")
+
+    assert caplog.messages == [f"discard #{ids[0]}, #{ids[1]} by bob"]
+    assert [getattr(line, name) for name in names] == [
+        *("rmq.operator", "bob", "discard", 2, "duplicate", "admin", None),
+        *(OperatorAction.objects.get().group, None, f"#{ids[0]}, #{ids[1]}", ""),
+    ]
+
+
+def test_the_entries_of_a_deleted_account_go_and_our_own_log_stays_the_proof(bob: Actor) -> None:
+    log_action(bob, Action.DISCARD, message=1)
+    User.objects.all().delete()
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.get().actor_name) == (0, "bob")
+    assert list(verify()) == []

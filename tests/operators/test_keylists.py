@@ -1,0 +1,395 @@
+"""Lists of keys: read as they are pasted, matched letter for letter, frozen, and left out by key."""
+
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_rmq_retry.models import (
+    BusinessKey,
+    KeyList,
+    ListedKey,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.parked.key_lists import (
+    MOST_TEXT,
+    alike,
+    keys_of,
+    list_filter,
+    look_up,
+    matches_of_list,
+    parse,
+    store,
+    written,
+)
+from django_rmq_retry.parked.operators import Outdated, Refused
+from django_rmq_retry.parked.retention import purge_audit
+from django_rmq_retry.parked.selection import LISTED, Selection
+from django_rmq_retry.parked.transfer import COLUMNS, csv_lines, export
+from tests.operators.made import ANN, again, discard_messages, driver_of, group, record, requeue_run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+def named(*keys: str) -> KeyList:
+    return store(keys, ANN, look_up(keys))
+
+
+def only(*keys: str, **words: object) -> Selection:
+    return Selection.of_filter({LISTED: list_filter(named(*keys)), "state": ["parked"], **words})
+
+
+def keys_in(run: RequeueRun) -> list[str]:
+    return sorted(item.message.business_key for item in RequeueItem.objects.filter(run=run))
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("text", "keys"),
+        [
+            ("PAY-1\nPAY-2\r\nPAY-3\n", ["PAY-1", "PAY-2", "PAY-3"]),
+            ("PAY-1,PAY-2;PAY-3\tPAY-4", ["PAY-1", "PAY-2", "PAY-3", "PAY-4"]),
+            ("PAY-1, PAY-2 ,\n\n ;PAY-3", ["PAY-1", "PAY-2", "PAY-3"]),
+            ("PAY-1 PAY-2  PAY-3", ["PAY-1", "PAY-2", "PAY-3"]),
+            ("ACC 7\nACC 8", ["ACC 7", "ACC 8"]),
+            ('"ACC 7"', ["ACC 7"]),
+            ('"a,b";"say ""x""" , " c "', ["a,b", 'say "x"', " c "]),
+            ('"two\nlines",PAY-1', ["two\nlines", "PAY-1"]),
+            ('5" pipe\n"open\nPAY-1', ['5" pipe', '"open', "PAY-1"]),
+            ("PAY-2\nPAY-1\nPAY-2", ["PAY-2", "PAY-1"]),
+            ("\ufeffPAY-1\u200b\n\u00a0PAY-2", ["PAY-1", "PAY-2"]),
+            ("支付-1\uff0c支付-2\uff1bZahlung-ä", ["支付-1", "支付-2", "Zahlung-ä"]),
+            ("PAY-1\x00x", ["PAY-1\\x00x"]),
+            ("", []),
+            (" ,;\n\t ", []),
+        ],
+    )
+    def test_a_pasted_text_is_read_whatever_separates_its_keys(self, text: str, keys: list[str]) -> None:
+        assert parse(text) == keys
+
+    def test_spaces_separate_where_that_is_asked_for(self) -> None:
+        assert parse('PAY-1 PAY-2\nPAY-3 "ACC 7"\n"ACC 8"', spaces=True) == [
+            "PAY-1",
+            "PAY-2",
+            "PAY-3",
+            '"ACC',
+            '7"',
+            "ACC 8",
+        ]
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            ["PAY-1"],
+            ["PAY-1", "PAY-2"],
+            ["ACC 7"],
+            ["ACC 7", "x"],
+            ["a,b", 'say "x"', '"', " c ", "two\nlines", "支\uff0c付"],
+        ],
+    )
+    def test_a_list_that_is_written_out_is_read_as_the_same_list(self, keys: list[str]) -> None:
+        assert parse(written(keys)) == keys
+
+    @pytest.mark.parametrize(
+        ("text", "columns"),
+        [
+            ("payment,customer,amount\nPAY-1,Smith,100\nPAY-2,Jones,7\n", 3),
+            ("payment;amount\r\nPAY-1;100,50\r\nPAY-2;7,00\r\n", 2),
+            ('"Payment"\t"Paid at"\n"PAY-1"\t"3 May, 10:00"\n\n"PAY-2"\t""\n', 2),
+            (",key,amount\n0,PAY-1,x\n1,PAY-2,\n", 3),
+            ("payment;amount\r\nPAY-1;100,50\r\n;\r\nPAY-2;7,00\r\n;\r\n", 2),
+            (';;\npayment;amount;paid\nPAY-1;100,50;x\n" ";;;\n', 3),
+            ("".join(csv_lines(COLUMNS, [(7, "parked", *[""] * (len(COLUMNS) - 2))])), len(COLUMNS)),
+        ],
+    )
+    def test_a_table_with_a_header_is_refused_and_asks_for_one_column(self, text: str, columns: int) -> None:
+        with pytest.raises(Refused) as caught:
+            parse(text)
+
+        assert str(caught.value).startswith(f"The text is a table of {columns} columns with the header “")
+        assert str(caught.value).endswith("Give only the column of the keys, one key per line. Nothing was looked up.")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a,b,c",
+            "a, b\nc, d",
+            "alpha,beta\ngamma,delta",
+            "PAY-1,PAY-2\nPAY-3,PAY-4",
+            '"PAY-1";"PAY-2"\n"PAY-3";"PAY-4"',
+            "cash,card\nPAY-1\nPAY-2,PAY-3",
+            "PAY-A,\nPAY-2,",
+            "payment,amount",
+            "payment\nPAY-1",
+            '"payment,amount"\n"PAY-1,100"',
+        ],
+    )
+    def test_a_list_is_no_table_however_its_keys_are_separated(self, text: str) -> None:
+        assert parse(text)
+
+    def test_a_text_of_separators_alone_is_read_in_no_time(self) -> None:
+        assert parse("a," * (MOST_TEXT // 2)) == ["a"]
+
+    def test_ten_thousand_keys_are_taken_and_no_more(self) -> None:
+        keys = [f"PAY-{number}" for number in range(10_000)]
+
+        assert parse("\n".join(keys)) == keys
+        with pytest.raises(Refused, match="The list has 10001 keys; at most 10000 are allowed"):
+            parse("\n".join([*keys, "one more"]))
+
+    def test_a_text_that_is_too_long_is_refused_in_a_sentence(self) -> None:
+        with pytest.raises(Refused, match="The text has 4000001 characters; at most 4000000 are allowed"):
+            parse("x" * (MOST_TEXT + 1))
+
+    def test_a_text_that_is_one_endless_key_is_read_in_no_time(self) -> None:
+        assert [len(key) for key in parse('"' + "x," * 5000)] == [2, 1]
+        assert len(parse("K" * MOST_TEXT)[0].encode()) <= 255
+
+
+class TestLookingUp:
+    def test_business_keys_and_message_ids_are_found(self) -> None:
+        one, two = record(key="PAY-1"), record(message_id="9f3c-2")
+        BusinessKey.objects.create(message=one, value="CUST-7")
+
+        assert look_up(["PAY-1", "CUST-7", "9f3c-2", "PAY-9"]) == {
+            "PAY-1": [one.pk],
+            "CUST-7": [one.pk],
+            "9f3c-2": [two.pk],
+        }
+
+    def test_a_key_is_matched_letter_for_letter(self) -> None:
+        record(key="PAY-1")
+        record(key="pay-2")
+
+        assert look_up(["pay-1", "PAY-1 ", "PÄY-1", "PAY-2"]) == {}
+        assert alike(["pay-1", "PAY-2", "PAY-3"]) == {"pay-1": ["PAY-1"], "PAY-2": ["pay-2"]}
+
+    def test_a_key_longer_than_any_column_is_found_as_it_was_stored(self) -> None:
+        long = "K" * 5000
+        one = record(key=parse(long)[0])
+
+        assert look_up(parse(long)) == {parse(long)[0]: [one.pk]}
+
+    def test_what_somebody_may_not_see_is_not_found(self) -> None:
+        hidden, shown = record(key="PAY-1"), record(key="PAY-2")
+        keys = ["PAY-1", "PAY-2", "pay-1", "pay-2"]
+
+        def seen(row: ParkedMessage) -> bool:
+            return row.pk != hidden.pk
+
+        assert look_up(keys, seen) == {"PAY-2": [shown.pk]}
+        assert alike(["pay-1", "pay-2"], seen) == {"pay-2": ["PAY-2"]}
+        assert matches_of_list(named("PAY-1", "PAY-2"), seen).missing == ["PAY-1"]
+
+    def test_thousands_of_keys_are_looked_up_in_few_statements(self, django_assert_max_num_queries: Any) -> None:
+        one = record(key="PAY-7777")
+
+        with django_assert_max_num_queries(40):
+            assert look_up([f"PAY-{number}" for number in range(10_000)]) == {"PAY-7777": [one.pk]}
+
+    def test_keys_that_name_too_many_messages_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.key_lists.MOST_FOUND", 2)
+        for _ in range(3):
+            record(key="CUST-7")
+
+        with pytest.raises(Refused, match="These keys match more than 2 messages"):
+            look_up(["CUST-7"])
+
+
+def test_the_answer_says_what_became_of_each_key() -> None:
+    twice = [record(key="CUST-7"), record(key="CUST-7", state=State.PROCESSED)]
+    one, waits = record(key="PAY-1"), record(key="PAY-2")
+    for state in (State.ON_HOLD, State.REQUEUED, State.PROCESSED, State.DISCARDED):
+        record(key=f"PAY-{state.value}", state=state)
+    run = requeue_run([waits.pk])
+    keys = ["PAY-1", "PAY-2", "PAY-3", "CUST-7", "PAY-on_hold", "PAY-requeued", "PAY-processed", "PAY-discarded"]
+    told = matches_of_list(named(*keys))
+
+    assert told.found == ["PAY-1", "PAY-2"]
+    assert told.missing == ["PAY-3"]
+    assert told.several == ["CUST-7"]
+    assert told.closed == ["PAY-on_hold", "PAY-requeued", "PAY-processed", "PAY-discarded"]
+    assert [one.run for one in told.matches["PAY-2"]] == [run.pk]
+    assert [one.record for one in told.matches["CUST-7"]] == [one.pk for one in twice]
+    assert told.records("parked") == {one.pk, waits.pk, twice[0].pk}
+    assert not told.complete
+
+
+class TestOnlyThese:
+    def test_exactly_the_listed_messages_are_discarded(self) -> None:
+        one, two, other = record(key="PAY-1"), record(key="PAY-2"), record(key="PAY-3")
+        record(key="PAY-4", state=State.PROCESSED)
+        done = discard_messages(only("PAY-2", "PAY-1", "PAY-4", "PAY-9"), category="handled elsewhere")
+
+        assert done.changed == 2
+        assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
+
+    def test_an_action_tells_how_many_keys_it_was_given_and_keeps_them(self) -> None:
+        record(key="PAY-1")
+        discard_messages(only("PAY-1", "PAY-9"))
+        act = OperatorAction.objects.get()
+        listed = act.facts["selection"]["filter"][LISTED]
+
+        assert (act.count, listed["count"]) == (1, 2)
+        assert keys_of(listed["list"]) == ["PAY-1", "PAY-9"]
+        assert KeyList.objects.get().kept
+
+    def test_what_arrives_with_a_listed_key_afterwards_is_not_meant(self) -> None:
+        one = record(key="PAY-1")
+        chosen = only("PAY-1")
+        late = record(key="PAY-1")
+
+        assert list(chosen.queryset()) == [one]
+        assert discard_messages(chosen).changed == 1
+        assert again(late).state == State.PARKED
+
+    def test_a_listed_message_that_somebody_requeued_meanwhile_is_left_as_it_is(self) -> None:
+        one, two = record(key="PAY-1"), record(key="PAY-2")
+        chosen = only("PAY-1", "PAY-2")
+        ParkedMessage.objects.filter(pk=one.pk).update(state=State.REQUEUED, revision=2)
+
+        assert discard_messages(chosen).changed == 1
+        assert [again(row).state for row in (one, two)] == ["requeued", "discarded"]
+
+    def test_an_export_holds_exactly_these(self) -> None:
+        record(key="PAY-1")
+        record(key="PAY-2")
+        lines = list(export(only("PAY-2"), ANN, form="csv"))
+
+        assert [line.split(",")[3] for line in lines] == ["business_key", "PAY-2"]
+
+    def test_a_run_has_exactly_these_however_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.items.AT_ONCE", 1)
+        wanted = [record(key=f"PAY-{number}").pk for number in range(3)]
+        record(key="PAY-9")
+        run = requeue_run(only("PAY-0", "PAY-1", "PAY-2"), reason="r")
+        driver_of(run).step()
+
+        assert sorted(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == wanted
+
+
+class TestAllButThese:
+    def test_thirty_of_a_group_are_taken_out_by_one_list(self) -> None:
+        cause = group("bank")
+        for number in range(40):
+            record(key=f"PAY-{number}", group=cause)
+        chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]})
+        paid = [f"PAY-{number}" for number in range(30)]
+        rest = chosen.leaving_out(list_filter(store(paid, ANN)))
+        run = requeue_run(rest)
+
+        assert (chosen.count, rest.count, run.total) == (40, 10, 10)
+        assert keys_in(run) == [f"PAY-{number}" for number in range(30, 40)]
+        assert rest.leaving_out(None).count == 40
+
+    def test_message_ids_and_every_key_of_a_message_keep_it_out(self) -> None:
+        one, two, three = record(key="PAY-1"), record(message_id="9f3c-2"), record(key="PAY-3")
+        BusinessKey.objects.create(message=one, value="CUST-7")
+        rest = Selection.of_filter({}).leaving_out(list_filter(store(["CUST-7", "9f3c-2"], ANN)))
+
+        assert list(rest.queryset()) == [three]
+        assert two.pk not in rest.queryset().values_list("pk", flat=True)
+
+    def test_a_key_keeps_out_letter_for_letter(self) -> None:
+        record(key="PAY-1")
+        record(message_id="9F3C-2")
+        rest = Selection.of_filter({}).leaving_out(list_filter(store(["pay-1", "PAY-1 ", "9f3c-2"], ANN)))
+
+        assert rest.count == 2
+
+    def test_messages_that_are_named_one_by_one_are_left_out_too(self) -> None:
+        one, two = record(key="PAY-1"), record(key="PAY-2")
+        chosen = Selection.of_ids([one.pk, two.pk]).leaving_out(list_filter(store(["PAY-1"], ANN)))
+        read = Selection.read(chosen.token())
+
+        assert (read, read.count, list(read.queryset())) == (chosen, 1, [two])
+        assert requeue_run(read).total == 1
+
+    def test_a_message_that_arrives_with_such_a_key_is_left_out_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its row may have been numbered and dated before the preview, and committed after it."""
+        monkeypatch.setattr("django_rmq_retry.parked.items.AT_ONCE", 1)
+        for number in range(3):
+            record(key=f"PAY-{number}")
+        chosen = Selection.of_filter({"state": ["parked"]})
+        rest = chosen.leaving_out(list_filter(store(["PAY-0"], ANN)))
+        run = requeue_run(rest, reason="r")
+        early = record(key="PAY-0", parked_at=chosen.as_of - timedelta(minutes=9))
+        RequeueRun.objects.filter(pk=run.pk).update(selection={**run.selection, "max_id": early.pk})
+        driver_of(run).step()
+
+        assert keys_in(run) == ["PAY-1", "PAY-2"]
+
+    def test_the_group_grows_between_preview_and_start(self) -> None:
+        record(key="PAY-1")
+        record(key="PAY-2")
+        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
+        for key in ("PAY-1", "PAY-3"):
+            record(key=key, parked_at=timezone.now() + timedelta(seconds=1))
+
+        assert requeue_run(rest).total == 1
+        refreshed = Selection.of_filter(rest.filter)
+        assert sorted(refreshed.queryset().values_list("business_key", flat=True)) == ["PAY-2", "PAY-3"]
+
+    def test_a_left_out_message_that_is_parked_again_stays_out(self) -> None:
+        one, two = record(key="PAY-1"), record(key="PAY-2")
+        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
+        ParkedMessage.objects.filter(pk=one.pk).update(parked_at=timezone.now(), cycle=2, revision=3)
+        run = requeue_run(rest)
+
+        assert list(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == [two.pk]
+        assert list(Selection.of_filter(rest.filter).queryset()) == [two]
+
+    def test_everything_can_be_left_out(self) -> None:
+        record(key="PAY-1")
+        rest = Selection.of_filter({}).leaving_out(list_filter(store(["PAY-1"], ANN)))
+
+        assert rest.count == 0
+
+
+class TestKeeping:
+    def test_a_list_that_nobody_used_is_of_no_use_after_a_day_and_is_deleted_after_two(self) -> None:
+        record(key="PAY-1")
+        unused, used = named("PAY-1"), named("PAY-1")
+        rest = Selection.of_filter({}).leaving_out(list_filter(unused))
+        discard_messages(Selection.of_filter({LISTED: list_filter(used), "state": ["parked"]}))
+        KeyList.objects.update(created_at=timezone.now() - timedelta(hours=25))
+
+        with pytest.raises(Outdated, match="The list of keys is older than a day"):
+            rest.queryset()
+        assert Selection.of_filter({LISTED: list_filter(used)}).count == 1
+        KeyList.objects.update(created_at=timezone.now() - timedelta(hours=49))
+        new = named("PAY-2")
+        assert set(KeyList.objects.values_list("pk", flat=True)) == {used.pk, new.pk}
+        assert set(ListedKey.objects.values_list("list", flat=True)) == {used.pk, new.pk}
+
+    def test_an_exclusion_whose_list_is_gone_is_refused(self) -> None:
+        record(key="PAY-1")
+        record(key="PAY-2")
+        rest = Selection.of_filter({}).leaving_out(list_filter(named("PAY-1")))
+        ListedKey.objects.all().delete()
+        KeyList.objects.all().delete()
+
+        with pytest.raises(Outdated):
+            requeue_run(rest)
+
+    def test_a_list_goes_with_the_actions_that_refer_to_it(self) -> None:
+        record(key="PAY-1")
+        discard_messages(only("PAY-1"))
+        KeyList.objects.update(created_at=timezone.now() - timedelta(days=400))
+        purge_audit(ANN, older_than=timedelta(0), dry=False)
+
+        assert not KeyList.objects.exists()
+        assert not ListedKey.objects.exists()
+
+    def test_a_list_keeps_its_order(self) -> None:
+        keys = ["b", "a", "c"]
+
+        assert keys_of(store(keys, ANN).pk) == keys
+        places = ListedKey.objects.order_by("pk").values_list("place", flat=True)
+        assert all(one < other for one, other in pairwise(places))

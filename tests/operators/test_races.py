@@ -1,0 +1,250 @@
+"""Many who click at once, and drivers that are killed: never more than one live copy of a message, and none lost."""
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.parked.selection import Selection
+from tests.operators.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
+from tests.operators.invariants import check_books, check_counters
+from tests.operators.made import (
+    QUEUE,
+    discard_messages,
+    drive_run,
+    list_in_parts,
+    list_part_of,
+    record,
+    requeue_run,
+    stop_run,
+)
+from tests.parked.arrivals import ticket_in
+from tests.tooling import processes
+from tests.tooling.filled import Own
+from tests.tooling.owned import routed
+
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own")]
+ROOT = Path(__file__).parents[2]
+PEOPLE = 6
+ENDS_ONCE = ("at the end", 2)
+
+
+@pytest.fixture
+def own(own_database: Own, settings: Any) -> Own:
+    """Threads and processes of a test work on one database, whichever it is."""
+    routed(settings)
+    return own_database
+
+
+def copies(amqp: BlockingChannel) -> Counter[int]:
+    """The number of copies of each record in the queue."""
+    found: Counter[int] = Counter()
+    while True:
+        _method, properties, body = amqp.basic_get(QUEUE, auto_ack=True)
+        if properties is None or body is None:
+            return found
+        record_pk, _cycle = ticket_in(properties.headers or {}, queue=QUEUE, id=properties.message_id, body=body)
+        found[record_pk] += 1
+
+
+def together(act: Callable[[int], object], count: int = PEOPLE) -> list[object]:
+    """The result of the action in each thread; all threads begin at the same moment."""
+    gate = threading.Barrier(count)
+
+    def one(number: int) -> object:
+        gate.wait(30)
+        try:
+            return act(number)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def test_many_people_who_requeue_one_message_make_one_copy(wired: BlockingChannel) -> None:
+    one = record()
+    runs = together(lambda number: requeue([one.pk], by=f"person {number}"))
+    sent = [run for run in runs if isinstance(run, RequeueRun) and run.sent]
+
+    assert (len(runs), len(sent), copies(wired)) == (PEOPLE, 1, {one.pk: 1})
+    assert ParkedMessage.objects.get().cycle == 2
+    check_books()
+    assert OperatorAction.objects.count() == PEOPLE
+
+
+def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) -> None:
+    messages = [record() for _ in range(40)]
+    run = requeue_run([one.pk for one in messages], rate=1000)
+    together(lambda number: drive_run(run, f"driver {number}", for_seconds=1.0))
+    drive_run(run, "the last")
+
+    assert copies(wired) == {one.pk: 1 for one in messages}
+    check_counters()
+
+
+def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> None:
+    messages = [record() for _ in range(10)]
+    selection = Selection.of_ids([one.pk for one in messages])
+
+    def act(number: int) -> object:
+        if number % 2:
+            return discard_messages(selection)
+        return requeue([one.pk for one in messages], by="bob")
+
+    together(act)
+    found = copies(wired)
+    requeued = set(ParkedMessage.objects.filter(state=State.REQUEUED).values_list("pk", flat=True))
+    discarded = ParkedMessage.objects.filter(state=State.DISCARDED).count()
+
+    assert found == dict.fromkeys(requeued, 1)
+    assert len(requeued) + discarded == 10
+    check_books()
+
+
+def killed(own: Own, broker_url: str, run: RequeueRun, *words: str) -> datetime:
+    """A process that drives a run dies at a step, and its lease has run out at that time."""
+    command = [sys.executable, "-m", "tests.operators.dying", str(run.pk), *words]
+    ended = processes.run(command, env={**os.environ, **own.environment, "RMQ_URL": broker_url})
+    assert ended.returncode == -signal.SIGKILL
+    past = timezone.now() - timedelta(seconds=1)
+    RequeueRun.objects.update(leased_until=past)
+    return past
+
+
+@pytest.mark.parametrize(("step", "nth"), [(step, nth) for step in STEPS for nth in (1, 2) if (step, nth) != ENDS_ONCE])
+def test_a_killed_driver_leaves_a_run_that_goes_on(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
+) -> None:
+    messages = [record() for _ in range(8)]
+    run = requeue_run([one.pk for one in messages], rate=100)
+    past = killed(own, broker_url, run, "sending", step, str(nth))
+    ParkedMessage.objects.filter(state=State.REQUEUEING).update(claimed_until=past)
+    run = drive_run(run, "heir")
+    found = copies(wired)
+
+    assert set(found.values()) <= {1}
+    for message in ParkedMessage.objects.all():
+        if message.pk in found:
+            assert message.state == State.REQUEUED or message.unconfirmed
+        else:
+            assert message.state in OPEN
+            assert message.unconfirmed
+    states = Counter(RequeueItem.objects.values_list("state", flat=True))
+    assert (run.sent, run.unconfirmed) == (states["sent"], states["unconfirmed"])
+    assert run.sent + run.unconfirmed == 8
+    assert run.state in (RunState.WAITING, RunState.FINISHED)
+    check_counters()
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a few messages are as large as others of many thousands."""
+    list_in_parts(monkeypatch, PART, at_once=0, patience=-1.0)
+
+
+def large(count: int = 8) -> RequeueRun:
+    for _ in range(count):
+        record()
+    # A process that dies knows no handlers.
+    return requeue_run(Selection.of_filter({"state": ["parked"]}), rate=1000, include=["unhandled"])
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("step", LISTING_STEPS)
+def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_nothing_twice(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
+) -> None:
+    run = large()
+    killed(own, broker_url, run, "listing", step, str(nth))
+    later = record()
+    run = drive_run(run, "heir")
+
+    assert copies(wired) == dict.fromkeys(ParkedMessage.objects.exclude(pk=later.pk).values_list("pk", flat=True), 1)
+    assert list(run.items.order_by("place").values_list("place", flat=True)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (run.total, run.sent, run.skipped, run.wait) == (8, 8, 0, "")
+    check_counters()
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", LETTING_GO_STEPS)
+def test_a_driver_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
+) -> None:
+    run = large(11)
+    while RequeueRun.objects.get(pk=run.pk).listing:
+        RequeueRun.objects.filter(pk=run.pk).update(driver="lister")
+        list_part_of(run, "lister")
+    stop_run(run, reason="wrong ones")
+    killed(own, broker_url, run, "letting go", step, str(nth))
+    run = drive_run(run, "heir", outcomes=True)
+
+    assert (run.state, run.total, run.skipped, run.sent) == (RunState.STOPPED, 11, 11, 0)
+    assert run.finished_at is not None
+    assert Counter(run.items.values_list("state", flat=True)) == {ItemState.SKIPPED: 11}
+    check_books()
+    assert copies(wired) == {}
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_two_who_start_the_same_large_run_send_each_message_once(wired: BlockingChannel) -> None:
+    messages = [record() for _ in range(20)]
+    selection = Selection.of_filter({"state": ["parked"]})
+
+    def act(number: int) -> object:
+        return drive_run(requeue_run(selection, rate=1000), f"driver {number}", for_seconds=20)
+
+    together(act, 2)
+
+    assert copies(wired) == {one.pk: 1 for one in messages}
+    assert sum(RequeueRun.objects.values_list("sent", flat=True)) == 20
+    check_books()
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_several_who_list_one_run_list_each_message_once() -> None:
+    run = large(30)
+    RequeueRun.objects.filter(pk=run.pk).update(driver="each")
+
+    def act(_number: int) -> None:
+        for _ in range(6):
+            list_part_of(run, "each")
+
+    together(act, 3)
+    run = RequeueRun.objects.get(pk=run.pk)
+
+    assert sorted(run.items.values_list("place", flat=True)) == list(range(1, 31))
+    assert (run.total, run.listing) == (30, False)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_from_the_moment_a_run_is_stopped_nothing_is_sent(wired: BlockingChannel) -> None:
+    run = large(30)
+
+    def act(number: int) -> object:
+        return stop_run(run) if number else drive_run(run, "driver", for_seconds=20)
+
+    together(act, 2)
+    run = drive_run(run, "the last", outcomes=True)
+    found = copies(wired)
+
+    assert set(found.values()) <= {1}
+    assert (run.state, run.sent + run.skipped, run.sent) == (RunState.STOPPED, run.total, sum(found.values()))
+    assert run.items.filter(state__in=[ItemState.PENDING, ItemState.CLAIMED]).count() == 0
+    check_books()

@@ -1,0 +1,433 @@
+"""The parker: whatever comes is stored or named, and nothing of one message harms another."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
+from django_rmq_retry.messages import Headers, Properties, decode_properties
+from django_rmq_retry.messages.history import deaths
+from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
+from django_rmq_retry.parked import database
+from django_rmq_retry.parked import store as parking
+from django_rmq_retry.policies import Kind
+from django_rmq_retry.testing import isolated_handlers
+from tests.amqp.at_hand import AtHand
+from tests.amqp.declared import declare
+from tests.core.made import subscription, topology_of
+from tests.parked.arrivals import by_us, foreign, parker, store, the_group, the_record
+from tests.tooling.vhosts import Vhost
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+WRITE = parking.BatchWriter.write
+NASTY = "\0<script>\udc80\u202e💥" + "é" * 300
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Any:
+    with isolated_handlers():
+        yield
+
+
+class TestHostile:
+    @pytest.mark.parametrize(
+        "body",
+        [b"", b"\0", bytes(range(256)), b'{"a": NaN}', b'{"n": 12345678901234567890}', b'"\\ud800"', b"\xff\xfe{\0",
+         b"[" * 100_000, b"x" * 5_000_000],
+        ids=["empty", "NUL", "binary", "NaN", "20 digits", "surrogate", "UTF-16", "nested", "5 MB"],
+    )  # fmt: skip
+    def test_a_body_is_kept_to_the_byte(self, body: bytes) -> None:
+        assert store(by_us(body=body)) == [parking.Stored()]
+        assert bytes(the_record().body) == body
+
+    def test_every_text_may_be_anything(self) -> None:
+        texts: dict[str, Any] = dict.fromkeys(
+            ("type", "correlation_id", "content_type", "content_encoding"), "\0\udcff💥" * 30
+        )
+        names = (
+            "reason",
+            "detail",
+            "error",
+            "message",
+            "handler",
+            "fingerprint",
+            "culprit",
+            "summary",
+            "exchange",
+            "queue",
+        )
+        said = {f"rmq-retry-{name}": "\0\u202e💥" * 2000 for name in names}
+        told = foreign(id="\0\udcff", headers=said, exchange="\0\udcff", routing_key="\0\udcff" * 80, **texts)
+
+        assert store(told) == [parking.Stored()]
+        assert all("\0" not in text and len(text.encode()) <= 10_000 for text in all_texts(the_record()))
+
+    def test_headers_that_nobody_can_decode_are_kept(self) -> None:
+        absurd = Headers(b"\x04when" + b"T" + b"\xff" * 8)
+        one = foreign(headers=absurd)
+
+        assert store(one) == [parking.Stored()]
+        assert absurd.raw in bytes(the_record().properties)
+
+    @pytest.mark.parametrize("raw", [b"", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a"])
+    def test_properties_that_are_none_are_kept(self, raw: bytes) -> None:
+        assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [parking.Stored()]
+        assert (bytes(the_record().properties), the_record().reason) == (raw, "undecodable_headers")
+
+    @pytest.mark.parametrize("seconds", [0, 1, 1_700_000_000_000, 2**63 - 1, 2**64 - 1, 253_402_300_799])
+    def test_any_time_may_be_told(self, seconds: int) -> None:
+        said = {"rmq-retry-parked-at": min(seconds, 2**63 - 1), "rmq-retry-since": min(seconds, 2**63 - 1)}
+
+        assert store(foreign(timestamp=seconds, headers=said)) == [parking.Stored()]
+
+
+def all_texts(record: ParkedMessage) -> list[str]:
+    return [value for value in vars(record).values() if isinstance(value, str)]
+
+
+class TestQueries:
+    def test_a_batch_of_new_messages_takes_few(self) -> None:
+        store(by_us(id="before"))
+        with CaptureQueriesContext(connection) as few:
+            store(*(by_us(id=f"m-{n}") for n in range(25)))
+
+        assert len([one for one in few if "SAVEPOINT" not in one["sql"]]) <= 5
+
+    def test_a_copy_delivered_twice_writes_nothing(self) -> None:
+        store(by_us())
+        with CaptureQueriesContext(connection) as few:
+            store(by_us(again=True))
+
+        written = [
+            one["sql"] for one in few if one["sql"].startswith(("INSERT", "UPDATE")) and "`id` = 0" not in one["sql"]
+        ]
+        assert [sql for sql in written if '"id" = 0' not in sql] == []
+
+
+def refusing(
+    *bodies: bytes, error: type[Exception] = DatabaseError, times: float = float("inf")
+) -> Callable[[parking.BatchWriter], None]:
+    """A database that cannot write some messages, or nothing for a while."""
+    left = [times]
+
+    def write(filing: parking.BatchWriter) -> None:
+        WRITE(filing)
+        found = {arrival.parked.body for arrival in filing._arrivals}
+        if left[0] > 0 and (not bodies or found & set(bodies)):
+            left[0] -= 1
+            raise error("it is poison")
+
+    return write
+
+
+class TestPoison:
+    def test_one_that_cannot_be_stored_is_named_and_harms_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5", b"9"))
+        stored = store(*(by_us(id=str(n), body=str(n).encode()) for n in range(11)))
+
+        assert [one.problem for one in stored if one.problem] == ["DatabaseError: it is poison"] * 2
+        assert (bool(stored[5].problem), bool(stored[9].problem)) == (True, True)
+        assert ParkedMessage.objects.count() == 9
+        assert the_group().parked == 9
+
+    @pytest.mark.parametrize("error", [IntegrityError, OperationalError, ValueError])
+    def test_one_that_met_somebody_elses_lock_is_tried_again(
+        self, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(error=error, times=2))
+
+        assert store(by_us()) == [parking.Stored()]
+        assert the_record().copies == 1
+
+    def test_one_that_cannot_even_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def read(*_: object) -> None:
+            raise RecursionError("too deep")
+
+        monkeypatch.setattr("django_rmq_retry.parked.record.read_parked", read)
+
+        assert store(by_us()) == [parking.Stored(problem="It cannot be read: RecursionError: too deep")]
+
+    def test_a_record_that_another_drainer_made_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks: list[int] = []
+
+        def look_up(self: parking.BatchWriter) -> None:
+            if looks:
+                LOOK_UP(self)
+            looks.append(1)
+
+        store(by_us())
+        monkeypatch.setattr(parking.BatchWriter, "_look_up", look_up)
+
+        assert store(by_us(again=True), by_us(id="m-2")) == [parking.Stored(), parking.Stored()]
+        assert (ParkedMessage.objects.count(), ErrorGroup.objects.get().parked) == (2, 2)
+
+
+LOOK_UP = parking.BatchWriter._look_up
+
+
+def losing_answer(*, committed: bool) -> SimpleNamespace:
+    """Return a stand-in for django.db.transaction whose first COMMIT gets no answer."""
+    lost: list[bool] = []
+
+    @contextmanager
+    def atomic(using: str) -> Iterator[None]:
+        with transaction.atomic(using=using):
+            yield
+            if not lost and not committed:
+                lost.append(True)
+                raise OperationalError("server closed the connection unexpectedly")
+        if not lost:
+            lost.append(True)
+            raise OperationalError("server closed the connection unexpectedly")
+
+    return SimpleNamespace(atomic=atomic)
+
+
+class TestLostAnswer:
+    """The connection fails during a COMMIT, and a new one is accepted at once."""
+
+    @pytest.mark.parametrize("committed", [True, False])
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_a_message_without_an_id_has_one_record(
+        self, committed: bool, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parking, "transaction", losing_answer(committed=committed))
+        batch = [by_us(id=None, body=b"%d" % n) for n in range(count)]
+
+        assert store(*batch) == [parking.Stored()] * count
+        assert (ParkedMessage.objects.count(), the_group().parked) == (count, count)
+
+    def test_equal_messages_without_an_id_are_never_one_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parking, "transaction", losing_answer(committed=False))
+
+        assert store(by_us(id=None), by_us(id=None)) == [parking.Stored(), parking.Stored()]
+        assert ParkedMessage.objects.count() == 2
+
+    def test_a_neighbour_that_cannot_be_stored_makes_no_message_redelivered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store(by_us(id=None))
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5"))
+        store(by_us(id=None), by_us(id="m-5", body=b"5"))
+
+        assert ParkedMessage.objects.count() == 2
+
+
+class TestAway:
+    def test_a_database_that_is_away_keeps_the_batch_and_says_what_was_stored(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answers = iter(["", "It is away."])
+        monkeypatch.setattr(parking, "outage", lambda _: next(answers))
+        monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"2", b"3"))
+        batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
+
+        with pytest.raises(parking.StoreUnavailable) as outage:
+            parker().store(batch)
+
+        assert (outage.value.reason, outage.value.done) == (
+            "It is away.",
+            {batch[0]: parking.Stored(), batch[1]: parking.Stored()},
+        )
+
+    def test_a_database_that_takes_messages_is_not_away_and_nothing_of_the_trial_stays(self) -> None:
+        assert parker().outage() == ""
+        assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
+
+    def test_one_that_does_not_answer_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse() -> None:
+            raise OperationalError("Connection refused\n\tIs the server running?")
+
+        monkeypatch.setattr(connection, "ensure_connection", refuse)
+        said = database.outage("default")
+
+        assert said == "The database 'default' does not answer (Connection refused Is the server running?)."
+
+    def test_one_that_may_only_be_read_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: str) -> None:
+            raise OperationalError("attempt to write a readonly database")
+
+        monkeypatch.setattr(database, "_try", refuse)
+
+        assert database.outage("default").startswith(
+            "The database 'default' does not accept parked messages (attempt to write"
+        )
+
+
+class TestKeys:
+    @pytest.fixture
+    def keys(self) -> Any:
+        """Have messages handled by a function with these keys."""
+
+        def make(function: Any, **told: Any) -> None:
+            @handler(Queue("payments"), name="payments.charge", keys=function, **told)
+            def charge(message: Delivery) -> None:
+                """Nothing."""
+
+        return make
+
+    def test_the_handler_names_them(self, keys: Any) -> None:
+        keys(lambda message: [f"payment:{message.data['n']}", "b"])
+        store(by_us(body=b'{"n": 7}'), by_us(id="m-2", body=b'{"n": 8}'))
+
+        told = list(BusinessKey.objects.order_by("pk").values_list("message__message_id", "value"))
+        assert told == [("m-1", "payment:7"), ("m-1", "b"), ("m-2", "payment:8"), ("m-2", "b")]
+        assert ParkedMessage.objects.get(message_id="m-1").business_key == "payment:7"
+
+    def test_one_text_is_one_key(self, keys: Any) -> None:
+        keys(lambda _: "payment:7")
+        store(by_us())
+
+        assert the_record().business_key == "payment:7"
+
+    def test_the_queue_says_which_handler_where_the_message_does_not(self, keys: Any) -> None:
+        keys(lambda message: message.data["k"])
+        store(foreign(body=b'{"k": "a"}'))
+
+        assert the_record().business_key == "a"
+
+    def test_the_handlers_codec_reads_the_body(self, keys: Any) -> None:
+        keys(lambda message: message.data.decode(), codec=Raw())
+        store(by_us(body=b"no json"))
+
+        assert the_record().business_key == "no json"
+
+    @pytest.mark.parametrize("body", [b"no json", b"\xff", b"[1]", b'{"n": NaN}'])
+    def test_a_body_that_cannot_be_decoded_has_none(self, keys: Any, body: bytes) -> None:
+        keys(lambda message: message.data["n"])
+
+        assert store(by_us(body=body)) == [parking.Stored()]
+        assert (the_record().business_key, BusinessKey.objects.count()) == ("", 0)
+
+    @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
+    def test_a_function_that_fails_keeps_nothing_from_being_recorded(
+        self, keys: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(_: Delivery) -> str:
+            raise error("no")
+
+        keys(fail)
+
+        assert store(by_us()) == [parking.Stored()]
+        [line] = caplog.records
+        assert (line.levelname, line.exc_info and line.exc_info[0]) == ("WARNING", error)
+        assert line.getMessage().startswith(
+            f"The keys function of handler 'payments.charge' raised {error.__name__}: the parked message has no"
+        )
+
+    def test_a_failing_function_is_a_warning_once_for_each_type_of_error(
+        self, keys: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(message: Delivery) -> str:
+            raise {1: ValueError, 2: KeyError}[message.data["n"]]("no")
+
+        keys(fail)
+        caplog.set_level(logging.DEBUG, "django_rmq_retry")
+
+        store(*(by_us(id=str(place), body=b'{"n": %d}' % n) for place, n in enumerate((1, 1, 2, 1))))
+
+        told = [(line.levelname, line.exc_info and line.exc_info[0]) for line in caplog.records]
+        assert told == [("WARNING", ValueError), ("DEBUG", ValueError), ("WARNING", KeyError), ("DEBUG", ValueError)]
+
+    def test_a_body_that_cannot_be_decoded_is_no_error_of_the_function(
+        self, keys: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keys(lambda message: message.data["n"])
+
+        assert store(by_us(body=b"no json")) == [parking.Stored()]
+        assert caplog.records == []
+
+    def test_whatever_it_returns_is_at_most_twenty_short_texts(self, keys: Any) -> None:
+        keys(lambda _: [7, None, "", "a", "A", "a", "á", "a ", NASTY, *range(100, 200)])
+
+        assert store(by_us()) == [parking.Stored()]
+        values = [key.value for key in BusinessKey.objects.order_by("pk")]
+        assert len(values) <= 20
+        assert values[:2] == ["7", "a"]
+        assert all(len(value.encode()) <= 255 and "\0" not in value for value in values)
+
+    def test_an_endless_list_ends(self, keys: Any) -> None:
+        keys(lambda _: iter(int, 1))
+
+        assert store(by_us()) == [parking.Stored()]
+        assert the_record().business_key == "0"
+
+
+class TestSignal:
+    def test_who_listens_is_told_of_records_and_groups(self) -> None:
+        heard: list[tuple[Any, Any]] = []
+
+        def hear(messages: list[int], groups: list[int], **_: object) -> None:
+            heard.append((messages, groups))
+
+        signals.recorded.connect(hear)
+        try:
+            store(by_us(), by_us(id="m-2"))
+        finally:
+            signals.recorded.disconnect(hear)
+
+        assert heard == [(sorted(ParkedMessage.objects.values_list("pk", flat=True)), [the_group().pk])]
+
+    @pytest.mark.parametrize("error", [ValueError, SystemExit])
+    def test_a_receiver_that_fails_harms_nothing(
+        self, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def hear(**_: object) -> None:
+            raise error("no")
+
+        signals.recorded.connect(hear)
+        try:
+            assert store(by_us()) == [parking.Stored()]
+        finally:
+            signals.recorded.disconnect(hear)
+
+        assert the_record().copies == 1
+
+    def test_a_connection_lost_after_the_commit_stores_nothing_twice(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def records(_: parking.BatchWriter) -> list[ParkedMessage]:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        def hear(**_: object) -> None:
+            pytest.fail("there is nothing to announce")
+
+        monkeypatch.setattr(parking.BatchWriter, "records", records)
+        signals.recorded.connect(hear)
+        try:
+            assert store(by_us(id=None)) == [parking.Stored()]
+        finally:
+            signals.recorded.disconnect(hear)
+
+        assert ParkedMessage.objects.count() == 1
+        assert [line.levelname for line in caplog.records] == ["ERROR"]
+        assert caplog.messages[0].startswith("The signal `recorded` was not sent")
+
+
+def test_the_brokers_own_count_is_kept_of_what_went_round_in_its_loop(vhost: Vhost, amqp: BlockingChannel) -> None:
+    """Parked by a consumer whose carrier counts by x-death, on a real broker."""
+    amqp.confirm_delivery()
+    loop = DeadLetter(exchange="again", queue="later", after=0.2)
+    charge = subscription(RetryThenPark(attempts=3, via=loop))
+    declare(vhost, topology_of(charge))
+    hand = AtHand(channel=amqp, subscription=charge)
+    hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
+    verdicts = [hand.fail().kind for _ in range(3)]
+    _tag, parked, _ = hand.take("payments.parked")
+    assert store(parked) == [parking.Stored()]
+    record = the_record()
+    died = deaths(decode_properties(bytes(record.properties)).headers)
+
+    assert verdicts == [Kind.RETRY, Kind.RETRY, Kind.PARK]
+    assert (record.by, record.attempts, record.reason) == ("consumer", 3, "retries_exhausted")
+    assert {(one.queue, one.reason, one.count) for one in died} == {
+        ("payments", "rejected", 2),
+        ("later", "expired", 2),
+    }

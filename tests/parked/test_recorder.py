@@ -1,0 +1,295 @@
+"""The journal that remembers attempts in the database."""
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, transaction
+from django.test import override_settings
+
+from django_rmq_retry import Discard
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
+from django_rmq_retry.parked import attempts, claims, history
+from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of
+from django_rmq_retry.parked.history import Buffer, Recorder
+from django_rmq_retry.policies import discard, park, retry
+from tests.core.made import delivery
+from tests.core.raising import BankDown, caught, post
+from tests.parked.arrivals import ticket_header
+from tests.parked.attempted import failure, success
+from tests.parked.made import group, parked
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    return []
+
+
+@pytest.fixture
+def recorder(rows: list[Row]) -> Recorder:
+    """A recorder whose rows only the test takes."""
+    scribe = RowBuilder()
+
+    def write(drafts: Sequence[Draft], *, plain: bool = False) -> None:
+        assert not plain
+        rows.extend(scribe.row(draft) for draft in drafts)
+
+    made = Recorder(Buffer(write))
+    made.buffer._begin = lambda: None  # type: ignore[method-assign]
+    return made
+
+
+def test_a_failure_and_a_success_after_it_are_remembered(recorder: Recorder, rows: list[Row]) -> None:
+    recorder.note(failure())
+    recorder.note(success(delivery(message_id="m-1", attempt=2)))
+    recorder.buffer.flush()
+
+    assert [(row.number, row.verdict) for row in rows] == [(1, "retry"), (2, "ack")]
+
+
+def test_a_first_success_leaves_no_trace(recorder: Recorder) -> None:
+    recorder.note(success())
+    recorder.note(success(delivery(headers={"rmq-retry-exchange": "payments"})))
+
+    assert (len(recorder.buffer), recorder.notes_acks) == (0, False)
+
+
+def test_what_was_not_attempted_is_not_remembered(recorder: Recorder) -> None:
+    unhandled = park(Reason.UNHANDLED, "No handler")
+    recorder.note(failure(verdict=unhandled, subscription=None))
+    recorder.note(success(delivery(attempt=1)))
+    apart = success(delivery(redelivered=True))
+    recorder.note(type(apart)(**{**fields(apart), "verdict": retry(0.0, detail="tried alone next", counted=False)}))
+
+    assert len(recorder.buffer) == 0
+
+
+def fields(attempt: Any) -> dict[str, Any]:
+    return {name: getattr(attempt, name) for name in ("delivery", "verdict", "subscription", "seconds", "error")}
+
+
+def test_the_log_lines_of_a_failure_are_kept(recorder: Recorder, rows: list[Row]) -> None:
+    with recorder.recording():
+        attempts.begin()
+        logging.getLogger("bank").warning("asked")
+        recorder.note(failure())
+        recorder.note(success(delivery(attempt=2)))
+        recorder.buffer.flush()
+
+    assert [row.logs.partition(" ")[2] for row in rows] == ["WARNING bank: asked", ""]
+
+
+def test_a_recorder_that_fails_costs_no_message(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise SystemExit(2)
+
+    monkeypatch.setattr(recorder.buffer, "add", fail)
+    with caplog.at_level(logging.ERROR, "django_rmq_retry"):
+        recorder.note(failure())
+
+    assert caplog.messages == ["An attempt could not be recorded"]
+
+
+def told() -> str:
+    return "a1b2c3"
+
+
+def broken() -> str:
+    raise OSError("no git")
+
+
+@pytest.mark.parametrize(
+    ("version", "noted"), [("v7", "v7"), (told, "a1b2c3"), (broken, ""), ("x" * 200, "x" * 97 + "…")]
+)
+def test_the_version_of_the_project_is_noted(version: Any, noted: str) -> None:
+    with override_settings(RMQ_RETRY={"VERSION": version}):
+        assert history.version() == noted
+
+
+def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
+    """A record in a requeue, and the copy that its consumer gets."""
+    record = parked(state=State.REQUEUED, cycle=2, group=group(requeued=1), **told)
+    return record, delivery(message_id="m-1", headers=ticket_header(record.pk, 2))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_requeued_attempt_ends_when_its_outcome_is_noted(recorder: Recorder, rows: list[Row]) -> None:
+    record, arrival = requeued()
+    recorder.note(success(arrival))
+    recorder.buffer.flush()
+    ended = rows[0].started_at + timedelta(seconds=rows[0].seconds)
+    noted = ParkedMessage.objects.get(pk=record.pk).succeeded_at
+
+    # Writing the outcome down takes milliseconds, which are no part of the attempt.
+    assert noted is not None
+    assert abs(ended - noted) < timedelta(microseconds=10)
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_the_success_of_a_requeued_copy_is_told_before_the_broker_is(recorder: Recorder, rows: list[Row]) -> None:
+    record, copy = requeued()
+
+    recorder.note(success(copy))
+
+    record.refresh_from_db()
+    assert (record.state, len(recorder.buffer)) == (State.PROCESSED, 1)
+
+    recorder.buffer.flush()
+    assert [(row.cycle, row.number, row.verdict) for row in rows] == [(2, 1, "ack")]
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("other", [{"message_id": "m-2"}, {"message_id": "m-1", "body": b"[]"}, {"queue": "refunds"}])
+def test_another_message_into_which_the_headers_were_copied_closes_nothing(
+    recorder: Recorder, other: dict[str, Any]
+) -> None:
+    record, copy = requeued()
+    another = delivery(**{"message_id": "m-1", **other}, headers=copy.headers)
+
+    recorder.note(success(another))
+    recorder.note(failure(another, error=Discard("not needed"), verdict=discard("not needed")))
+    recorder.note(failure(another, verdict=discard("One attempt", ErrorNote.of(BankDown("no")))))
+
+    record.refresh_from_db()
+    assert record.state == State.REQUEUED
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_a_requeued_copy_that_its_handler_discards_is_resolved(recorder: Recorder) -> None:
+    record, copy = requeued()
+
+    recorder.note(failure(copy, error=Discard("paid by hand"), verdict=discard("paid by hand")))
+
+    record.refresh_from_db()
+    assert record.state == State.PROCESSED
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_a_requeued_copy_that_a_policy_gives_up_for_good_is_open_again(recorder: Recorder) -> None:
+    record, copy = requeued()
+    error = caught(post)
+
+    recorder.note(failure(copy, error=error, verdict=discard("One attempt", ErrorNote.of(error))))
+
+    record.refresh_from_db()
+    assert (record.state, record.error) == (State.PARKED, "BankDown")
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_a_requeued_copy_that_is_retried_or_parked_is_left_to_whoever_drains_it(recorder: Recorder) -> None:
+    record, copy = requeued()
+
+    recorder.note(failure(copy))
+    recorder.note(failure(copy, verdict=park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(BankDown("no")))))
+
+    record.refresh_from_db()
+    assert (record.state, len(recorder.buffer)) == (State.REQUEUED, 2)
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_an_outcome_that_the_database_does_not_take_waits_for_it(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, copy = requeued()
+    errors = iter([OperationalError("gone"), None])
+    tell = claims.succeeded
+
+    def flaky(*args: Any) -> None:
+        error = next(errors)
+        if error:
+            raise error
+        tell(*args)
+
+    monkeypatch.setattr(claims, "succeeded", flaky)
+    recorder.note(success(copy))
+    record.refresh_from_db()
+    assert (record.state, len(recorder.buffer)) == (State.REQUEUED, 2)
+
+    recorder.buffer.flush()
+    record.refresh_from_db()
+    assert record.state == State.PROCESSED
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_no_worker_asks_a_database_that_is_known_to_be_away(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, copy = requeued()
+    asked: list[object] = []
+    monkeypatch.setattr(claims, "succeeded", lambda *args: asked.append(args))
+    recorder.buffer.away = True
+
+    recorder.note(success(copy))
+
+    assert (asked, len(recorder.buffer)) == ([], 2)
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_an_outcome_is_not_written_into_a_transaction_that_a_handler_left_open(recorder: Recorder) -> None:
+    record, copy = requeued()
+
+    with transaction.atomic():
+        recorder.note(success(copy))
+        transaction.set_rollback(True)
+    recorder.buffer.flush()
+
+    record.refresh_from_db()
+    assert record.state == State.PROCESSED
+
+
+@pytest.fixture
+def real() -> Recorder:
+    """One that writes to the database, in the test's own thread."""
+    made = Recorder()
+    made.buffer._begin = lambda: None  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_a_record_finds_all_that_was_attempted_after_its_requeue(real: Recorder) -> None:
+    record, copy = requeued()
+
+    real.note(failure(copy))
+    real.note(failure(delivery(message_id="other")))
+    real.note(success(copy))
+    real.buffer.flush()
+
+    assert Attempt.objects.count() == 3
+    assert [(one.cycle, one.verdict) for one in attempts_of(record)] == [(2, "ack"), (2, "retry")]
+    assert ErrorGroup.objects.get().processed == 1
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_without_our_tables_attempts_wait_for_them(
+    real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    history._statement.cache_clear()
+    history._target.cache_clear()
+    with monkeypatch.context() as unmigrated, caplog.at_level(logging.WARNING, "django_rmq_retry"):
+        unmigrated.setattr(Attempt._meta, "db_table", "no_such_table")
+        real.note(failure())
+        wait = real.buffer._step(0.0)
+    history._statement.cache_clear()
+    history._target.cache_clear()
+
+    assert (wait, real.buffer.away, len(caplog.messages)) == (1.0, True, 1)
+    assert "no_such_table" in caplog.messages[0]
+
+    real.buffer.flush()
+
+    assert Attempt.objects.count() == 1

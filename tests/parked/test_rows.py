@@ -1,0 +1,132 @@
+"""An attempt as a row."""
+
+import json
+import os
+import socket
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from django_rmq_retry.handlers.attempt import FinishedAttempt, grouped
+from django_rmq_retry.handlers.ticket import Ticket, bearer, ticket_of
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.messages.parked_copy import TICKET
+from django_rmq_retry.messages.tracebacks import named
+from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of, identity_of
+from django_rmq_retry.policies import halt, park
+from tests.core.made import delivery
+from tests.core.parked import parked_copy, read_back
+from tests.core.raising import BankDown, caught, post
+from tests.parked.attempted import CHARGE, failure, success
+from tests.parked.made import NOON
+
+SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
+
+
+def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> Row:
+    """As if it had ended at noon."""
+    return SCRIBE.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
+
+
+def test_a_failed_attempt_is_told_whole() -> None:
+    row = row_of(failure(delivery(message_id="m-1", attempt=2)))
+
+    assert (row.queue, row.handler, row.message_id) == ("payments", "payments.handlers.charge", "m-1")
+    assert (row.cycle, row.number, row.verdict, row.wait) == (1, 2, "retry", 30)
+    assert (row.started_at, row.seconds) == (NOON - timedelta(seconds=1.5), 1.5)
+    assert row.next_at == NOON + timedelta(seconds=30)
+    assert (row.error, row.error_text, row.reason) == ("BankDown", "no answer", "")
+    assert (row.host, row.pid, row.thread) == ("worker-3", os.getpid(), threading.current_thread().name)
+    assert (row.deploy, json.loads(row.chain)[1]["error"]) == ("a1b2c3", "TimeoutError")
+    assert RowBuilder().host == socket.gethostname()
+
+
+def test_a_success_tells_no_error_and_waits_for_nothing() -> None:
+    row = row_of(success(delivery(attempt=3)))
+
+    assert (row.verdict, row.number, row.next_at, row.chain, row.logs) == ("ack", 3, None, "[]", "")
+    assert (row.error, row.error_text, row.fingerprint) == ("", "", "")
+
+
+def test_a_halted_line_waits_as_well() -> None:
+    row = row_of(failure(verdict=halt(5, ErrorNote.of(BankDown("no")))))
+
+    assert (row.verdict, row.next_at) == ("halt", NOON + timedelta(seconds=5))
+
+
+def test_a_requeued_copy_tells_its_cycle_and_record() -> None:
+    ticket = Ticket(record=7, cycle=3)
+    arrival = delivery(headers={TICKET: ticket.signed(bearer("payments", None, b"{}"))})
+
+    assert ticket_of(arrival) == ticket
+
+    assert row_of(failure(arrival), ticket).cycle == 3
+
+
+@pytest.mark.parametrize("headers", [{}, {TICKET: "made up"}, {TICKET: 7}])
+def test_what_carries_no_ticket_of_ours_has_none(headers: dict[str, object]) -> None:
+    assert ticket_of(delivery(headers=headers)) is None
+
+
+def test_headers_that_cannot_be_read_carry_no_ticket() -> None:
+    broken = delivery(raw=b"\x20\x00\xff" + TICKET.encode())
+
+    assert ticket_of(broken) is None
+    assert row_of(failure(broken)).message_id == ""
+
+
+def test_the_identity_is_the_one_that_its_record_will_have() -> None:
+    arrival = delivery(message_id="m-1", body=b'{"a": 1}')
+    verdict = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(BankDown("no")))
+    drained = read_back(parked_copy(verdict, arrival))
+
+    assert row_of(failure(arrival)).identity == drained.identity
+    assert drained.identity == identity_of("payments", "m-1", b'{"a": 1}')
+
+
+def test_messages_without_an_id_share_what_their_bytes_say() -> None:
+    row = row_of(failure(delivery(body=b"1")))
+
+    assert row.identity == identity_of("payments", "", b"1")
+    assert row.identity.startswith("body:")
+    assert len({row.identity, identity_of("payments", "", b"2"), identity_of("payment", "", b"s1")}) == 3
+
+
+def test_a_large_body_is_not_kept_until_a_row_is_made() -> None:
+    small, large = b"1" * KEPT, b"1" * (KEPT + 1)
+    drafts = [draft_of(failure(delivery(message_id="m-1", body=body)), None) for body in (small, large)]
+
+    assert [draft.body for draft in drafts] == [small, b""]
+    assert [SCRIBE.row(draft).identity for draft in drafts] == [
+        identity_of("payments", "m-1", small),
+        identity_of("payments", "m-1", large),
+    ]
+
+
+def test_a_handler_names_the_group_of_a_retry_too() -> None:
+    named_one = replace(CHARGE, fingerprint=lambda message, _: f"bank of {message.queue}")
+
+    assert row_of(failure(subscription=named_one)).fingerprint == named("bank of payments")
+
+
+def test_a_retry_has_the_group_that_it_comes_to_if_it_goes_on() -> None:
+    error = caught(post)
+    attempt = failure(error=error)
+    last = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(error))
+    verdict = grouped(last, attempt.delivery, attempt.subscription, error)
+
+    assert row_of(attempt).fingerprint == verdict.fingerprint
+    assert row_of(replace(attempt, verdict=verdict)).fingerprint == verdict.fingerprint
+
+
+def test_every_text_is_short_and_storable() -> None:
+    odd = delivery(message_id="m" * 255, queue="q" * 255, body=b"\xff")
+    row = row_of(failure(odd, error=Exception("\0\udcff" * 10**6)))
+
+    assert len(row.error_text.encode()) <= 4000
+    for value in row:
+        if isinstance(value, str):
+            assert "\0" not in value
+            value.encode()
