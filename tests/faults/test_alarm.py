@@ -34,6 +34,9 @@ def test_a_publisher_hears_of_an_alarm_within_its_deadline_and_goes_on_after_it(
     assert ended(publisher, 0) is None
 
     private_node.raise_alarm()
+    # The alarm reaches each connection some time after the command: a message sent before would be confirmed.
+    states = ("list_connections", "-q", "state", "--no-table-headers")
+    wait_until(lambda: "blocking" in private_node.ctl(*states), what="the connection is about to be blocked")
     during = [ended(publisher, one) for one in range(1, 4)]
     private_node.clear_alarm()
 

@@ -2,9 +2,11 @@
 
     python -m tests.tooling.lanes [--main | --pika | --venvs] [pytest's arguments]
 
-With --main everything but what is marked `long` runs here first, then the short form of the suite of faults by itself,
-then what is marked `database` on each database other than SQLite that is found: on PostgreSQL with what is `long`, the
-kills between two steps, on MariaDB without that and without what is `slow`. The other lanes leave out what is `slow`.
+With --main everything but what is marked `long` runs here first, then the short form of the suite of faults by itself.
+Then the other lanes run beside each other, because each waits for brokers and databases most of the time: what is
+marked `database` on each database other than SQLite that is found (on PostgreSQL with what is `long`, the kills
+between two steps, on MariaDB without that and without what is `slow`), and the other Djangos without what is `slow`.
+The output of a lane is printed when it ends.
 
 The lane of the oldest Django, on the oldest Python, leaves out the tests that know no Django. It finds what an old
 Django or Python lacks, in rows of a database as well as in pages and commands. No code here asks for the version of
@@ -21,9 +23,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,8 +57,11 @@ BETWEEN = (
     ),
 )
 """The tests that run between the oldest and the newest Django."""
-SHARED = ("-n", str((os.cpu_count() or 2) * 2), "--dist", "worksteal")
-"""More workers than cores, because tests wait for brokers; an idle worker takes tests from the others."""
+CORES = os.cpu_count() or 2
+ALONE = ("-n", str(CORES * 3), "--dist", "worksteal")
+"""The workers of a lane that runs by itself: more than cores, because tests wait for brokers and for commands."""
+BESIDE = ("-n", str(CORES), "--dist", "worksteal")
+"""The workers of each of several lanes that run at the same time."""
 EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
 """pika 1.5 announces the end of the connection that the tests use as a client of their own."""
 STORM = (
@@ -63,6 +70,7 @@ STORM = (
 )
 """The chaos suite, which needs the whole machine for three minutes."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
+RUNNING: set["subprocess.Popen[str]"] = set()
 NOTHING = 5
 """pytest's exit code when the arguments select no test."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -82,24 +90,42 @@ def here() -> str:
     return ".".join(version("django").split(".")[:2])
 
 
-def run_tests(name: str, python: str, arguments: list[str], **environment: str) -> Result:
-    """Run pytest, show its output, and keep its last line."""
-    print(f"\n### {name}", flush=True)
+def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = False, **environment: str) -> Result:
+    """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
-    command = [python, "-m", "pytest", *SHARED, *colour, *arguments]
+    command = [python, "-m", "pytest", *(BESIDE if beside else ALONE), *colour, *arguments]
     summary = "pytest printed nothing"
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
+    kept: list[str] = []
+    show = kept.append if beside else partial(print, end="", flush=True)
+    show(f"\n### {name}\n")
     with subprocess.Popen(command, cwd=ROOT, env=told, stdout=subprocess.PIPE, text=True) as run:
+        RUNNING.add(run)
         try:
             for line in run.stdout or ():
-                print(line, end="", flush=True)
+                show(line)
                 plain = COLOUR.sub("", line).strip()
                 summary = plain if SUMMARY.search(plain) else summary
         except BaseException:
             run.terminate()
             raise
+        finally:
+            RUNNING.discard(run)
+            print("".join(kept), end="", flush=True)
     return Result(name=name, summary=summary, code=run.returncode)
+
+
+def run_beside(lanes: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run lanes at the same time; return their results in the same order."""
+    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+        runs = [pool.submit(lane) for lane in lanes]
+        try:
+            return [run.result() for run in runs]
+        except BaseException:
+            for running in [*RUNNING]:
+                running.terminate()
+            raise
 
 
 def run_database(kind: str, arguments: list[str]) -> Result:
@@ -117,7 +143,8 @@ def run_database(kind: str, arguments: list[str]) -> Result:
             required = os.environ.get("RMQ_TEST_REQUIRE") == "all"
             return Result(name=kind, summary=f"NOT RUN: {lack}", code=1 if required else 0)
         which = "database" if kind == databases.POSTGRESQL else "database and not slow and not long"
-        result = run_tests(kind, sys.executable, ["-m", which, *(arguments or marked("database"))], **told)
+        chosen = ["-m", which, *(arguments or marked("database"))]
+        result = run_tests(kind, sys.executable, chosen, beside=True, **told)
     return replace(result, code=0) if result.code == NOTHING else result
 
 
@@ -138,7 +165,7 @@ def run_lane(django: str, arguments: list[str]) -> Result:
     rooms = WITHOUT_DJANGO
     if django not in (min(LANES), max(LANES)):
         rooms, name = BETWEEN, name if arguments else f"{name} (pages, migrations, checks and texts only)"
-    return run_tests(name, python, ["-m", "not slow and not long", *(arguments or rooms)])
+    return run_tests(name, python, ["-m", "not slow and not long", *(arguments or rooms)], beside=True)
 
 
 def find_python(django: str) -> "subprocess.CompletedProcess[str]":
@@ -213,9 +240,9 @@ def main(arguments: list[str]) -> int:
             results += [run_tests(name, sys.executable, rest)]
             making.wait()
     results += [run_tests("three minutes of faults", sys.executable, [*STORM])] if with_main and not rest else []
-    results += [run_database(kind, rest) for kind in databases.KINDS] if with_main else []
-    results += [run_lane(django, rest) for django in LANES if django != here()]
-    return shown(results)
+    others = [partial(run_database, kind, rest) for kind in databases.KINDS] if with_main else []
+    others += [partial(run_lane, django, rest) for django in LANES if django != here()]
+    return shown(results + run_beside(others))
 
 
 def shown(results: list[Result]) -> int:
