@@ -7,7 +7,7 @@ import pytest
 
 from django_rmq_retry.models.parked import State
 from django_rmq_retry.policies import Kind
-from tests.test_ladder import RUNGS
+from tests.test_layers import LAYERS
 from tests.tooling.pages import page
 from tests.tooling.seams import OPERATING
 
@@ -31,8 +31,8 @@ def packages() -> list[list[str]]:
 
 
 def heights(package: str) -> list[int]:
-    """The rungs of a package; a module that stands alone counts as the rest of its package does."""
-    return [height for height, rung in enumerate(RUNGS) if rung.removesuffix(".*") == package]
+    """The layers of a package; a module that stands alone counts as the rest of its package does."""
+    return [height for height, layer in enumerate(LAYERS) if layer.removesuffix(".*") == package]
 
 
 def first_column(heading: str) -> list[str]:

@@ -71,7 +71,7 @@ def handle(queue: Queue | str, **options: Any) -> None:
     handler(queue, **{"name": f"handler {next(numbers)}", **options})(charge)
 
 
-def test_a_sound_project_hears_nothing() -> None:
+def test_a_sound_project_gets_no_warning() -> None:
     handle("payments.charge")
     handle(Queue("payments.transfer", bindings=[MAIN.bind("transfer")], max_length=1000, message_ttl=60))
     handle("ledger.post", policy=StopTheLine())
@@ -206,7 +206,7 @@ SOON_OVER = RetryThenPark(
         (Queue("q", existing=True), {"policy": StopTheLine()}, ["W014"]),
     ],
 )
-def test_each_hazard_of_a_handler_or_its_queue_is_told(
+def test_each_hazard_of_a_handler_or_its_queue_is_reported(
     queue: Queue | str, options: dict[str, Any], expected: list[str]
 ) -> None:
     handle(queue, **options)
@@ -262,7 +262,7 @@ def test_what_a_transient_queue_loses_is_named(queue: Queue, said: str) -> None:
 
 
 @pytest.mark.parametrize(("second", "expected"), [(10, []), (60, ["W004"])])
-def test_two_waits_in_one_wait_queue_are_told(second: float, expected: list[str]) -> None:
+def test_two_waits_in_one_wait_queue_are_reported(second: float, expected: list[str]) -> None:
     bank = Exchange("bank", "direct")
     for queue, wait in (("card", 10), ("cash", second)):
         policy = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Fixed(wait))
@@ -273,7 +273,7 @@ def test_two_waits_in_one_wait_queue_are_told(second: float, expected: list[str]
     assert all("'wait-queue' (card 10 s, cash 60 s)" in message.msg for message in messages)
 
 
-def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_told() -> None:
+def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_reported() -> None:
     handle(Queue("q", arguments={"x-dead-letter-exchange": "letters"}))
 
     (message,) = found(TOPOLOGY=[Exchange("letters", "fanout")])
@@ -281,18 +281,18 @@ def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_told() -> None:
     assert (message.id, "which has no binding" in message.msg) == ("rmq_retry.W009", True)
 
 
-def test_a_dead_letter_exchange_of_somebody_else_is_believed() -> None:
+def test_a_dead_letter_exchange_of_another_project_is_trusted() -> None:
     handle(Queue("q", arguments={"x-dead-letter-exchange": "letters"}))
 
     assert found(TOPOLOGY=[Exchange("letters", "fanout", existing=True)]) == []
 
 
-def test_answers_to_any_queue_are_told() -> None:
+def test_answers_to_any_queue_are_reported() -> None:
     assert ids(found(REPLY_TO=["*"])) == ["W011"]
     assert ids(found(REPLY_TO=["bank.*"])) == []
 
 
-def test_threads_that_never_work_are_told() -> None:
+def test_threads_that_never_work_are_reported() -> None:
     handle("ledger.post", policy=StopTheLine())
 
     assert ids(found(THREADS=2)) == ["W012"]
@@ -322,7 +322,7 @@ def test_threads_that_never_work_are_told() -> None:
         ({"URL": lambda: pytest.fail("a check asked for the URL")}, []),
     ],
 )
-def test_what_is_wrong_in_production_is_told_before_a_deployment(keys: dict[str, Any], expected: list[str]) -> None:
+def test_what_is_wrong_in_production_is_reported_before_a_deployment(keys: dict[str, Any], expected: list[str]) -> None:
     assert ids(found(deploy=True, **keys)) == expected
     assert ids(found(deploy=False, **keys)) == []
 
@@ -337,7 +337,7 @@ def test_the_embedded_broker_is_refused_where_debug_is_off_and_warned_of_where_i
     assert not any(message.is_serious() for message in warned)
 
 
-def test_a_worker_with_debug_on_is_told() -> None:
+def test_a_worker_with_debug_on_is_reported() -> None:
     with override_settings(DEBUG=True):
         assert ids(found(deploy=True, URL=SAFE_URL, PASSWORD="pw")) == ["W026"]
 
@@ -382,7 +382,7 @@ def test_a_url_in_another_setting_is_found_and_not_quoted() -> None:
         ({"URL": lambda: "amqp://bank:s3cret@h"}, False),
     ],
 )
-def test_djangos_error_page_shows_what_the_check_says_it_shows(keys: dict[str, Any], shown: bool) -> None:
+def test_djangos_error_page_shows_what_the_check_states_it_shows(keys: dict[str, Any], shown: bool) -> None:
     with override_settings(RMQ_RETRY=keys):
         page = repr(SafeExceptionReporterFilter().get_safe_settings()["RMQ_RETRY"])
 

@@ -156,7 +156,7 @@ def test_a_slow_answer_of_the_database_puts_no_clock_back(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_in_a_transaction_the_time_goes_on() -> None:
+def test_in_a_transaction_the_time_continues() -> None:
     begun = time.monotonic()
     with transaction.atomic():
         first = server.ahead("default")
@@ -182,7 +182,7 @@ def test_an_entry_of_a_wrong_host_is_as_old_as_it_is(
 
 @pytest.mark.usefixtures("own_clock", "handled")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_host_forgets_nothing_and_says_so_once(
+def test_a_wrong_host_forgets_nothing_and_reports_it_once(
     wrong: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "django_rmq_retry")
@@ -231,7 +231,7 @@ def test_an_operator_cannot_purge_from_a_wrong_host(dry: bool, monkeypatch: pyte
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_row_of_the_outbox_is_due_at_once_whatever_its_host_says(
+def test_a_row_of_the_outbox_is_due_at_once_whatever_its_host_states(
     wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shifted(monkeypatch, wrong)

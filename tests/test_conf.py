@@ -155,7 +155,7 @@ def test_a_function_for_the_url_is_not_asked_before_somebody_connects() -> None:
         ({"TOPOLOGY": [5]}, "not 5."),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_do(keys: dict[str, Any], said: str) -> None:
+def test_what_is_invalid_is_refused_with_what_to_do(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ImproperlyConfigured) as caught:
         read(**keys)
 

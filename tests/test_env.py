@@ -52,7 +52,7 @@ def test_the_url_and_the_rest_are_taken_over() -> None:
     }
 
 
-def test_the_environment_wins_over_what_the_file_says() -> None:
+def test_the_environment_wins_over_what_the_file_states() -> None:
     found = rmq_settings(env_of(RMQ_PREFETCH="7", RMQ_TLS_CA_FILE="/a"), PREFETCH=1, THREADS=2, TLS={"VERIFY": True})
 
     assert found == {"PREFETCH": 7, "THREADS": 2, "TLS": {"VERIFY": True, "CA_FILE": "/a"}}
@@ -124,7 +124,7 @@ def test_a_wrong_variable_is_refused_with_a_word_of_help(variables: dict[str, An
     assert said in str(caught.value)
 
 
-def test_variables_of_others_are_left_alone() -> None:
+def test_variables_of_other_projects_are_left_alone() -> None:
     assert rmq_settings(env_of(RMQ_TEST_BROKERS="4.3", RMQ_HOME="/", AMQP_URL="x")) == {}
 
 

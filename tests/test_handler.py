@@ -107,7 +107,7 @@ def test_everything_can_be_written_down() -> None:
     assert found.match == Match(type="charge", routing_key="bank.*", headers={"kind": 1})
 
 
-def test_the_settings_say_the_default_policy_and_type_of_queue() -> None:
+def test_the_settings_state_the_default_policy_and_type_of_queue() -> None:
     @handler("payments.charge")
     def charge(message: Delivery) -> None: ...
 
@@ -281,7 +281,7 @@ def test_the_decorator_needs_its_queue() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(queue: Any, options: dict[str, Any], said: str) -> None:
+def test_what_is_invalid_is_refused_where_it_is_written(queue: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         handler(queue, **options)(takes_one_and_defaults)
 

@@ -45,7 +45,7 @@ from tests.tooling.waiting import wait_until
         ({"user_id": "root"}, "The broker refuses user_id='root'.* which is 'guest'"),
     ],
 )
-def test_what_cannot_be_said_is_a_sentence(options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_reported_is_a_sentence(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         message_of({}, options=Options(**options))
 

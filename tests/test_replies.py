@@ -138,7 +138,7 @@ def test_nobody_there_ends_with_the_time() -> None:
         call(1, destination=destination_of(subscribed()), timeout=0.3)
 
 
-def test_no_queue_is_told_at_once(amqp: BlockingChannel) -> None:
+def test_no_queue_is_reported_at_once(amqp: BlockingChannel) -> None:
     amqp.queue_delete("rates")
     with pytest.raises(MessageReturned):
         call(1, destination=destination_of(subscribed()), timeout=5)
@@ -199,7 +199,7 @@ def test_callers_are_answered_and_failures_retried_beside_invented_reply_address
     assert [one for one in caplog.messages if "not stored" in one] == []
 
 
-def test_no_sender_reaches_a_queue_of_somebody_else_by_reply_to(
+def test_no_sender_reaches_a_queue_of_another_project_by_reply_to(
     amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("ledger", "answers.7"):

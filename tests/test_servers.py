@@ -91,7 +91,7 @@ def test_a_server_does_not_outlive_who_started_it(kind: str, sign: signal.Signal
 
 
 @pytest.mark.slow
-def test_one_that_does_not_start_tells_its_last_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_start_shows_its_last_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

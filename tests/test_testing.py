@@ -154,7 +154,7 @@ def test_every_carrier_waits_as_its_messages_do(
     assert rmq.parked(charge).attempts == 5
 
 
-def test_a_requeued_message_waits_in_the_hand(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_requeued_message_waits_unacked(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=2, backoff=Fixed(20), via=NackRequeue()))
     bank.down = None
     charge.publish({"payment": 7})
@@ -201,7 +201,7 @@ def test_a_delayed_message_arrives_on_time(rmq: RmqTest, made: Made) -> None:
     assert [one.routing_key for one in rmq.published(charge)] == ["payments.charge"]
 
 
-def test_time_passes_only_as_far_as_it_is_told_to(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_time_passes_only_as_far_as_the_test_moves_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house())
     bank.down = None
     charge.publish({"payment": 7})
@@ -223,7 +223,7 @@ def test_nothing_passes_a_message_that_fails(rmq: RmqTest, made: Made, bank: Ban
     assert [one.number for one in rmq.attempts(charge)] == [1, 2, 3, 4, 1, 1]
 
 
-def test_a_line_that_never_goes_on_is_an_error_that_says_so(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_line_that_never_continues_is_an_error_that_reports_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(StopTheLine())
     bank.down = None
     charge.publish({"payment": 7})
@@ -235,7 +235,7 @@ def test_a_line_that_never_goes_on_is_an_error_that_says_so(rmq: RmqTest, made: 
     assert rmq.advance(120) == 2
 
 
-def test_a_message_that_is_requeued_for_ever_is_an_error_that_says_so(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_message_that_is_requeued_forever_is_an_error_that_reports_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=None, backoff=Fixed(1), via=NackRequeue()))
     bank.down = None
     charge.publish({"payment": 7})
@@ -262,7 +262,7 @@ def test_a_policy_with_more_attempts_has_them(rmq: RmqTest, made: Made, bank: Ba
     assert rmq.parked(charge).attempts == 150
 
 
-def test_what_is_parked_for_other_reasons_says_them(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_what_is_parked_for_other_reasons_states_them(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house())
     publish(b"{", routing_key="payments.charge", codec=Raw())
     rmq.drain()
@@ -292,7 +292,7 @@ def test_what_the_broker_gives_up_is_parked_as_well(rmq: RmqTest, made: Made) ->
     assert (failed.code, failed.data) == ("retries_exhausted", 1)
 
 
-def test_handlers_of_one_queue_are_told_apart(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_handlers_of_one_queue_are_distinguished(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house(), type="card")
     other = handler("payments.charge", policy=house(), type="cash", name="other")(bank.charge)
     bank.down = None

@@ -44,7 +44,7 @@ def post(done: list[Any]) -> Handler[None]:
 
 
 @pytest.mark.parametrize("error", [BankDown, BankDown("timeout")])
-def test_a_handler_fails_as_often_as_it_is_told_to(
+def test_a_handler_fails_as_often_as_the_fault_demands(
     rmq: RmqTest, charge: Handler[None], done: list[Any], error: Any
 ) -> None:
     rmq.fail_next(charge, error, times=2)

@@ -121,7 +121,7 @@ def test_a_call_is_answered(rmq: RmqTest, exclusive: bool) -> None:
     assert len(rmq.attempts(quote)) == 1
 
 
-def test_a_full_queue_refuses_and_says_so(rmq: RmqTest) -> None:
+def test_a_full_queue_refuses_and_reports_it(rmq: RmqTest) -> None:
     @handler(Queue("payments.charge", type="classic", max_length=1, overflow="reject-publish"), name="charge")
     def charge(_message: Delivery) -> None: ...
 
@@ -171,7 +171,7 @@ def test_what_was_made_on_a_real_broker_is_deleted_again(vhost: Vhost) -> None:
     assert (vhost.queues(), vhost.bindings()) == ({}, set())
 
 
-def test_messages_of_somebody_else_are_not_touched(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_messages_of_another_project_are_not_touched(vhost: Vhost, amqp: BlockingChannel) -> None:
     handler("mine", name="mine")(lambda _message: None)
     declared = registry.topology().queues["mine.parked"]
     amqp.queue_declare("mine.parked", durable=True, arguments=dict(declared.arguments))
@@ -185,7 +185,7 @@ def test_messages_of_somebody_else_are_not_touched(vhost: Vhost, amqp: BlockingC
     assert not is_replaced()
 
 
-def test_what_does_not_become_quiet_in_time_says_so(broker_url: str) -> None:
+def test_what_does_not_become_quiet_in_time_reports_it(broker_url: str) -> None:
     post = handler("ledger.post", policy=StopTheLine(backoff=Exponential(30)), name="post")(lambda _message: None)
     with RmqTest(url=broker_url, patience=0.3) as kit:
         kit.fail_next(post, BankDown)

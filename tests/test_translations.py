@@ -126,7 +126,7 @@ def test_no_text_is_passed_off_as_its_own_translation(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_compiled_says_what_the_catalogue_says(language: str) -> None:
+def test_what_is_compiled_states_what_the_catalogue_states(language: str) -> None:
     assert told(path(language).with_suffix(".mo")) == expected(catalogue(language)), "make messages"
 
 

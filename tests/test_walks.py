@@ -76,7 +76,7 @@ def test_a_module_is_named_below_its_package(file: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["/project/retrying_more/codec.py", "<string>", "/usr/lib/python3/json/decoder.py"])
-def test_code_of_others_and_generated_code_do_not_count(file: str) -> None:
+def test_code_of_other_projects_and_generated_code_do_not_count(file: str) -> None:
     _, code = codes("def publish(): ...")
 
     assert function_of(code.replace(co_filename=file), PACKAGE) is None

@@ -22,7 +22,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.test_listing import own
+from tests.admin.test_message_list import own
 from tests.operators.made import requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -152,7 +152,7 @@ def test_a_row_has_the_admins_own_box_by_another_way(page: Client) -> None:
         assertHTMLEqual(ours.action_checkbox(one), stock(ours, one))
 
 
-def test_the_types_of_a_very_large_group_are_told_from_its_newest_messages(
+def test_the_types_of_a_very_large_group_are_reported_from_its_newest_messages(
     lead: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_COUNTED", 5)

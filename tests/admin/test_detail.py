@@ -18,7 +18,7 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.admin.test_listing import own
+from tests.admin.test_message_list import own
 from tests.operators.invariants import check_audit_log
 
 pytestmark = pytest.mark.django_db
@@ -59,7 +59,7 @@ def test_the_page_takes_six_queries(page: Client) -> None:
     assert len(own(queries)) <= 6, own(queries)
 
 
-def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
+def test_it_shows_what_happened_and_when(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
@@ -77,7 +77,7 @@ def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
 
 
-def test_of_what_no_handler_took_it_tells_no_attempts_and_misses_none(page: Client) -> None:
+def test_of_what_no_handler_took_it_shows_no_attempts_and_misses_none(page: Client) -> None:
     one = made.message(attempts=0, reason="no_handler", error="")
     text = Page(page.get(at(one))).text
 
@@ -268,7 +268,7 @@ def test_properties_that_cannot_be_decoded_are_shown_as_bytes_with_the_reason(pa
     assert "20 00 00 00 00 ff 03 61 62 63" in text
 
 
-def test_a_button_that_may_not_be_pressed_says_why(settings: Any) -> None:
+def test_a_button_that_may_not_be_pressed_states_why(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
     seen = Page(support().get(at(made.message())))
     disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
@@ -345,7 +345,7 @@ def test_a_forged_x_death_is_shown_in_part_and_as_text(page: Client) -> None:
         (3, 2**40, "reports 2147483647 attempts, but the history has 3."),
     ],
 )
-def test_attempts_that_were_not_recorded_are_told(page: Client, attempts: int, death: int, said: str) -> None:
+def test_attempts_that_were_not_recorded_are_reported(page: Client, attempts: int, death: int, said: str) -> None:
     one = made.message(attempts=attempts, cycle=2, properties=deaths("payments.main", death))
     for number in (1, 2, 3):
         made.attempt(one, number, cycle=2)

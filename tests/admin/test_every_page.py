@@ -91,7 +91,7 @@ def test_every_address_speaks_the_language(page: Client) -> None:
     assert wrong({name: response for name, response in found.items() if name not in files}) == {}
 
 
-def test_every_address_says_to_whom_it_is_closed(settings: Any) -> None:
+def test_every_address_states_to_whom_it_is_closed(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann"}}
     asked, new = world(), client_of(made.person("admin"))
     found = {name: answered(new, name, asked.get(name, {})) for name in addresses()}
@@ -156,7 +156,7 @@ def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
     assert wrong({"listed": listed, "done": done}) == {}
 
 
-def test_a_key_that_is_blocked_and_goes_on(page: Client, settings: Any) -> None:
+def test_a_key_that_is_blocked_and_continues(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 1}
     first = made.message()
     known = blocked(first, waiting=2)
@@ -171,7 +171,7 @@ def test_a_key_that_is_blocked_and_goes_on(page: Client, settings: Any) -> None:
     assert OperatorAction.objects.count() == 3
 
 
-def test_an_act_says_to_what_it_was_done(page: Client) -> None:
+def test_an_act_states_to_what_it_was_done(page: Client) -> None:
     pause(QUEUE, ANN)
     resume(QUEUE, ANN)
     unblock(blocked(made.message(), waiting=0), ANN, reason="INC-553")

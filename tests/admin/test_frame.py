@@ -25,7 +25,7 @@ from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.admin.test_listing import own
+from tests.admin.test_message_list import own
 from tests.operators.made import logged
 
 pytestmark = pytest.mark.django_db
@@ -45,7 +45,7 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
     assert len(own(queries)) <= 6, own(queries)
 
 
-def test_a_card_says_how_many_since_when_and_whether_it_grows(page: Client, settings: Any) -> None:
+def test_a_card_states_how_many_since_when_and_whether_it_grows(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
@@ -77,7 +77,7 @@ def test_groups_are_searched_muted_and_counted_by_queue(page: Client) -> None:
     assert {"one", "two"} <= set(Page(page.get(GROUPS, {"by": "queue"})).links)
 
 
-def test_the_page_of_a_group_tells_its_cause(page: Client) -> None:
+def test_the_page_of_a_group_shows_its_cause(page: Client) -> None:
     cause = made.group()
     one = made.message(cause, business_key="PAY-1")
     made.attempt(one, 5, fingerprint=cause.fingerprint)
@@ -90,7 +90,7 @@ def test_the_page_of_a_group_tells_its_cause(page: Client) -> None:
     assert "PAY-1" in text
 
 
-def test_the_page_of_a_group_tells_under_which_deploys_it_failed(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_group_shows_under_which_deploys_it_failed(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     cause, noon = made.group(), timezone.make_aware(datetime(2026, 1, 5, 12, 0))  # noqa: DTZ001 - made aware
     one = made.message(cause)
     for minutes, deploy in enumerate(["old", "old", "a1b2c3", "a1b2c3", ""]):
@@ -117,7 +117,7 @@ def test_deploys_are_told_to_whoever_may_not_see_tracebacks_too() -> None:
     assert "gateway.py" not in response.content.decode()
 
 
-def test_nothing_parked_is_said_in_words(page: Client) -> None:
+def test_nothing_parked_is_reported_in_words(page: Client) -> None:
     assert "✓ Nothing is parked." in Page(page.get(GROUPS)).text
 
 
@@ -175,7 +175,7 @@ def test_the_audit_log_counts_acts_and_not_logs(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction"])
-def test_without_the_tables_a_sentence_says_what_to_run(
+def test_without_the_tables_a_sentence_states_what_to_run(
     page: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for model in (ParkedMessage, ErrorGroup, OperatorAction, RequeueRun):
@@ -262,7 +262,7 @@ def with_nonce(get_response: Any) -> Any:
     return answered
 
 
-def test_ages_and_spans_are_said_in_the_unit_that_people_use() -> None:
+def test_ages_and_spans_are_reported_in_the_unit_that_people_use() -> None:
     said = [
         rmq_span(seconds) for seconds in (None, 0, 0.25, 30.0, 60, 100.65, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)
     ]

@@ -68,7 +68,7 @@ def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, sett
 
 
 @pytest.mark.parametrize("page", ["discard", "hold", "export", "preview"])
-def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, settings: Any) -> None:
+def test_a_link_of_another_project_names_nothing_that_one_may_not_see(page: str, settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,

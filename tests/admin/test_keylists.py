@@ -153,7 +153,7 @@ def test_what_is_on_hold_is_taken_in_where_that_is_asked_for(page: Client) -> No
     assert [one for one in Page(both).links if one.startswith("Discard")] == ["Discard 2…"]
 
 
-def test_a_key_that_names_several_messages_is_told_again_in_the_preview(page: Client) -> None:
+def test_a_key_that_names_several_messages_is_reported_again_in_the_preview(page: Client) -> None:
     one, two = made.message(keys=["CUST-7", "PAY-1"]), made.message(keys=["CUST-7", "PAY-2"])
     told = pasted(page, "CUST-7")
     preview = go(page, told, "Requeue 2")
@@ -244,7 +244,7 @@ def test_a_form_of_more_than_ten_megabytes_is_refused_in_a_sentence(page: Client
     assert "The form is larger than 10 MB. Nothing was done. Go back: your text is still there." in Page(told).text
 
 
-def test_a_list_is_shown_to_whoever_pasted_it_and_to_nobody_else(page: Client) -> None:
+def test_a_list_is_shown_only_to_the_operator_who_pasted_it(page: Client) -> None:
     made.message(business_key="PAY-1")
     address = pasted(page, "PAY-1").redirect_chain[-1][0]
     other = client_of(made.person("other", superuser=True))
@@ -268,7 +268,7 @@ def test_what_a_rule_hides_is_not_found(settings: Any) -> None:
     assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
 
 
-def test_buttons_that_may_not_be_pressed_say_why() -> None:
+def test_buttons_that_may_not_be_pressed_state_why() -> None:
     made.message(business_key="PAY-1")
     told = pasted(client_of(made.person("clerk", "view_parkedmessage")), "PAY-1")
 
@@ -440,7 +440,7 @@ class TestAllExceptThese:
 
         assert [state(f"PAY-{number}") for number in range(3)] == ["discarded", "parked", "discarded"]
 
-    def test_what_a_rule_hides_is_not_told(self, settings: Any) -> None:
+    def test_what_a_rule_hides_is_not_reported(self, settings: Any) -> None:
         cause = made.group()
         made.message(cause, business_key="NORTH-1", type="north")
         made.message(cause, business_key="SOUTH-1", type="south")

@@ -45,7 +45,7 @@ def test_a_reason_is_translated_and_an_unknown_one_stays() -> None:
     assert reason_text("") == ""
 
 
-def test_why_a_message_was_discarded_is_said_as_it_was_chosen() -> None:
+def test_why_a_message_was_discarded_is_reported_as_it_was_chosen() -> None:
     assert labels.resolution("duplicate: see INC-553") == "Duplicate: see INC-553"
     assert labels.resolution("bad data") == "Bad data"
     assert labels.resolution("by an older version: so") == "by an older version: so"

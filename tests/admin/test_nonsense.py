@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from tests.admin.test_allowing import ADDRESSES, NAMES, ask, world
+from tests.admin.test_permissions import ADDRESSES, NAMES, ask, world
 
 pytestmark = pytest.mark.django_db(transaction=True)
 GETS = [(address, name) for address, name in zip(ADDRESSES, NAMES, strict=True) if address[0] == "get"]

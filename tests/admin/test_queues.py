@@ -70,7 +70,7 @@ def test_a_queue_that_ends_with_its_last_consumer_is_not_paused(page: Client) ->
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
-def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> None:
+def test_a_breaker_is_shown_closed_by_an_operator_or_held_open(page: Client) -> None:
     trip(failed=2)
     shown = page.get(QUEUES)
     held = press(page, shown, "Pause the queue", reason="the bank asks for it")
@@ -84,7 +84,7 @@ def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> Non
     assert (row.paused, row.opened, row.failed, row.probe_at) == (False, False, 0, None)
 
 
-def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
+def test_what_stalls_is_reported_on_the_status_page(page: Client) -> None:
     pause(QUEUE, ANN, reason="bank is closed")
     text = Page(page.get(STATUS)).text
 
@@ -92,7 +92,7 @@ def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
     assert "No problems found." not in text
 
 
-def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Client, settings: Any) -> None:
+def test_that_too_many_wait_behind_one_key_is_reported_on_the_status_page(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 2}
     made.blocked_key(waiting=1)
     below = Page(page.get(STATUS)).text
@@ -171,7 +171,7 @@ def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
     assert text.count(f"{QUEUE} ✓ running") == 1
 
 
-def test_a_halted_line_is_told_on_the_status_page_while_its_consumer_says_so(page: Client) -> None:
+def test_a_halted_line_is_reported_on_the_status_page_while_its_consumer_reports_it(page: Client) -> None:
     now = timezone.now()
     line = {"halted_at": now - timedelta(minutes=5), "halted_attempt": 24, "halted_error": "DiskFull: no space"}
     QueueControl.objects.create(queue="orders", halted_seen_at=now, **line)

@@ -199,7 +199,7 @@ def test_a_paused_run_is_resumed_and_sends_nothing_before(page: Client, sent: li
     assert (before, len(sent)) == (0, 1)
 
 
-def test_a_run_is_told_that_somebody_was_quicker(page: Client) -> None:
+def test_a_run_is_informed_that_somebody_was_quicker(page: Client) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     press(page, run_page, "Stop")
     late = press(page, run_page, "Pause")
@@ -229,7 +229,7 @@ def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Cli
     assert b"Continue here" in seen.content
 
 
-def test_without_a_broker_the_page_says_so_and_offers_to_plan(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_broker_the_page_reports_it_and_offers_to_plan(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, away="connection refused")
     preview = previewed(page, message=made.message().pk)
     planned = press(page, preview, "Start when the broker is back")
@@ -254,7 +254,7 @@ def test_the_failed_ones_of_a_run_are_chosen_by_one_button(page: Client) -> None
     assert Selection.read(token).filter["failed_of_run"] == run.pk
 
 
-def test_the_list_of_runs_says_what_came_of_each(page: Client) -> None:
+def test_the_list_of_runs_states_what_came_of_each(page: Client) -> None:
     empty = page.get("/admin/rmq_retry/requeuerun/")
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     full = page.get("/admin/rmq_retry/requeuerun/")

@@ -16,7 +16,7 @@ from django_rmq_retry.parked import selection
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.test_allowing import ADDRESSES, NAMES, ask, state, world
+from tests.admin.test_permissions import ADDRESSES, NAMES, ask, state, world
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALL = {"support", "on-call", "developer", "auditor", "lead"}
@@ -101,7 +101,7 @@ def test_no_address_is_left_out_of_the_table() -> None:
 
 @pytest.mark.usefixtures("roles")
 @pytest.mark.parametrize("role", sorted(ALL))
-def test_each_role_may_do_what_the_table_says_and_nothing_else(role: str) -> None:
+def test_each_role_may_do_what_the_table_states_and_nothing_else(role: str) -> None:
     client, got = in_role(role), {}
     for name, address in zip(NAMES, ADDRESSES, strict=True):
         known, before = world(), state()
@@ -152,7 +152,7 @@ def test_a_token_that_is_forged_or_too_old_does_nothing(page: str, monkeypatch: 
 
 
 @pytest.mark.usefixtures("roles")
-def test_a_token_carries_no_rights_of_whoever_made_it() -> None:
+def test_a_token_carries_no_rights_of_its_author() -> None:
     known, support = world(), in_role("support")
     preview, discard = (reverse(f"admin:rmq_retry_{name}") for name in ("requeuerun_preview", "parkedmessage_discard"))
     link = in_role("lead").get(preview, {"group": known["group"]}).headers["Location"]

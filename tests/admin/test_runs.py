@@ -43,7 +43,7 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
         ),
     ],
 )
-def test_the_page_says_what_the_guard_does(page: Client, fields: dict[str, Any], said: str) -> None:
+def test_the_page_states_what_the_guard_does(page: Client, fields: dict[str, Any], said: str) -> None:
     assert said in shown(page, run_of(**fields))
 
 
@@ -65,7 +65,7 @@ def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeyp
     assert "0.2 s left" in after
 
 
-def test_the_groups_tell_of_an_outage_in_their_live_part(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_groups_report_an_outage_in_their_live_part(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, away="Connection refused")
     part, whole = (page.get("/admin/rmq_retry/errorgroup/", words) for words in ({"fragment": "1"}, {}))
 
@@ -83,7 +83,7 @@ def test_the_time_left_goes_by_the_real_rate(page: Client) -> None:
     assert "10110 of 12013 sent · 50 per second · measured: about 10.0 per second · 3 min 1" in text
 
 
-def test_a_run_that_has_just_begun_to_send_is_told_by_its_rate(page: Client) -> None:
+def test_a_run_that_has_just_begun_to_send_is_reported_by_its_rate(page: Client) -> None:
     now = timezone.now()
 
     assert "1 min 41 s left" in shown(page, run_of(total=5033, paced_at=now, started_at=now, rate=50))
@@ -107,7 +107,7 @@ def test_the_badge_of_a_finished_run_is_its_outcome(page: Client, counts: dict[s
     assert badge in Page(page.get(RUNS)).text
 
 
-def test_why_messages_were_left_out_is_told_to_whom_may_not_see_them(settings: Any) -> None:
+def test_why_messages_were_left_out_is_reported_to_whom_may_not_see_them(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: False}}
     run = run_of(state=RunState.FINISHED, skipped=1)
     RequeueItem.objects.create(

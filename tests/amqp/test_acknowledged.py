@@ -33,7 +33,7 @@ def publish(at: Wire, ends: list[Outcome]) -> ConfirmChannel:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 2**63), st.booleans()), max_size=6), st.integers(1, 50))
-def test_acks_are_told_once_and_in_order_however_the_bytes_are_cut(answers: Told, size: int) -> None:
+def test_acks_are_reported_once_and_in_order_however_the_bytes_are_cut(answers: Told, size: int) -> None:
     data = b"".join(method(spec.Basic.Ack(*answer)) + delivery(delivery_tag=answer[0]) for answer in answers)
     with wire() as at:
         told: Told = []

@@ -70,7 +70,7 @@ def test_a_url_is_read_part_by_part(url: str, parts: tuple[str, str, str, list[s
         ("amqp://s3cret@h/v", "without a password"),
     ],
 )
-def test_a_wrong_url_says_what_to_write_and_quotes_nothing(url: str, said: str) -> None:
+def test_a_wrong_url_states_what_to_write_and_quotes_nothing(url: str, said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Access.parse(url)
 
@@ -165,12 +165,12 @@ def test_options_of_the_url_win_over_the_settings() -> None:
         ({"blocked_timeout": None}, "blocked_timeout takes seconds above 0"),
     ],
 )
-def test_times_that_cannot_be_meant_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_times_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Access.parse("amqp://h", **options)
 
 
-def test_amqps_is_verified_unless_told_otherwise() -> None:
+def test_amqps_is_verified_by_default() -> None:
     assert Access.parse("amqps://h").tls == Tls(verify=True)
     assert Access.parse("amqp://h").tls is None
 

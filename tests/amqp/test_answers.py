@@ -22,7 +22,7 @@ from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.errors import MessageUnsent
 from django_rmq_retry.messages import Headers, Instruction, Settlement
 from tests.amqp.live import Held, Seen, calling, consuming, io_thread, publishing, to
-from tests.amqp.test_calling import answering, ask, question
+from tests.amqp.test_calls import answering, ask, question
 from tests.tooling.waiting import wait_until
 
 PREFIX = "amq.rabbitmq.reply-to."
@@ -262,7 +262,7 @@ def test_the_connection_of_untried_addresses_is_closed_when_nobody_uses_it(
 
 
 @pytest.mark.contract
-def test_answers_that_a_lost_node_took_along_are_tried_anew(broker_url: str, amqp: BlockingChannel) -> None:
+def test_answers_that_a_lost_node_took_along_are_tried_again(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("work")
     sure = Held()
     with callers(broker_url, 1) as (caller,), consuming(broker_url, WORK) as (source, seen):

@@ -11,9 +11,9 @@ from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.policies import Verdict, park, retry
-from tests.amqp.anew import OLD, recreate
 from tests.amqp.declared import declare, ready, session_on
 from tests.amqp.live import Seen, consuming, publishing
+from tests.amqp.recreated import OLD, recreate
 from tests.core.made import settled
 from tests.core.parked import read_back, requeued_copy
 from tests.tooling.amqp10 import send
@@ -73,7 +73,7 @@ def test_it_is_retried_parked_and_requeued_beside_others(vhost: Vhost, amqp: Blo
     assert (body, properties.reply_to, properties.headers["rmq-retry-reply-to"]) == (b"bare", None, BARE)
 
 
-def test_it_stops_no_queue_from_being_made_anew(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_it_stops_no_queue_from_being_recreated(vhost: Vhost, amqp: BlockingChannel) -> None:
     declare(vhost, OLD)
     send(vhost.url, "orders", b"bare", reply_to=BARE)
     wait_until(lambda: ready(amqp, "orders") == 1, 10)

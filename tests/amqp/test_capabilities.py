@@ -57,7 +57,7 @@ def test_arguments_by_type_and_version(server: Server, arguments: dict[str, obje
     assert bool(said) is bool(found)
 
 
-def test_a_carrier_says_what_it_needs_and_what_to_take_instead() -> None:
+def test_a_carrier_states_what_it_needs_and_what_to_take_instead() -> None:
     assert Native(10).version_refusal(OLD) == (
         "via=Native needs RabbitMQ 4.3 or newer; this is RabbitMQ 3.10.8. "
         "Use via=Ladder(), which every version supports."

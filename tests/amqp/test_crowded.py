@@ -9,7 +9,7 @@ from pika.connection import Parameters
 
 from django_rmq_retry.amqp import Line, Outcome, PublishResult
 from django_rmq_retry.errors import MessageUnsent, QueueUnusable
-from tests.amqp.between import between
+from tests.amqp.line_between import between
 from tests.amqp.live import consuming, publishing, to
 from tests.tooling.waiting import wait_until
 

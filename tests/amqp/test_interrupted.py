@@ -8,8 +8,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp.recreation import Move, Recreation
 from django_rmq_retry.amqp.session import Question, Session
-from tests.amqp.anew import OLD, bodies, fill, recreate
 from tests.amqp.declared import declare, session_on
+from tests.amqp.recreated import OLD, bodies, fill, recreate
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.contract

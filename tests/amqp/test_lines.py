@@ -145,7 +145,7 @@ def test_a_channel_that_closes_was_not_heard(owned: Owned) -> None:
         (Instruction.COUNTED_REQUEUE, "Basic.Reject"),
     ],
 )
-def test_each_word_is_told_as_its_method(owned: Owned, instruction: Instruction, name: str) -> None:
+def test_each_word_is_reported_as_its_method(owned: Owned, instruction: Instruction, name: str) -> None:
     owned.subscribe().deliver(1)
     owned.line.instruct(owned.arrivals[0], instruction)
 
@@ -153,7 +153,7 @@ def test_each_word_is_told_as_its_method(owned: Owned, instruction: Instruction,
     assert owned.line.in_flight == 0
 
 
-def test_nothing_is_told_once_the_channel_is_gone(owned: Owned) -> None:
+def test_nothing_is_reported_once_the_channel_is_gone(owned: Owned) -> None:
     owned.subscribe().deliver(1)
     owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0)).said()
     owned.line.instruct(owned.arrivals[0], Instruction.ACK)

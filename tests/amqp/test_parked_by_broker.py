@@ -9,8 +9,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
-from tests.amqp.at_hand import AtHand
 from tests.amqp.declared import arguments, declare, has, ready
+from tests.amqp.slow_motion import AtHand
 from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 

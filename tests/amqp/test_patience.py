@@ -54,7 +54,7 @@ def empty(made: patience.PikaSource) -> bool:
     return wait_until(lambda: answers, what="an answer")[0]
 
 
-def test_what_is_missing_is_told_once_and_consumed_when_it_is_there(
+def test_what_is_missing_is_reported_once_and_consumed_when_it_is_there(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     amqp.queue_declare("there")
@@ -74,7 +74,7 @@ def test_what_is_missing_is_told_once_and_consumed_when_it_is_there(
         wait_until(lambda: empty(made))
 
 
-def test_a_queue_that_may_not_be_read_holds_nobody_up(
+def test_a_queue_that_may_not_be_read_delays_no_other_queue(
     vhost: Vhost, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     amqp.queue_declare("there")
@@ -87,7 +87,7 @@ def test_a_queue_that_may_not_be_read_holds_nobody_up(
         assert seen.failures == []
 
 
-def test_connections_that_are_made_anew_do_not_look_more_often(
+def test_connections_that_are_recreated_do_not_look_more_often(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "TRY_AGAIN", 600.0)

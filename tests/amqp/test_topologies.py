@@ -10,8 +10,8 @@ from django_rmq_retry import DeadLetter, Exchange, Exponential, Queue, RetryThen
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages.history import rejections
 from django_rmq_retry.policies import Kind
-from tests.amqp.at_hand import AtHand
 from tests.amqp.declared import Queues, arguments, declare, has, redeclare
+from tests.amqp.slow_motion import AtHand
 from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 

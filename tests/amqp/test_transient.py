@@ -14,8 +14,8 @@ from django_rmq_retry.consumer.consumer import consumed_lines
 from django_rmq_retry.errors import QueueUnusable
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.messages import DONE, Instruction, Settlement
-from tests.amqp.between import between
 from tests.amqp.declared import declare
+from tests.amqp.line_between import between
 from tests.amqp.live import Seen, consuming
 from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
@@ -93,7 +93,7 @@ def test_a_copy_can_be_attempted_again_unacked_and_given_back(vhost: Vhost, tell
         source.settle(back, DONE)
 
 
-def test_after_a_pause_it_goes_on_with_what_came_meanwhile(vhost: Vhost, tell: Tell_all) -> None:
+def test_after_a_pause_it_continues_with_what_came_meanwhile(vhost: Vhost, tell: Tell_all) -> None:
     with consuming(vhost.url, line_of(vhost, copies("eur"))) as (source, seen):
         subscribed(source)
         source.pause("cache")
@@ -178,7 +178,7 @@ def test_an_exclusive_queue_with_a_name_stands_by_until_it_is_free(
             assert (second.next().body, second.failures) == (b"1", [])
 
 
-def test_one_that_was_declared_otherwise_is_told_at_once(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_one_that_was_declared_otherwise_is_reported_at_once(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("cache", durable=True)
     line = line_of(vhost, Queue("cache", type="classic", auto_delete=True, bindings=[NEWS.bind("eur")]))
     with consuming(vhost.url, line) as (_, seen):
@@ -190,7 +190,7 @@ def test_one_that_was_declared_otherwise_is_told_at_once(vhost: Vhost, amqp: Blo
     assert str(error).endswith("Delete the old queue, or give this one another name.")
 
 
-def test_an_exchange_that_is_missing_is_told_at_once(vhost: Vhost) -> None:
+def test_an_exchange_that_is_missing_is_reported_at_once(vhost: Vhost) -> None:
     [line] = consumed_lines(joined(copies("eur")), 1)
     seen: Seen
     with consuming(vhost.url, line) as (_, seen):

@@ -125,7 +125,7 @@ def test_a_socket_that_accepts_nothing_is_tried_again(reason: OSError) -> None:
     assert made.sock.sent == [b"ab"]
 
 
-def test_a_tls_write_that_waits_for_a_read_goes_on_after_it() -> None:
+def test_a_tls_write_that_waits_for_a_read_continues_after_it() -> None:
     made = Made(refuses=[ssl.SSLWantReadError()], gives=[b"x"])
     made.write(b"ab")
     made.writable()
@@ -136,7 +136,7 @@ def test_a_tls_write_that_waits_for_a_read_goes_on_after_it() -> None:
     assert (made.sock.sent, made.protocol.received) == ([b"ab"], [b"x"])
 
 
-def test_a_tls_read_that_waits_for_a_write_goes_on_after_it() -> None:
+def test_a_tls_read_that_waits_for_a_write_continues_after_it() -> None:
     made = Made(gives=[ssl.SSLWantWriteError(), b"x"])
     made.readable()
     assert made.writer_changes == (1, 0)

@@ -118,7 +118,7 @@ def test_every_header_reaches_the_receiver_and_is_republished_byte_for_byte(
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_cannot_be_read_is_told_by_check(name: str) -> None:
+def test_what_cannot_be_read_is_reported_by_check(name: str) -> None:
     decoded = decode_properties(UNREADABLE[name])
 
     with pytest.raises(UndecodableHeaders):

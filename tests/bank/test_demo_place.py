@@ -49,7 +49,7 @@ def test_where_somebody_makes_one_the_demo_has_it_alone_and_then_nobody(
     assert name not in after
 
 
-def test_an_url_that_cannot_be_meant_is_told(tmp_path: Path) -> None:
+def test_an_url_that_is_invalid_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Trouble, match="RMQ_URL: The broker's URL must begin with"), place("rabbit:5672", tmp_path):
         pass
 
@@ -85,7 +85,7 @@ def test_queues_that_others_have_made_are_not_touched(tmp_path: Path, vhost: Vho
 
 
 @pytest.mark.slow
-def test_a_rabbitmq_that_is_not_there_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_rabbitmq_that_is_not_there_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with showing(tmp_path / "demo", "--check", RMQ_URL="amqp://127.0.0.1:1/mine") as demo:
         code = demo.await_code()
 

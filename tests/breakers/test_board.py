@@ -100,7 +100,7 @@ def row() -> QueueControl:
     return QueueControl.objects.get()
 
 
-def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_says() -> None:
+def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_states() -> None:
     QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
@@ -286,7 +286,7 @@ def test_many_processes_that_want_to_probe_are_one() -> None:
     assert sorted(claimed) == [False] * 5 + [True]
 
 
-def test_a_person_who_resumes_closes_it_everywhere_even_while_a_message_is_tried() -> None:
+def test_an_operator_who_resumes_closes_it_everywhere_even_while_a_message_is_tried() -> None:
     one = Process("one")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -299,7 +299,7 @@ def test_a_person_who_resumes_closes_it_everywhere_even_while_a_message_is_tried
     assert verdict is ACK
 
 
-def test_a_person_who_pauses_keeps_everybody_from_trying() -> None:
+def test_an_operator_who_pauses_keeps_everybody_from_trying() -> None:
     one = Process("one")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -415,7 +415,7 @@ def test_moments_that_nobody_used_are_lost() -> None:
 
 
 @pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
-def test_a_clock_that_was_ahead_keeps_nobody_waiting_for_it(meters: MeterTable | None) -> None:
+def test_a_clock_that_was_ahead_delays_no_process_for_it(meters: MeterTable | None) -> None:
     taken = Taken(1, 10)
     taken.paces = [Pace(work_queues_of([taken.subscription]), meters, now=lambda: taken.now)]
     taken.run(5)

@@ -45,7 +45,7 @@ def made(
     return handler(queue, policy=policy or RetryThenPark(attempts=3, backoff=Fixed(10)), name=name, **options)(charge)
 
 
-def test_an_error_that_names_an_outage_pauses_the_queue_and_a_probe_goes_on(rmq: RmqTest) -> None:
+def test_an_error_that_names_an_outage_pauses_the_queue_and_a_probe_continues(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, breaker=Breaker(on=BankDown, probe_after=30))
     rmq.fail_next(charge, BankDown("timeout"), times=3)
@@ -84,7 +84,7 @@ def test_what_fails_otherwise_uses_its_attempts(rmq: RmqTest) -> None:
     assert rmq.waits == [10, 10]
 
 
-def test_attempts_of_before_are_kept_and_go_on_afterwards(rmq: RmqTest) -> None:
+def test_attempts_of_before_are_kept_and_continue_afterwards(rmq: RmqTest) -> None:
     charge = made([], breaker=Breaker(on=BankDown, probe_after=30))
     for error in (ValueError("no"), BankDown("timeout"), ValueError("no"), ValueError("no")):
         rmq.fail_next(charge, error)
@@ -135,7 +135,7 @@ def test_successes_among_the_last_runs_keep_it_closed(rmq: RmqTest) -> None:
     assert rmq.now == 0
 
 
-def test_a_message_that_no_retry_mends_says_nothing_of_an_outage(rmq: RmqTest) -> None:
+def test_a_message_that_no_retry_repairs_reports_nothing_of_an_outage(rmq: RmqTest) -> None:
     charge = made([], RetryThenPark(park_on=Refused), breaker=Breaker(share=0.5, of=4))
     rmq.fail_next(charge, Refused("closed"), times=20)
     for number in range(20):
@@ -220,7 +220,7 @@ def test_the_handlers_that_share_a_queue_wait_together_and_the_right_one_is_aske
     assert sorted(seen) == ["a", "b"]
 
 
-def test_an_outage_without_an_end_is_told(rmq: RmqTest) -> None:
+def test_an_outage_without_an_end_is_reported(rmq: RmqTest) -> None:
     charge = made([], breaker=Breaker(on=BankDown))
     rmq.fail_next(charge, BankDown("timeout"), times=1000)
     charge.publish("a")

@@ -38,14 +38,14 @@ def found(**settings: Any) -> list[str]:
         return [f"{one.id} {one.msg}".removeprefix("rmq_retry.") for one in run_checks(tags=["rmq_retry"])]
 
 
-def test_what_is_sound_is_told_nothing() -> None:
+def test_a_sound_project_gets_no_finding() -> None:
     handle("payments", breaker=Breaker(on=BankDown), rate=20)
     handle("ledger", policy=StopTheLine(), breaker=Breaker(share=0.5), rate="6/h")
 
     assert found() == []
 
 
-def test_a_breaker_that_stops_other_handlers_is_told() -> None:
+def test_a_breaker_that_stops_other_handlers_is_reported() -> None:
     handle("payments", name="charge", breaker=Breaker(on=BankDown), type="charge")
     handle("payments", name="refund", type="refund")
 
@@ -55,13 +55,13 @@ def test_a_breaker_that_stops_other_handlers_is_told() -> None:
 
 
 @pytest.mark.parametrize("policy", [RetryThenPark(park_on=BankDown), StopTheLine(park_on=BankDown)])
-def test_what_is_to_be_parked_and_spared_at_once_is_told(policy: Any) -> None:
+def test_what_is_to_be_parked_and_spared_at_once_is_reported(policy: Any) -> None:
     handle("payments", policy=policy, breaker=Breaker(on=(Timeout, ValueError)))
 
     assert [one.partition(" is in")[0] for one in found()] == ["W051 Timeout"]
 
 
-def test_a_rate_that_keeps_messages_unacked_for_long_is_told() -> None:
+def test_a_rate_that_keeps_messages_unacked_for_long_is_reported() -> None:
     handle("payments", rate="30/h")
 
     assert [one.partition(";")[0] for one in found()] == [
@@ -70,7 +70,7 @@ def test_a_rate_that_keeps_messages_unacked_for_long_is_told() -> None:
     assert found(PREFETCH=5) == []
 
 
-def test_a_policy_of_the_settings_that_bears_no_breaker_is_told() -> None:
+def test_a_policy_of_the_settings_that_bears_no_breaker_is_reported() -> None:
     handle("payments", name="charge", breaker=Breaker(on=BankDown))
     told = found(POLICY=OneShot())
 

@@ -27,7 +27,7 @@ def stands(bank: Bank) -> dict[str, Any]:
     return halted(bank)[0]
 
 
-def test_a_halted_line_is_told_with_its_error_until_it_goes_on(bank: Bank) -> None:
+def test_a_halted_line_is_reported_with_its_error_until_it_continues(bank: Bank) -> None:
     bank.goes_down()
     with bank.consuming("orders"):
         bank.publish("orders", 1, 2)
@@ -52,7 +52,7 @@ def test_a_halted_line_is_told_with_its_error_until_it_goes_on(bank: Bank) -> No
         wait_until(lambda: bank.did() == [1, 2], 60)
 
 
-def test_a_killed_consumer_leaves_no_line_halted_for_ever(bank: Bank) -> None:
+def test_a_killed_consumer_leaves_no_line_halted_forever(bank: Bank) -> None:
     bank.goes_down()
     with bank.consuming("orders") as consumer:
         bank.publish("orders", 1)

@@ -95,7 +95,7 @@ def test_it_stops_in_good_order_while_a_breaker_is_open_and_knows_of_it_afterwar
     assert (code, waiting, resumed.returncode) == (0, 5, 0)
 
 
-def test_a_person_pauses_a_queue_and_lets_it_go_on(bank: Bank) -> None:
+def test_an_operator_pauses_a_queue_and_lets_it_continue(bank: Bank) -> None:
     with bank.consuming() as one:
         wait_until(lambda: bank.consumers("mails") == 1)
         paused = bank.run("rmq_queue", "pause", "mails", "--reason", "spam")

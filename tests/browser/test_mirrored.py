@@ -13,7 +13,7 @@ ARROWS = {"→", "↻"}
 
 
 @pytest.mark.parametrize("language", ["ar", pytest.param("he", marks=pytest.mark.long)])
-def test_pages_are_mirrored_and_fit_a_telephone(sit: Sit, language: str) -> None:
+def test_pages_are_mirrored_and_fit_a_phone(sit: Sit, language: str) -> None:
     lead = sit(language=language, width=390)
     wrong, signs = {}, set()
     for name, address in PAGES.items():

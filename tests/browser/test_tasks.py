@@ -141,7 +141,7 @@ def test_a_run_is_stopped_in_one_click(sit: Sit, button: str) -> None:
     lead.sees({"Pause": "Paused", "Stop": "Stopped"}[button])
 
 
-def test_a_page_says_that_it_updates_only_while_its_run_is_active(sit: Sit) -> None:
+def test_a_page_states_that_it_updates_only_while_its_run_is_active(sit: Sit) -> None:
     lead = sit()
     lead.go(LIST)
     lead.type("#searchbar", "ONE-1")
@@ -191,7 +191,7 @@ def test_keys_move_and_open_and_can_be_switched_off(sit: Sit) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
-def test_the_help_tells_what_one_may_and_why_not_what_not(sit: Sit, scheme: str, width: int) -> None:
+def test_the_help_shows_what_one_may_and_why_not_what_not(sit: Sit, scheme: str, width: int) -> None:
     support = sit("support", scheme=scheme, width=width)
     support.go(HOME)
     support.page.keyboard.press("?")
@@ -216,7 +216,7 @@ def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> No
 
 
 @pytest.mark.parametrize("width", [1100, 320])
-def test_new_messages_are_told_above_a_list_whose_rows_stay(sit: Sit, width: int) -> None:
+def test_new_messages_are_reported_above_a_list_whose_rows_stay(sit: Sit, width: int) -> None:
     lead = sit(width=width)
     # Other tests take messages of single groups away; the queue keeps several.
     lead.go(f"{LIST}?queue=payments.main")

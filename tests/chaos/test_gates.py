@@ -37,7 +37,7 @@ def test_an_attempt_that_was_counted_although_no_handler_failed_is_found() -> No
     ]
 
 
-def test_an_attempt_that_comes_again_and_again_while_something_is_down_is_none_more() -> None:
+def test_an_attempt_that_is_redelivered_and_again_while_something_is_down_is_none_more() -> None:
     assert broken(*(Note("fragile.1.1", 1, at) for at in range(0, 40_000, 1000))) == []
 
 

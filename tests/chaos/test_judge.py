@@ -84,7 +84,7 @@ def test_a_line_that_goes_backwards_is_found() -> None:
     assert broken(found) == [("B, I12", "out of order: line.1.2 after line.1.3")]
 
 
-def test_what_comes_again_and_what_was_not_confirmed_break_no_order() -> None:
+def test_what_is_redelivered_and_what_was_not_confirmed_break_no_order() -> None:
     found = books(
         "line.1.1", "line.1.3", "line.2.1", did=did("line.1.1", "line.1.3", "line.1.2", "line.1.1", "line.2.1")
     )
@@ -124,7 +124,7 @@ def test_what_came_back_after_it_was_discarded_breaks_no_order() -> None:
     assert broken(books(*names, effects=[names[1], names[0]], discarded={names[0]})) == []
 
 
-def test_what_was_handled_and_is_in_a_record_besides_is_counted_once_and_told() -> None:
+def test_what_was_handled_and_is_in_a_record_besides_is_counted_once_and_reported() -> None:
     found = books(*FLOOD[:3], did=did(*FLOOD[:3]))
     found.records = {FLOOD[0]: Record("parked"), FLOOD[1]: Record("discarded"), FLOOD[2]: Record("processed")}
 

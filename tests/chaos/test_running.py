@@ -19,7 +19,9 @@ def test_what_was_found_counts_most_then_what_could_not_be_run(codes: list[int],
     assert suite.worst(codes) == code
 
 
-def test_the_messages_of_all_parts_are_added_up_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_messages_of_all_parts_are_added_up_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     totals = tmp_path / "totals"
     totals.write_text(f"1200 {LINE}\n34 cluster on RabbitMQ 4.0.5: attempted 40\n")
 
@@ -51,7 +53,7 @@ def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_itself")
 @pytest.mark.parametrize(("confirmed", "code"), [(999_999, 3), (1_000_000, 0)])
-def test_a_long_form_with_fewer_than_a_million_messages_says_so(
+def test_a_long_form_with_fewer_than_a_million_messages_reports_it(
     confirmed: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suite, "run_all", lambda *_: [0, 0])

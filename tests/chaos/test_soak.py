@@ -10,7 +10,7 @@ SUMS = {1: 150, 2: 7}
 BOOKED = list(product(PAID, LEGS))
 
 
-def test_what_is_booked_and_told_once_is_right() -> None:
+def test_what_is_booked_and_reported_once_is_right() -> None:
     assert list(audit(PAID, BOOKED, cents=SUMS, reported=SUMS)) == []
 
 

@@ -180,7 +180,7 @@ def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: Blocki
         (["--recreate", "shop.broken", "--move-to", "shop.repaired.parked"], "'shop.repaired.parked' is"),
     ],
 )
-def test_where_its_messages_go_has_to_be_said(words: list[str], said: str, vhost: Vhost) -> None:
+def test_where_its_messages_go_has_to_be_reported(words: list[str], said: str, vhost: Vhost) -> None:
     ran = run("rmq_declare", *words, "--yes")
 
     assert (ran.code, ran.err[: len(said)]) == (Exit.USAGE, said)
@@ -312,7 +312,7 @@ def test_all_is_also_what_was_declared_before(vhost: Vhost) -> None:
     assert (set(vhost.queues()), Declared.objects.count()) == (set(), 0)
 
 
-def test_each_row_says_what_where_and_when(named: Named, vhost: Vhost) -> None:
+def test_each_row_states_what_where_and_when(named: Named, vhost: Vhost) -> None:
     shop = Exchange("shop", "topic")
     named(Queue("shop.repaired", max_length=9, bindings=[shop.bind("a.#")]))
     run("rmq_declare")

@@ -12,7 +12,7 @@ from django.db import router
 
 from django_rmq_retry.management.command import pinned
 from django_rmq_retry.models import OperatorAction, ParkedMessage
-from tests.amqp.between import between
+from tests.amqp.line_between import between
 from tests.commands.running import Exit, run
 from tests.operators.made import record
 from tests.tooling.brokers import using_broker
@@ -34,7 +34,7 @@ WITH_RECORDS = (
 @pytest.mark.django_db
 @pytest.mark.usefixtures("charge")
 @pytest.mark.parametrize("command", WITH_TIMEOUT)
-def test_a_broker_that_says_nothing_is_not_waited_for_longer(
+def test_a_broker_that_reports_nothing_is_not_waited_for_longer(
     command: str, broker_url: str, settings: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "it").write_bytes(b"{}")

@@ -88,7 +88,7 @@ def test_a_verdict_is_one_line() -> None:
         ({"handler": "-", "message_id": None}, "✕ payments attempt 5/5"),
     ],
 )
-def test_each_verdict_says_what_becomes_of_the_message(changed: dict[str, Any], said: str) -> None:
+def test_each_verdict_states_what_becomes_of_the_message(changed: dict[str, Any], said: str) -> None:
     assert said in line(**{**VERDICT, **changed})
 
 
@@ -195,7 +195,7 @@ def test_json_logs_take_our_lines_off_the_projects_console(
 
 @pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize(("verbosity", "said"), [(0, ["w"]), (1, ["i", "w"]), (2, ["i", "w"]), (3, ["d", "i", "w"])])
-def test_verbosity_chooses_what_is_said(verbosity: int, said: list[str]) -> None:
+def test_verbosity_chooses_what_is_reported(verbosity: int, said: list[str]) -> None:
     stream = io.StringIO()
     install(stream, verbosity=verbosity)
     log = logging.getLogger("django_rmq_retry")
@@ -224,7 +224,7 @@ def test_a_second_command_in_one_process_doubles_no_line() -> None:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_a_broken_stream_harms_nobody() -> None:
+def test_a_broken_stream_harms_no_client() -> None:
     stream = io.StringIO()
     install(stream)
     stream.close()

@@ -164,7 +164,7 @@ def test_what_programs_are_told_of_the_records(name: str) -> None:
 
 @pytest.mark.usefixtures("records")
 @pytest.mark.parametrize("name", DATABASE)
-def test_it_is_told_in_english_wherever_the_project_is_at_home(name: str) -> None:
+def test_it_is_reported_in_english_wherever_the_project_is_at_home(name: str) -> None:
     with translation.override("de"):
         told = into_pipes(*DATABASE[name])
         language = translation.get_language()

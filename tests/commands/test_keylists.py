@@ -35,14 +35,14 @@ def test_the_answer_is_one_command_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "code"), [("PAY-1", 0), ("PAY-1 PAY-9", 5), ("PAY-2", 5), ("PAY-9", 6)])
-def test_its_exit_code_says_whether_all_were_found(text: str, code: int) -> None:
+def test_its_exit_code_states_whether_all_were_found(text: str, code: int) -> None:
     record(key="PAY-1")
     record(key="PAY-2", state=State.DISCARDED)
 
     assert parked("keys", "-", given=text.encode()).code == code
 
 
-def test_exactly_these_are_discarded_and_the_answer_is_told() -> None:
+def test_exactly_these_are_discarded_and_the_answer_is_reported() -> None:
     one, two, other = record(key="PAY-1"), record(message_id="m-x"), record(key="PAY-3")
     told = parked("discard", "--keys-from", "-", "--category", "test", "--yes", given=b"PAY-1\nm-x\nPAY-9\n")
 
@@ -72,7 +72,7 @@ def test_all_but_these_are_discarded(tmp_path: Path) -> None:
     assert OperatorAction.objects.get().facts["selection"]["filter"]["except_keys"]["count"] == 1
 
 
-def test_a_key_that_keeps_nothing_out_is_told_and_ends_with_partly(tmp_path: Path) -> None:
+def test_a_key_that_keeps_nothing_out_is_reported_and_ends_with_partly(tmp_path: Path) -> None:
     record(key="PAY-1")
     told = parked("hold", "--all", "--for", "2h", "--except-from", written(tmp_path, "pay-1"), "--yes")
 
@@ -191,7 +191,7 @@ def test_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
         ("keys -", b"x," * 10 + b"\n".join(b"%d" % n for n in range(10_001)), "The list has 10002 keys; at most 10000"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_a_sentence(words: str, given: bytes, said: str) -> None:
+def test_what_is_invalid_is_refused_in_a_sentence(words: str, given: bytes, said: str) -> None:
     record(key="x")
     told: Ran = parked(*words.split(), given=given)
 

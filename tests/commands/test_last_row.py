@@ -99,7 +99,7 @@ class TestOnTerminal:
             assert seen.code() == 0
             assert "in flight" not in seen.text.replace("no message is in flight", "")
 
-    def test_a_broker_that_is_away_is_told_there(self, shop: Shop) -> None:
+    def test_a_broker_that_is_away_is_reported_there(self, shop: Shop) -> None:
         shop.url = "amqp://guest:guest@127.0.0.1:1/"
         with terminal(shop, "rmq_consume", "shop.orders", **COLOURFUL) as seen:
             seen.until("no broker · Ctrl-C: finish and stop")

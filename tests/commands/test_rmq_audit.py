@@ -87,7 +87,7 @@ def test_five_groups_have_what_their_people_need() -> None:
     assert "requeue" not in granted("developer")
 
 
-def test_roles_are_set_anew_and_can_be_looked_at_first() -> None:
+def test_roles_are_set_again_and_can_be_looked_at_first() -> None:
     told = run("rmq_roles", "--dry-run", "--json", "--only", "support")
     assert (list(told.data["roles"]), Group.objects.count()) == (["rmq support"], 0)
     run("rmq_roles")

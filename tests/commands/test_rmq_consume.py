@@ -151,7 +151,7 @@ def test_the_second_signal_ends_at_once(shop: Shop, send: Send, amqp: BlockingCh
     wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
 
 
-def test_handlers_that_do_not_finish_are_told_of(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_handlers_that_do_not_finish_are_reported(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("wait", **{"for": "/nonexistent"})
     with shop.running("rmq_consume", "--shutdown-timeout", "0.1") as consumer:
         wait_until(lambda: shop.noted("begin"))
@@ -208,7 +208,7 @@ def test_only_the_queues_named_are_consumed(shop: Shop, send: Send, amqp: Blocki
     assert (shop.noted(), depth(amqp)) == (["post b"], 1)
 
 
-def test_without_a_broker_it_says_so_once_for_each_wait(no_broker: Shop) -> None:
+def test_without_a_broker_it_reports_it_once_for_each_wait(no_broker: Shop) -> None:
     with no_broker.running("rmq_consume") as consumer:
         consumer.says("event=lost", times=3)
         consumer.signal()
@@ -228,7 +228,7 @@ def test_who_waits_for_no_broker_ends(no_broker: Shop) -> None:
     assert (told.returncode, "event=failed" in told.stdout) == (3, True)
 
 
-def test_a_wrong_password_is_told_but_not_shown(shop: Shop, broker_url: str) -> None:
+def test_a_wrong_password_is_reported_but_not_shown(shop: Shop, broker_url: str) -> None:
     told = Shop(url=broker_url.replace("guest:guest@", "guest:sesame@"), notes=shop.notes).run("rmq_consume")
 
     assert told.returncode == 3
@@ -273,7 +273,7 @@ def test_a_project_without_handlers_has_nothing_to_consume(no_broker: Shop) -> N
     "words",
     [("--threads", "0"), ("--max-runtime", "-1"), ("--liveness-file", "/none/x"), ("--reload", "--processes", "2")],
 )
-def test_options_that_cannot_be_meant_are_refused(no_broker: Shop, words: tuple[str, ...]) -> None:
+def test_invalid_options_are_refused(no_broker: Shop, words: tuple[str, ...]) -> None:
     assert no_broker.run("rmq_consume", *words).returncode == 2
 
 
@@ -284,7 +284,7 @@ def test_a_handler_that_ends_its_thread_ends_nothing_else(shop: Shop, send: Send
     assert (told.returncode, shop.noted("end")) == (0, ["end a"])
 
 
-def test_json_lines_are_json_whoever_writes_them(shop: Shop, send: Send) -> None:
+def test_json_lines_are_json_from_every_logger(shop: Shop, send: Send) -> None:
     send("warn", "fail", "park")
     told = shop.run("rmq_consume", "--burst", "--json-logs")
     lines = [json.loads(line) for line in told.stdout.splitlines()]
@@ -293,7 +293,7 @@ def test_json_lines_are_json_whoever_writes_them(shop: Shop, send: Send) -> None
     assert [line["msg"] for line in lines if line.get("logger") == "shop"] == ["stock is low"]
 
 
-def test_quietly_it_says_only_what_is_wrong(shop: Shop, send: Send) -> None:
+def test_quietly_it_states_only_what_is_wrong(shop: Shop, send: Send) -> None:
     send("a", "park")
     told = shop.run("rmq_consume", "--burst", "-v0")
 
@@ -315,13 +315,13 @@ def test_a_projects_own_logging_is_left_alone(shop: Shop, send: Send) -> None:
     assert "OWN ERROR park tests.shop.handlers.order" in told.stdout
 
 
-def test_where_the_projects_logging_may_hide_it_the_reason_is_told_on_stderr(no_broker: Shop) -> None:
+def test_where_the_projects_logging_may_hide_it_the_reason_is_reported_on_stderr(no_broker: Shop) -> None:
     told = no_broker.run("rmq_consume", "--fail-fast", SHOP_LOGS="1")
 
     assert (told.returncode, told.stderr.startswith("CommandError: No broker (")) == (3, True)
 
 
-def test_the_liveness_file_tells_how_it_goes(shop: Shop, send: Send, tmp_path: Path) -> None:
+def test_the_liveness_file_shows_how_it_goes(shop: Shop, send: Send, tmp_path: Path) -> None:
     path, go = tmp_path / "live", tmp_path / "go"
     send("a")
     send("fail until", queue=LEDGER, **{"for": str(go)})
@@ -432,7 +432,7 @@ def test_a_queue_that_is_missing_ends_all_processes(shop: Shop, amqp: BlockingCh
 
 
 @pytest.mark.slow
-def test_a_change_of_code_lets_handlers_finish_and_starts_anew(shop: Shop, send: Send, tmp_path: Path) -> None:
+def test_a_change_of_code_lets_handlers_finish_and_starts_again(shop: Shop, send: Send, tmp_path: Path) -> None:
     code, go = tmp_path / "fresh" / "handlers.py", tmp_path / "go"
     code.parent.mkdir()
     (code.parent / "__init__.py").touch()

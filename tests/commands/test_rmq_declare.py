@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Delivery, Queue, RetryThenPark, handler
 from django_rmq_retry.amqp import inspection
-from tests.amqp.anew import bodies, publishing
+from tests.amqp.recreated import bodies, publishing
 from tests.commands.running import Exit, Terminal, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -80,7 +80,7 @@ def test_a_check_is_content_with_what_was_declared() -> None:
 
 
 @pytest.mark.on_both
-def test_a_difference_is_told_argument_by_argument(amqp: BlockingChannel) -> None:
+def test_a_difference_is_reported_argument_by_argument(amqp: BlockingChannel) -> None:
     differing(amqp)
 
     ran = run("rmq_declare")
@@ -135,7 +135,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.on_both
-def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_a_queue_is_recreated_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
     differing(amqp, messages=3)
     wait_until(lambda: amqp.queue_declare("payments.charge", passive=True).method.message_count == 3)
 
@@ -151,7 +151,7 @@ def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vh
 
 
 @pytest.mark.on_both
-def test_nothing_is_made_anew_without_a_yes(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_nothing_is_recreated_without_a_yes(amqp: BlockingChannel, vhost: Vhost) -> None:
     differing(amqp)
 
     ran = run("rmq_declare", "--recreate", "payments.charge")
@@ -190,7 +190,7 @@ def test_that_publishers_are_stopped_is_confirmed_for_a_recreation_only() -> Non
 
 
 @pytest.mark.on_both
-def test_a_queue_with_a_consumer_is_not_made_anew(amqp: BlockingChannel) -> None:
+def test_a_queue_with_a_consumer_is_not_recreated(amqp: BlockingChannel) -> None:
     differing(amqp)
     amqp.basic_consume("payments.charge", lambda *_: None)
 

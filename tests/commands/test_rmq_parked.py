@@ -64,7 +64,7 @@ class TestLooking:
         assert told.lines[1][2].endswith("Z")
         assert told.lines[1][3:] == ["payment:7", "charge", QUEUE, "5", "BankDown: no answer in time"]
 
-    def test_a_list_for_people_says_how_long_ago(self) -> None:
+    def test_a_list_for_people_states_how_long_ago(self) -> None:
         record()
 
         assert "5 m ago" in parked("list", out=Terminal()).out
@@ -251,7 +251,7 @@ class TestRequeue:
             (("999999",), 6, "0 of 0"),
         ],
     )
-    def test_what_cannot_be_meant_is_told(self, words: tuple[str, ...], code: int, said: str) -> None:
+    def test_what_is_invalid_is_reported(self, words: tuple[str, ...], code: int, said: str) -> None:
         told = parked("requeue", *words)
 
         assert told.code == code
@@ -334,7 +334,7 @@ class TestActs:
         assert parked("import", "-", given=b"oops\n").code == 1
         assert parked("import", str(tmp_path / "none")).code == 2
 
-    def test_a_purge_counts_until_it_is_told_to_delete(self) -> None:
+    def test_a_purge_counts_until_it_is_asked_to_delete(self) -> None:
         record(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(days=91))
         counted = parked("purge", "--older-than", "90d")
         assert (counted.code, counted.out) == (0, "1 processed would be deleted. Pass --yes to delete.\n")

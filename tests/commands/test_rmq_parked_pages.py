@@ -36,7 +36,7 @@ def walked(*words: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
-def test_each_message_is_on_one_page_and_the_last_page_says_so(size: int, seven: list[int]) -> None:
+def test_each_message_is_on_one_page_and_the_last_page_reports_it(size: int, seven: list[int]) -> None:
     assert walked("--limit", str(size)) == [seven[start : start + size] for start in range(0, 7, size)]
 
 
@@ -50,7 +50,7 @@ def test_what_is_deleted_or_parked_meanwhile_moves_no_page(seven: list[int]) -> 
     assert [one["id"] for one in second["items"]] == seven[4:7]
 
 
-def test_people_are_told_how_to_go_on(seven: list[int]) -> None:
+def test_a_person_reads_how_to_continue(seven: list[int]) -> None:
     told = run("rmq_parked", "list", "--limit", "2", out=Terminal())
     place = told.err.split("--after ")[1].strip()
 
@@ -71,7 +71,7 @@ def test_people_are_told_how_to_go_on(seven: list[int]) -> None:
         ("--after 5@2000-01-01T00:00Z", 6),
     ],
 )
-def test_a_place_that_is_none_is_told(words: str, code: int, seven: list[int]) -> None:  # noqa: ARG001
+def test_a_place_that_is_none_is_reported(words: str, code: int, seven: list[int]) -> None:  # noqa: ARG001
     assert run("rmq_parked", "list", *words.split()).code == code
 
 

@@ -102,7 +102,7 @@ def test_a_reader_that_is_gone_changes_no_exit_code(shop: Shop) -> None:
     assert (command.wait(timeout=60), said) == (5, b"")
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(shop: Shop, broker_url: str, settings: Any, amqp: BlockingChannel) -> None:
+def test_ctrl_c_leaves_a_run_that_continues(shop: Shop, broker_url: str, settings: Any, amqp: BlockingChannel) -> None:
     @handler(QUEUE)
     def order(message: Delivery) -> None:
         """Nothing."""

@@ -59,7 +59,7 @@ def test_a_file_goes_to_a_handler_which_then_takes_it(shop: Shop, tmp_path: Path
     assert shop.noted("end") == ["end a"]
 
 
-def test_properties_and_headers_are_as_said(shop: Shop, amqp: BlockingChannel) -> None:
+def test_properties_and_headers_are_as_given(shop: Shop, amqp: BlockingChannel) -> None:
     words = "--header a=b=c --header n:=7 --type order --priority 3 --expiration 60 --correlation-id c --message-id m"
     told = shop.run("rmq_publish", "--queue", ORDERS, *words.split(), given="{}")
     properties, _ = arrived(amqp)
@@ -70,7 +70,7 @@ def test_properties_and_headers_are_as_said(shop: Shop, amqp: BlockingChannel) -
     assert (properties.correlation_id, properties.message_id) == ("c", "m")
 
 
-def test_every_other_property_is_as_said(shop: Shop, amqp: BlockingChannel) -> None:
+def test_every_other_property_is_as_given(shop: Shop, amqp: BlockingChannel) -> None:
     words = (
         "--app-id scanner --user-id guest --reply-to answers --timestamp 2026-11-22T10:00:00Z "
         "--raw --content-type image/png --content-encoding gzip"
@@ -104,7 +104,7 @@ def test_a_delayed_message_waits_in_the_handlers_waiting_queue(shop: Shop, amqp:
     assert arrived(amqp)[1] == b"{}"
 
 
-def test_what_no_queue_takes_is_told(shop: Shop) -> None:
+def test_what_no_queue_takes_is_reported(shop: Shop) -> None:
     told = shop.run("rmq_publish", "--queue", "nobodys", given="{}")
 
     assert (told.returncode, told.stdout) == (1, "")
@@ -121,7 +121,7 @@ def test_an_exchange_that_does_not_exist_is_named_with_the_fix(shop: Shop) -> No
     assert "correct the name of the exchange or the routing key" in told.stderr
 
 
-def test_what_a_full_queue_refuses_is_told(shop: Shop, amqp: BlockingChannel) -> None:
+def test_what_a_full_queue_refuses_is_reported(shop: Shop, amqp: BlockingChannel) -> None:
     amqp.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     shop.run("rmq_publish", "--queue", "full", given="{}")
     told = shop.run("rmq_publish", "--queue", "full", given="{}")
@@ -159,7 +159,7 @@ def test_without_a_broker_nothing_was_stored(no_broker: Shop) -> None:
         ((), "{}", "one of the arguments --handler --queue --exchange is required"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(no_broker: Shop, words: tuple[str, ...], given: str, said: str) -> None:
+def test_what_is_invalid_is_refused(no_broker: Shop, words: tuple[str, ...], given: str, said: str) -> None:
     told = no_broker.run("rmq_publish", *words, given=given)
 
     assert (told.returncode, told.stdout) == (2, "")

@@ -187,7 +187,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.on_both
-def test_a_watch_tells_block_after_block_until_ctrl_c(looks: list[float]) -> None:
+def test_a_watch_shows_block_after_block_until_ctrl_c(looks: list[float]) -> None:
     ran = run("rmq_status", "--watch", "2.5")
     blocks = ran.out.split("\n\n")
 

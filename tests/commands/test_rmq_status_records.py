@@ -50,7 +50,7 @@ def lines(ran: Ran) -> list[str]:
     return ran.out.splitlines()[at:]
 
 
-def test_what_is_parked_and_under_way_is_counted() -> None:
+def test_what_is_parked_and_in_flight_is_counted() -> None:
     cause = group()
     for minutes in (1, 5, 30):
         record(group=cause, parked_at=ago(minutes=minutes))
@@ -91,7 +91,7 @@ def test_neither_what_is_on_hold_nor_what_is_given_up_waits() -> None:
     assert run("rmq_status", "--check", "--max-oldest", "10m").out == f"FAIL {FAILED}\n"
 
 
-def test_the_outbox_and_what_is_held_are_told_where_there_is_any() -> None:
+def test_the_outbox_and_what_is_held_are_reported_where_there_is_any() -> None:
     outbox(created_at=ago(minutes=3))
     outbox(failed_at=timezone.now(), created_at=ago(hours=5))
     blocked("A-1", 2, minutes=2)
@@ -128,7 +128,7 @@ def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> Non
     assert run("rmq_status", "--check", "--min-consumers", "1").out == "OK\n"
 
 
-def test_a_breaker_that_is_open_is_a_problem_told_once() -> None:
+def test_a_breaker_that_is_open_is_a_problem_reported_once() -> None:
     QueueControl.objects.create(
         queue="payments.charge", opened=True, cause="BankDown (5 times)", opened_at=ago(minutes=1)
     )
@@ -160,14 +160,14 @@ def test_what_differs_from_how_it_is_written_is_a_problem(amqp: BlockingChannel)
     assert run("rmq_status").lines[2][:3] == ["Topology", "✕", "4/7"]
 
 
-def test_a_missing_queue_is_told_once(amqp: BlockingChannel) -> None:
+def test_a_missing_queue_is_reported_once(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.retry.10s")
 
     assert run("rmq_status", "--check").out.count("it does not exist") == 1
 
 
 class TestDatabase:
-    def test_one_that_fails_is_a_problem_and_all_else_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_fails_is_a_problem_and_all_else_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def away() -> None:
             raise OperationalError("connection to server failed:\n  Connection refused\n")
 

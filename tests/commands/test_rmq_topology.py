@@ -17,7 +17,7 @@ def no_broker(settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
 
 
-def test_as_text_it_tells_what_comes_in_and_where_it_goes() -> None:
+def test_as_text_it_shows_what_comes_in_and_where_it_goes() -> None:
     ran = run("rmq_topology")
 
     assert ran.out == (

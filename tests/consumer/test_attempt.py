@@ -187,7 +187,7 @@ def test_a_message_that_came_back_twice_is_handled(redelivered: bool, count: obj
     assert "run" in bench.log
 
 
-def test_a_message_that_came_back_three_times_is_tried_alone_next() -> None:
+def test_a_message_that_came_back_three_times_is_tried_in_quarantine_next() -> None:
     bench = Bench()
     arrival = delivery(redelivered=True, headers={"x-delivery-count": 3, "rmq-retry-attempts": 3, "own": "kept"})
     copy = copy_in(bench.settle(arrival))
@@ -245,7 +245,7 @@ def test_without_a_quarantine_queue_stops_are_allowed_for_where_they_count(
     ],
     ids=["loop", "loop, retried", "requeue", "native", "ladder, retried", "ladder"],
 )
-def test_what_is_parked_unseen_tells_of_those_attempts_alone_that_came_to_an_end(
+def test_what_is_parked_unseen_reports_those_attempts_alone_that_came_to_an_end(
     policy: Policy, arrived: dict[str, object], ended: int | None
 ) -> None:
     queue = "payments.quarantine" if policy is PLAIN else "payments"

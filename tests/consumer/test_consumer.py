@@ -208,7 +208,7 @@ def test_handlers_that_do_not_end_in_time_make_the_exit_unclean(caplog: pytest.L
     assert "did not finish" in caplog.text
 
 
-def test_a_broker_that_does_not_hear_the_last_words_makes_the_exit_unclean() -> None:
+def test_a_broker_that_does_not_receive_the_last_words_makes_the_exit_unclean() -> None:
     with running(shutdown=0.3) as made:
         made.tap.hears_last_words = False
         made.consumer.stop("asked")
@@ -238,7 +238,7 @@ def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> No
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_mended_ends_it_with_its_own_code(error: BaseException, code: int) -> None:
+def test_what_cannot_be_repaired_ends_it_with_its_own_code(error: BaseException, code: int) -> None:
     with running() as made:
         made.tap.receiver.failed(error)
 
@@ -400,7 +400,7 @@ def test_what_fails_at_the_end_of_an_attempt_settles_the_message_as_it_ended(cap
     assert caplog.messages[:1] == ["An attempt failed after its last step; its message is settled anyway"]
 
 
-def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
+def test_a_halted_message_is_attempted_again_after_such_an_end() -> None:
     runs: list[int] = []
 
     def act(message: Delivery) -> None:
@@ -458,7 +458,7 @@ def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -
     ],
     ids=["succeeded", "failed"],
 )
-def test_a_message_that_is_given_up_says_how_its_handler_ended(error: BaseException | None, detail: str) -> None:
+def test_a_message_that_is_given_up_states_how_its_handler_ended(error: BaseException | None, detail: str) -> None:
     runs: list[bytes] = []
 
     def act(message: Delivery) -> None:

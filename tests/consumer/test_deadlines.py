@@ -66,7 +66,7 @@ def test_catching_every_exception_does_not_swallow_a_deadline() -> None:
         limited(Deadlines(), act, 0.05).run(delivery())
 
 
-def test_a_handler_that_catches_its_deadline_has_succeeded_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_catches_its_deadline_has_succeeded_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def act(_: Delivery) -> str:
         try:
             turn()
@@ -166,7 +166,7 @@ def test_an_async_handler_is_watched_and_not_interrupted() -> None:
     assert limited(deadlines, lambda _: turn_for(0.1), 0.02, asynchronous=True).run(delivery()) is None
 
 
-def test_the_watcher_ends_when_nothing_runs_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watcher_ends_when_nothing_runs_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "IDLE", 0.01)
     deadlines = Deadlines()
     charge = limited(deadlines, turn, 0.02)

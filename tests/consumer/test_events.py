@@ -75,7 +75,7 @@ def test_a_body_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "4111222233334444" not in caplog.text
 
 
-def test_a_line_that_stands_still_is_known_until_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_that_stalls_is_known_until_it_continues(caplog: pytest.LogCaptureFixture) -> None:
     clock = iter([10.0, 20.0])
     events = Events(lambda: next(clock))
     line = subscription(StopTheLine())
@@ -105,7 +105,7 @@ def test_successes_are_wanted_only_where_somebody_looks() -> None:
         logging.getLogger("django_rmq_retry").setLevel(logging.NOTSET)
 
 
-def test_observers_are_told_and_verdicts_counted() -> None:
+def test_observers_are_called_and_verdicts_counted() -> None:
     seen: list[Kind] = []
     events = Events(lambda: 1.0, [lambda one: seen.append(one.verdict.kind)])
     for verdict in (ACK, ACK, retry(1, NOTE)):

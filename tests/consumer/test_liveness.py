@@ -66,7 +66,7 @@ def test_each_answer_is_good_for_one_beat(path: Path, io: Io) -> None:
     assert (deaf, path.exists()) == (False, True)
 
 
-def test_the_file_says_who_and_when(path: Path) -> None:
+def test_the_file_states_who_and_when(path: Path) -> None:
     process.write(path, {"queues": ("payments.charge",)})
     told = read(path)
 
@@ -82,7 +82,9 @@ def test_a_write_leaves_nothing_else_behind(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, io: Io, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_written_is_reported_once(
+    tmp_path: Path, io: Io, caplog: pytest.LogCaptureFixture
+) -> None:
     live = alive(tmp_path / "missing" / "live.json", io)
     for _ in range(3):
         live.beat()

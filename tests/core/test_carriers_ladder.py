@@ -260,7 +260,7 @@ def test_a_full_queue_that_drops_parks_what_it_drops() -> None:
         (86400, "payments.retry.1d"),
     ],
 )
-def test_the_name_of_a_waiting_queue_tells_how_long_a_message_lives_there(seconds: float, name: str) -> None:
+def test_the_name_of_a_waiting_queue_shows_how_long_a_message_lives_there(seconds: float, name: str) -> None:
     assert list(Ladder([seconds]).additions(route()).topology.queues) == [name]
 
 

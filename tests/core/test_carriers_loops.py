@@ -116,7 +116,7 @@ def test_a_key_that_no_binding_takes_would_be_dropped_on_the_way_back_so_a_copy_
     assert copy.headers["rmq-retry-routing-key"] == "payments"
 
 
-def test_what_was_copied_once_is_copied_on_and_its_attempts_go_on() -> None:
+def test_what_was_copied_once_is_copied_on_and_its_attempts_continue() -> None:
     charge = looping()
     counted, one = [], delivery(routing_key="payments")
     for _ in range(4):

@@ -224,7 +224,7 @@ def test_a_schedule_needs_a_carrier_that_counts() -> None:
 
 
 @pytest.mark.parametrize("via", [*NOT_COPYING, COPYING[-1]], ids=named)
-def test_a_wait_left_over_from_another_carrier_holds_no_message_for_ever(via: Carrier) -> None:
+def test_a_wait_left_over_from_another_carrier_holds_no_message_forever(via: Carrier) -> None:
     policy = StopTheLine() if isinstance(via, InPlace) else RetryThenPark(attempts=2, via=via)
     charge = subscription(policy, queue=BOUND)
 

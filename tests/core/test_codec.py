@@ -145,7 +145,7 @@ def test_d11_a_compressed_body_is_refused_and_never_unpacked(encoding: str) -> N
 
 
 @pytest.mark.parametrize("encoding", [None, "", "utf-8", "UTF-8", "utf8", "Identity"])
-def test_an_encoding_that_says_utf_8_is_fine(encoding: str | None) -> None:
+def test_an_encoding_that_states_utf_8_is_fine(encoding: str | None) -> None:
     assert JSON.decode(b'{"a":1}', Properties(content_encoding=encoding)) == {"a": 1}
 
 
@@ -193,7 +193,7 @@ def test_what_python_knows_beyond_json_is_written_as_text() -> None:
         ({(1, 2): 3}, "keys must be str, int, float, bool or None, not tuple"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_anything_is_sent(data: object, problem: str) -> None:
+def test_what_cannot_be_written_is_reported_before_anything_is_sent(data: object, problem: str) -> None:
     with pytest.raises(UnencodableData) as caught:
         JSON.encode(data)
 

@@ -91,7 +91,7 @@ def test_one_malformed_entry_spoils_them_all() -> None:
         ({"x-delivery-count": "3"}, True, 0),
     ],
 )
-def test_returns_of_workers_that_went_away_are_believed_only_of_a_redelivery(
+def test_returns_of_workers_that_went_away_are_trusted_only_of_a_redelivery(
     headers: dict[str, object], redelivered: bool, count: int
 ) -> None:
     assert returns(Headers.of(headers), redelivered=redelivered) == count

@@ -48,7 +48,7 @@ def test_bindings_with_different_arguments_are_two_bindings() -> None:
     assert (Topology(bindings=(one,)) + Topology(bindings=(two,))).bindings == (one, two)
 
 
-def test_differences_are_told_part_by_part() -> None:
+def test_differences_are_reported_part_by_part() -> None:
     other = QueueDeclaration(name="q", role=Role.PARKED, arguments={"x-queue-type": "quorum", "x-expires": 5})
 
     assert differences(QUEUE, other) == {"role": (Role.WORK, Role.PARKED), "x-expires": (None, 5)}

@@ -192,7 +192,7 @@ def test_several_handlers_on_one_queue_make_one_queue_with_all_their_waits() -> 
     ],
     ids=["a line", "a classic queue", "native", "requeue"],
 )
-def test_where_no_suspect_can_be_told_or_moved_there_is_no_queue_for_it(handled: Subscription) -> None:
+def test_queues_that_cannot_quarantine_have_no_quarantine_queue(handled: Subscription) -> None:
     assert "payments.quarantine" not in laid_out(handled).queues
 
 

@@ -11,7 +11,7 @@ from django_rmq_retry.messages import Headers, Properties
 from tests.core.made import delivery
 
 
-def test_a_message_is_mandatory_unless_it_says_otherwise() -> None:
+def test_a_message_is_mandatory_unless_it_states_otherwise() -> None:
     assert Message(body=b"{}").mandatory
 
 

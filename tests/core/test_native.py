@@ -10,7 +10,7 @@ from django_rmq_retry.messages import Instruction, Settlement
 from tests.core.made import delivery, hop, route, subscription
 
 
-def test_it_says_from_which_version_on_it_works() -> None:
+def test_it_states_from_which_version_on_it_works() -> None:
     assert Native(5).needs == (4, 3)
 
 
@@ -68,6 +68,6 @@ def test_a_back_off_has_no_say_beside_it() -> None:
 
 
 @pytest.mark.parametrize(("first", "cap"), [(0, None), (-1, None), (10, 5), (10, float("nan")), (10, 10**12)])
-def test_waits_that_cannot_be_meant_are_refused(first: float, cap: float | None) -> None:
+def test_invalid_waits_are_refused(first: float, cap: float | None) -> None:
     with pytest.raises(ConfigurationError, match=r"^Native"):
         Native(first, cap)

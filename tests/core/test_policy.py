@@ -98,7 +98,7 @@ class TestRetryThenPark:
         assert judged(usual, TIMEOUT, 5).kind is Kind.PARK
         assert judged(usual, TIMEOUT, 1, chance=0.5).after == 11
 
-    def test_errors_that_no_retry_mends_are_parked_at_once(self) -> None:
+    def test_errors_that_no_retry_repairs_are_parked_at_once(self) -> None:
         verdict = judged(RetryThenPark(park_on=AccountClosed), AccountClosed("since May"))
 
         assert (verdict.kind, verdict.reason) == (Kind.PARK, Reason.PERMANENT)
@@ -126,7 +126,7 @@ class TestRetryThenPark:
         assert judged(policy, BankDown("closed")).reason is Reason.PERMANENT
 
     @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
-    def test_a_handler_that_falls_over_says_nothing_about_its_message(self, error: BaseException) -> None:
+    def test_a_handler_that_falls_over_reports_nothing_about_its_message(self, error: BaseException) -> None:
         assert judged(FAST, error).kind is Kind.RETRY
         assert judged(RetryThenPark(retry_on=BankDown), error).kind is Kind.RETRY
         assert judged(RetryThenPark(park_on=type(error)), error).kind is Kind.PARK
@@ -342,7 +342,7 @@ def test_judging_is_a_function_of_its_arguments_alone(policy: Policy, error: Bas
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object], sentence: str) -> None:
+def test_what_is_invalid_is_refused_where_it_is_written(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make()
 

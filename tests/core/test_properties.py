@@ -64,7 +64,7 @@ def test_arbitrary_bytes_raise_nothing_but_undecodable_headers(raw: bytes) -> No
 
 
 @given(valid_properties())
-def test_the_flag_tells_whether_there_is_a_header_table(raw: bytes) -> None:
+def test_the_flag_shows_whether_there_is_a_header_table(raw: bytes) -> None:
     assert has_headers(raw) is (decode_properties(raw).headers is not EMPTY)
 
 

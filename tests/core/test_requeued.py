@@ -25,7 +25,7 @@ def copy(properties: Properties, body: bytes = b"{}") -> Message:
     return requeued_copy(body=body, raw=raw, exchange="main", routing_key="pay.cash", ticket=TICKET)
 
 
-def test_it_goes_to_one_queue_and_tells_the_way_it_first_came() -> None:
+def test_it_goes_to_one_queue_and_shows_the_way_it_first_came() -> None:
     made = copy(Properties(message_id="m"))
 
     assert (made.exchange, made.routing_key, made.mandatory) == ("", "payments", True)
@@ -60,7 +60,7 @@ def test_neither_failures_nor_what_the_broker_wrote_nor_an_older_ticket_go_along
     assert dict(made.headers) == {"tenant": "acme", **OWN, "rmq-retry-ticket": TICKET}
 
 
-def test_its_attempts_are_counted_anew_and_a_retry_keeps_the_ticket() -> None:
+def test_its_attempts_are_counted_from_the_start_and_a_retry_keeps_the_ticket() -> None:
     one = arrived(copy(Properties(headers=Headers.of({"rmq-retry-attempts": 5}))), queue="payments")
     assert stamp_of(one).attempts == 0
     again = settled(retry(30), one, subscription(RetryThenPark(backoff=Fixed(30)))).copy

@@ -19,7 +19,7 @@ def test_no_counts_draw_no_bars() -> None:
     assert heights(sparkline([0, 0], title="t")) == [1, 1]
 
 
-def test_it_is_told_in_words_and_nothing_in_them_is_markup() -> None:
+def test_it_is_reported_in_words_and_nothing_in_them_is_markup() -> None:
     drawn = sparkline([1], title='<script>alert("x")</script>')
     (title,) = ET.fromstring(drawn).iter("title")  # noqa: S314 - made here
 

@@ -38,7 +38,7 @@ def test_a_stamp_survives_the_trip_even_with_names_that_are_not_utf_8(stamp: Sta
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 2**40, True, "3", 3.0, b"3", None, [3], {"n": 3}])
-def test_a_count_that_nobody_here_can_have_written_counts_as_nothing(value: object) -> None:
+def test_a_count_that_no_process_here_can_have_written_counts_as_nothing(value: object) -> None:
     assert Stamp.read(Headers.of({"rmq-retry-attempts": value})).attempts == 0
 
 

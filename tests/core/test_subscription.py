@@ -74,7 +74,7 @@ class TestMatch:
         assert match.takes(delivery(type="charge", routing_key="pay.cash", headers={"version": 2}))
         assert not match.takes(delivery(type="refund", routing_key="pay.cash", headers={"version": 2}))
 
-    def test_a_header_that_cannot_be_read_is_said_and_not_taken_for_missing(self) -> None:
+    def test_a_header_that_cannot_be_read_is_reported_and_not_taken_for_missing(self) -> None:
         late = Headers(b"\x07version" + b"T\xff\xff\xff\xff\xff\xff\xff\xff")
         with pytest.raises(UndecodableHeaders, match="Header 'version' cannot be decoded"):
             Match(headers={"version": 2}).takes(delivery(headers=late))

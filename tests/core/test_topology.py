@@ -195,7 +195,7 @@ def test_a_queue_in_the_brokers_words(options: dict[str, Any], arguments: dict[s
         (lambda: check_name("exchange", None), "The exchange's name must be a string that is not empty, not None."),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object], sentence: str) -> None:
+def test_what_is_invalid_is_refused_where_it_is_written(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make()
 

@@ -55,7 +55,7 @@ def suffer(rig: Rig, client: Client, ways: str) -> Client:
 
 
 @pytest.mark.parametrize("target", sorted(BOTH))
-def test_a_dead_letter_tells_of_the_deliveries_before_it(rig: Rig, kind: str, target: str) -> None:
+def test_a_dead_letter_reports_the_deliveries_before_it(rig: Rig, kind: str, target: str) -> None:
     client = rig.connect()
     client.queue("a", {**BOTH[kind], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     client.queue("b", BOTH[target])
@@ -93,7 +93,7 @@ def test_a_count_goes_through_a_classic_queue_unseen(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("wait", sorted(BOTH))
-def test_the_count_goes_on_through_wait_queues_since_version_4(rig: Rig, wait: str) -> None:
+def test_the_count_continues_through_wait_queues_since_version_4(rig: Rig, wait: str) -> None:
     client = rig.connect()
     client.queue("main", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"})
     back = {"x-message-ttl": 10, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "main"}
@@ -121,7 +121,7 @@ def test_the_delivery_limit_counts_what_other_queues_did_only_since_version_4_3(
     assert deliveries == (1 if rig.version >= (4, 3) else 3)
 
 
-def test_a_message_that_went_over_the_limit_tells_nothing_of_it_on_4_0(rig: Rig) -> None:
+def test_a_message_that_went_over_the_limit_reports_nothing_about_it_on_4_0(rig: Rig) -> None:
     client = rig.connect()
     limited = {**QUORUM, "x-delivery-limit": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}
     client.queue("a", limited)

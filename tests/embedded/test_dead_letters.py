@@ -53,7 +53,7 @@ def test_the_first_and_the_last_death_have_headers_of_their_own(rig: Rig, kind: 
     assert last == (["wait", "expired", ""] if rig.version >= (4, 0) else [None, None, None])
 
 
-def test_a_death_tells_where_the_message_had_been_published(rig: Rig, kind: str) -> None:
+def test_a_death_shows_where_the_message_had_been_published(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.exchange("in", "topic")
     client.queue("main", {**BOTH[kind], **AWAY})
@@ -84,7 +84,7 @@ def test_without_a_key_of_its_own_a_dead_letter_keeps_its_key(rig: Rig, kind: st
     assert client.get("dead", within=0.1) is None
 
 
-def test_an_expiration_is_taken_off_and_told_in_x_death(rig: Rig, kind: str) -> None:
+def test_an_expiration_is_taken_off_and_reported_in_x_death(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("main", {**BOTH[kind], **AWAY})
     client.queue("dead")

@@ -160,7 +160,7 @@ def test_a_copy_waits_in_its_queue_until_the_clock_has_passed_it(
     assert deaths[0]["time"].timestamp() == 1_700_000_010
 
 
-def test_a_message_that_stays_unacked_comes_again_after_its_hold(
+def test_a_message_that_stays_unacked_is_redelivered_after_its_hold(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish_many([to("work", b"1"), to("work", b"2")])
@@ -244,7 +244,7 @@ def test_stopping_gives_back_what_is_unacked(
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_call_is_answered_by_whoever_runs_meanwhile(
+def test_a_call_is_answered_by_any_process_that_runs_meanwhile(
     broker: DirectBroker, publisher: DirectPublisher, exclusive: bool
 ) -> None:
     def answer(done: Callable[[], bool], timeout: float) -> None:
@@ -261,7 +261,7 @@ def test_a_call_is_answered_by_whoever_runs_meanwhile(
     assert caller.call(to("work", b"?", name="c-1"), timeout=1).body == b"yes"
 
 
-def test_a_call_that_nobody_answers_says_that_it_was_sent(broker: DirectBroker) -> None:
+def test_a_call_that_nobody_answers_states_that_it_was_sent(broker: DirectBroker) -> None:
     caller = DirectCaller(broker, lambda _done, _timeout: None)
 
     with pytest.raises(CallUnanswered) as raised:

@@ -10,7 +10,7 @@ from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 from django_rmq_retry.embedded.file_store import FileStore, UnusableFile
 from django_rmq_retry.embedded.wire.client import Broker
 from tests.embedded.engine_rig import EngineRig
-from tests.embedded.test_restoring import LASTING
+from tests.embedded.test_restore import LASTING
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> Non
     )
 
 
-def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:
+def test_a_database_of_another_project_is_refused_and_left_alone(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.executescript("CREATE TABLE queues (name); INSERT INTO queues VALUES ('precious');")
 
@@ -86,7 +86,7 @@ def test_two_brokers_cannot_have_one_file(path: Path) -> None:
     Broker(file=path).close()
 
 
-def test_a_file_that_was_begun_and_not_finished_is_begun_anew(path: Path) -> None:
+def test_a_file_that_was_begun_and_not_finished_is_begun_again(path: Path) -> None:
     draft = path.with_name("broker.sqlite3.new")
     draft.write_bytes(b"SQLite format 3\0 and then the lights went out")
     filled(path, 3)

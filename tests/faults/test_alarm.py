@@ -27,7 +27,7 @@ def ended(publisher: Publisher, one: int) -> type[PublishError] | None:
     return None
 
 
-def test_a_publisher_hears_of_an_alarm_within_its_deadline_and_goes_on_after_it(
+def test_a_publisher_learns_of_an_alarm_within_its_deadline_and_continues_after_it(
     private_scene: Scene, private_node: Node, publisher: Publisher
 ) -> None:
     private_scene.declare()
@@ -53,7 +53,7 @@ def counts(node: Node, scene: Scene) -> dict[str, int]:
     return {name: int(count) for name, count in (row.split() for row in rows.splitlines() if row)}
 
 
-def test_acks_go_on_during_an_alarm_and_retries_leave_after_it(private_scene: Scene, private_node: Node) -> None:
+def test_acks_continue_during_an_alarm_and_retries_leave_after_it(private_scene: Scene, private_node: Node) -> None:
     private_scene.declare()
     private_scene.publish([100], fails=1)
     # An alarm longer than this may double a retry, see below; the commands that raise and clear it are slow.
@@ -94,7 +94,7 @@ def test_a_long_alarm_doubles_a_retry_once_at_most(private_scene: Scene, private
     assert max(private_scene.did().values()) <= 2
 
 
-def test_a_broker_that_stands_still_is_noticed_within_the_deadline(
+def test_a_broker_that_stalls_is_noticed_within_the_deadline(
     private_scene: Scene, private_node: Node, publisher: Publisher
 ) -> None:
     private_scene.declare()

@@ -43,7 +43,7 @@ def test_the_command_finishes_its_message_when_asked_to_stop(scene: Scene) -> No
     assert scene.left() == {"work": 2}
 
 
-def test_one_message_at_a_time_runs_one_handler_at_a_time_and_suspects_nobody(scene: Scene) -> None:
+def test_one_message_at_a_time_runs_one_handler_at_a_time_and_quarantines_nobody(scene: Scene) -> None:
     scene.declare()
     scene.publish(range(8))
     for _ in range(4):

@@ -10,9 +10,9 @@ from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import MessageNacked
 from django_rmq_retry.messages import Properties, Reason
 from django_rmq_retry.messages.history import reason_of
-from tests.amqp.at_hand import AtHand
 from tests.amqp.declared import has
 from tests.amqp.live import publishing
+from tests.amqp.slow_motion import AtHand
 from tests.faults.acting import PARKED, QUEUE, work_queue
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until

@@ -101,7 +101,7 @@ def test_when_the_right_to_read_goes_away_it_consumes_on_and_ends_after_a_reconn
     assert "Give the user the right to read it." in worker.said
 
 
-def test_while_somebody_else_consumes_a_queue_alone_it_stands_by(scene: Scene, amqp: BlockingChannel) -> None:
+def test_while_another_user_consumes_a_queue_alone_it_stands_by(scene: Scene, amqp: BlockingChannel) -> None:
     scene.declare(type="classic")
     amqp.basic_consume("work", print, exclusive=True, consumer_tag="alone")
     worker = scene.worker()

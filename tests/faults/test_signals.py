@@ -52,7 +52,7 @@ def test_a_worker_asked_twice_ends_at_once_and_its_message_is_redelivered(scene:
     assert scene.did() == {0: 1}
 
 
-def test_a_worker_whose_handler_does_not_end_in_time_says_so_and_gives_it_back(scene: Scene) -> None:
+def test_a_worker_whose_handler_does_not_end_in_time_reports_it_and_gives_it_back(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], holds="gate")
     worker = scene.worker(shutdown=0.5)
@@ -63,7 +63,7 @@ def test_a_worker_whose_handler_does_not_end_in_time_says_so_and_gives_it_back(s
 
 
 @pytest.mark.parametrize("policy", ["ladder", "line"])
-def test_a_worker_that_stood_still_longer_than_its_heartbeat_goes_on(scene: Scene, policy: str) -> None:
+def test_a_worker_that_stalled_longer_than_its_heartbeat_continues(scene: Scene, policy: str) -> None:
     scene.declare(policy)
     scene.publish([0], holds="gate")
     frozen = scene.worker(HEARTBEAT=1)

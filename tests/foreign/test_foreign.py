@@ -75,7 +75,7 @@ def test_a_test_that_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pyte
     assert outcomes.broken[0].startswith("t.py::T::two hangs: killed, and what follows it")
 
 
-def test_a_run_that_ends_badly_without_a_failed_test_is_told(tmp_path: Path) -> None:
+def test_a_run_that_ends_badly_without_a_failed_test_is_reported(tmp_path: Path) -> None:
     outcomes = run(suite(shell("echo start a; exit 3")), tmp_path, 1, tmp_path / "log")
 
     assert len(outcomes.broken) == 1

@@ -45,7 +45,7 @@ def ids(**keys: Any) -> list[str]:
     return sorted(number for number in said if number != "W040")
 
 
-def test_a_sound_handler_hears_nothing() -> None:
+def test_a_sound_handler_gets_no_warning() -> None:
     once()
 
     assert ids() == []

@@ -27,7 +27,7 @@ def charging(using: str = "") -> Handler[None]:
     return charge
 
 
-def test_without_pytests_database_the_test_is_told(rmq: RmqTest) -> None:
+def test_without_pytests_database_the_test_is_reported(rmq: RmqTest) -> None:
     charging().publish("a")
 
     with pytest.raises(NoDatabase, match=r"charge runs with once in a transaction of database 'default'.*django_db"):
@@ -35,7 +35,7 @@ def test_without_pytests_database_the_test_is_told(rmq: RmqTest) -> None:
 
 
 @pytest.mark.django_db
-def test_an_open_transaction_of_the_tests_own_is_told(rmq: RmqTest) -> None:
+def test_an_open_transaction_of_the_tests_own_is_reported(rmq: RmqTest) -> None:
     charge = charging()
     charge.publish("a")
 
@@ -47,7 +47,7 @@ def test_an_open_transaction_of_the_tests_own_is_told(rmq: RmqTest) -> None:
 
 
 @pytest.mark.django_db
-def test_a_database_that_is_unknown_is_told(rmq: RmqTest) -> None:
+def test_a_database_that_is_unknown_is_reported(rmq: RmqTest) -> None:
     charging(using="nowhere").publish("a")
 
     with pytest.raises(NoDatabase, match="database 'nowhere', which is not available"):
@@ -75,7 +75,7 @@ class TestOfDjango(RmqTestMixin, TestCase):
 
 
 class TestWithoutDatabases(RmqTestMixin, SimpleTestCase):
-    def test_it_is_told(self) -> None:
+    def test_it_is_reported(self) -> None:
         charging().publish("a")
 
         with pytest.raises(NoDatabase, match="which this test must not use"):

@@ -57,7 +57,7 @@ def test_a_duplicate_is_acknowledged_without_running(rmq: RmqTest, charge: Handl
     assert (done(), len(rmq.attempts(charge)), rmq.all_parked(charge), rmq.drain()) == (["a 0"], 1, [], 0)
 
 
-def test_a_duplicate_is_told_in_one_line_and_by_a_signal(
+def test_a_duplicate_is_reported_in_one_line_and_by_a_signal(
     rmq: RmqTest, charge: Handler[None], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[str] = []

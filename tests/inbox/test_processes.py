@@ -93,7 +93,7 @@ def test_what_a_publisher_sends_twice_is_done_once_by_two_consumers(
     assert (done(), left(amqp), parked()) == (numbers, 0, [])
 
 
-def test_a_consumer_that_stood_still_past_its_heartbeat_has_done_it_once(
+def test_a_consumer_that_stalled_past_its_heartbeat_has_done_it_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     gate, here = tmp_path / "gate", tmp_path / "here"
@@ -287,7 +287,9 @@ def test_another_body_is_parked_and_runs_where_a_person_says_so(till: Till, send
     assert (done(), parked(), left(amqp)) == ([1, 2], [("identity_conflict", State.PROCESSED)], 0)
 
 
-def test_two_without_an_id_that_look_the_same_are_for_a_person(till: Till, send: Send, amqp: BlockingChannel) -> None:
+def test_two_without_an_id_that_look_the_same_are_for_an_operator(
+    till: Till, send: Send, amqp: BlockingChannel
+) -> None:
     send(1, id=None)
     send(1, id=None)
     assert till.run(*QUIET).returncode == 0

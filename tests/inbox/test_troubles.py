@@ -196,7 +196,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keep]:
 
 
 @pytest.mark.parametrize("checks", [True, False], ids=["with health checks", "without"])
-def test_a_connection_that_died_between_two_messages_is_made_anew_at_once(checks: bool, keeping: Keep) -> None:
+def test_a_connection_that_died_between_two_messages_is_replaced_at_once(checks: bool, keeping: Keep) -> None:
     not_on(SQLITE)
     keeping(checks)
     run(lambda _: Group.objects.create(name="one"), name="m1")

@@ -94,7 +94,7 @@ def test_a_name_that_a_function_has_made_is_no_id(rmq: RmqTest) -> None:
     assert state(record) == State.PARKED
 
 
-def test_it_goes_on_where_it_was_and_begins_anew_in_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_continues_where_it_was_and_starts_again_in_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     monkeypatch.setattr(retention, "TWINS_TURN", 2)
     one = group()

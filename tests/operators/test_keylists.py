@@ -202,7 +202,7 @@ class TestLookingUp:
             look_up(["CUST-7"])
 
 
-def test_the_answer_says_what_became_of_each_key() -> None:
+def test_the_answer_states_what_became_of_each_key() -> None:
     twice = [record(key="CUST-7"), record(key="CUST-7", state=State.PROCESSED)]
     one, waits = record(key="PAY-1"), record(key="PAY-2")
     for state in (State.ON_HOLD, State.REQUEUED, State.PROCESSED, State.DISCARDED):
@@ -230,7 +230,7 @@ class TestOnlyThese:
         assert done.changed == 2
         assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
 
-    def test_an_action_tells_how_many_keys_it_was_given_and_keeps_them(self) -> None:
+    def test_an_action_shows_how_many_keys_it_was_given_and_keeps_them(self) -> None:
         record(key="PAY-1")
         discard_messages(only("PAY-1", "PAY-9"))
         act = OperatorAction.objects.get()

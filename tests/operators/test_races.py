@@ -127,7 +127,7 @@ def killed(own: Own, broker_url: str, run: RequeueRun, *words: str) -> datetime:
 
 
 @pytest.mark.parametrize(("step", "nth"), [(step, nth) for step in STEPS for nth in (1, 2) if (step, nth) != ENDS_ONCE])
-def test_a_killed_driver_leaves_a_run_that_goes_on(
+def test_a_killed_driver_leaves_a_run_that_continues(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     messages = [record() for _ in range(8)]
@@ -184,7 +184,7 @@ def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_not
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", LETTING_GO_STEPS)
-def test_a_driver_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
+def test_a_driver_that_is_killed_while_it_releases_leaves_the_rest_to_the_next(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     run = large(11)

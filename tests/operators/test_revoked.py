@@ -10,7 +10,7 @@ from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.operators import Actor
 from tests.admin.made import person
 from tests.operators.made import QUEUE, driver_of, record, requeue_run
-from tests.operators.test_running import Clock, Depths
+from tests.operators.test_runs import Clock, Depths
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

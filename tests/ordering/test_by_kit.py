@@ -36,7 +36,9 @@ def test_behind_one_that_is_parked_its_key_waits(bank: Bank, rmq: RmqTest) -> No
     assert rmq.parked(bank.post).message.id == "m1"
 
 
-def test_when_it_is_resolved_the_rest_goes_on_in_order_and_stops_at_the_next_failure(bank: Bank, rmq: RmqTest) -> None:
+def test_when_it_is_resolved_the_rest_continues_in_order_and_stops_at_the_next_failure(
+    bank: Bank, rmq: RmqTest
+) -> None:
     bank.closed |= {1, 3}
     bank.publish(1, 2, 3, 4)
     rmq.drain()
@@ -63,7 +65,7 @@ def test_what_fails_after_it_waited_keeps_its_own_count_and_place(bank: Bank, rm
     ]
 
 
-def test_what_its_handler_discards_lets_the_rest_go_on(bank: Bank, rmq: RmqTest) -> None:
+def test_what_its_handler_discards_lets_the_rest_continue(bank: Bank, rmq: RmqTest) -> None:
     rmq.fail_next(bank.post, BankDown("now"))
     rmq.fail_next(bank.post, Discard("booked elsewhere"))
     bank.publish(1, 2)
@@ -73,7 +75,7 @@ def test_what_its_handler_discards_lets_the_rest_go_on(bank: Bank, rmq: RmqTest)
 
 
 @pytest.mark.parametrize("found", [None, "", 1.5])
-def test_a_message_without_a_key_is_parked_and_blocks_nobody(rmq: RmqTest, found: object) -> None:
+def test_a_message_without_a_key_is_parked_and_blocks_no_message(rmq: RmqTest, found: object) -> None:
     made = Bank(order_by=lambda message: found if message.data["number"] == 1 else "A", name=f"keyless{found}")
     made.publish(1, 2)
     rmq.drain()
@@ -83,7 +85,7 @@ def test_a_message_without_a_key_is_parked_and_blocks_nobody(rmq: RmqTest, found
     assert blocked() == {}
 
 
-def test_a_body_that_nobody_reads_is_parked_and_blocks_nobody(bank: Bank, rmq: RmqTest) -> None:
+def test_a_body_that_nobody_reads_is_parked_and_blocks_no_message(bank: Bank, rmq: RmqTest) -> None:
     publish_exactly(Message(body=b"{", routing_key=QUEUE))
     bank.publish(2)
     rmq.drain()
@@ -203,7 +205,7 @@ def test_a_message_that_came_by_a_routing_key_finds_its_handler_after_it_waited(
 
 
 @pytest.mark.parametrize("fault", ["crash before ack", "duplicate delivery", "broker loss"])
-def test_whatever_breaks_after_a_handler_its_key_goes_on_in_order(bank: Bank, rmq: RmqTest, fault: str) -> None:
+def test_whatever_breaks_after_a_handler_its_key_continues_in_order(bank: Bank, rmq: RmqTest, fault: str) -> None:
     bank.down[1] = 1
     bank.publish(1, 2, 3)
     rmq.advance(5)
@@ -225,7 +227,7 @@ def test_what_is_unacked_of_a_lost_channel_does_not_pass_what_failed_on_it(bank:
     assert blocked() == {}
 
 
-def test_a_retry_that_waits_in_the_hand_keeps_the_order_too(rmq: RmqTest) -> None:
+def test_a_retry_that_waits_unacked_keeps_the_order_too(rmq: RmqTest) -> None:
     made = Bank(policy=RetryThenPark(attempts=3, via=Republish()), name="republished")
     made.down[1] = 2
     made.publish(1, 2, 3)
@@ -234,7 +236,7 @@ def test_a_retry_that_waits_in_the_hand_keeps_the_order_too(rmq: RmqTest) -> Non
     assert made.posted == [1, 2, 3]
 
 
-def test_with_once_a_duplicate_does_not_run_and_its_key_goes_on(rmq: RmqTest) -> None:
+def test_with_once_a_duplicate_does_not_run_and_its_key_continues(rmq: RmqTest) -> None:
     made = Bank(once=True, name="once")
     made.down[1] = 1
     made.publish(1, 2)

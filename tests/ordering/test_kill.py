@@ -122,7 +122,7 @@ def test_a_consumer_whose_order_by_hangs_ends_when_it_is_asked_to(ledger: Ledger
     wait_until(lambda: ledger.counts() == (2, 0), what="both messages are in the queue")
 
 
-def test_a_process_whose_order_by_hangs_ends_by_itself_and_other_queues_go_on(ledger: Ledger) -> None:
+def test_a_process_whose_order_by_hangs_ends_by_itself_and_other_queues_continue(ledger: Ledger) -> None:
     live = ledger.shop.notes.with_name("live")
     with ledger.consumer("--threads", "2", "--liveness-file", str(live)) as first:
         ledger.subscribed(1)

@@ -16,7 +16,7 @@ def found(settings: Any, outbox: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("outbox", [True, False, ["default"]])
-def test_nothing_is_said_of_what_works(settings: Any, outbox: Any) -> None:
+def test_nothing_is_reported_of_what_works(settings: Any, outbox: Any) -> None:
     assert found(settings, outbox) == []
 
 

@@ -28,7 +28,7 @@ from django_rmq_retry.publishing import relay as claiming
 from tests.commands.running import Exit
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, emptied, insert_unsent, kept, left, relay, written_late
-from tests.outbox.test_relaying import due_again
+from tests.outbox.test_relay import due_again
 from tests.tooling import processes
 from tests.tooling.brokers import change_broker, using_broker
 from tests.tooling.filled import Own
@@ -299,7 +299,7 @@ def test_a_relay_that_cannot_watch_its_connections_waits_between_its_rounds(
 
 
 @pytest.mark.parametrize("command", ["rmq_relay", "rmq_consume"])
-def test_a_process_relays_until_it_is_told_to_stop(amqp: BlockingChannel, start: Start, command: str) -> None:
+def test_a_process_relays_until_it_is_asked_to_stop(amqp: BlockingChannel, start: Start, command: str) -> None:
     assert start("django", "rmq_declare").wait(60) == 0
     process = start("django", command, "--max-runtime", "120")
     left(*[QUEUE] * 5)
@@ -331,7 +331,7 @@ def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingC
     assert (process.returncode, len(arrived(amqp)), kept("own")) == (Exit.DONE, MANY, ["nowhere"]), said
 
 
-def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_nothing(
+def test_a_relay_states_that_nothing_more_can_be_sent_only_when_a_round_has_sent_nothing(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])

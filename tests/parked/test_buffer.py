@@ -225,7 +225,7 @@ def test_a_database_that_goes_away_among_refused_rows_loses_none() -> None:
     assert table.names == ["m-0", "m-1", "m-2"]
 
 
-def test_outcomes_are_told_until_the_database_has_them() -> None:
+def test_outcomes_are_reported_until_the_database_has_them() -> None:
     told: list[int] = []
     errors = iter([OperationalError("gone"), None])
     buffer = filled(Table())
@@ -245,7 +245,7 @@ def test_outcomes_are_told_until_the_database_has_them() -> None:
     assert (len(buffer), told) == (0, [7])
 
 
-def test_an_outcome_that_can_never_be_told_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outcome_that_can_never_be_reported_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     buffer = filled(table, "m-0")
 

@@ -16,7 +16,7 @@ def told(error: BaseException) -> str:
     return chain_of(trace(error, projects_own))
 
 
-def test_each_cause_tells_its_frames_with_the_projects_own_lines() -> None:
+def test_each_cause_shows_its_frames_with_the_projects_own_lines() -> None:
     first, second = json.loads(told(caught(post)))
 
     assert {name: first[name] for name in ("error", "link", "text", "left_out")} == {
@@ -70,7 +70,7 @@ def test_any_exception_becomes_a_short_text_that_every_database_takes(make: Call
     assert json.loads(text)[0]["error"]
 
 
-def test_of_a_chain_of_long_texts_the_newest_are_told() -> None:
+def test_of_a_chain_of_long_texts_the_newest_are_reported() -> None:
     first = error = Exception("\U0001f4a9" * 2000)
     for _ in range(19):
         error.__cause__ = error = Exception("\U0001f4a9" * 2000)

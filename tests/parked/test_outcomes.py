@@ -60,7 +60,7 @@ def test_a_success_older_than_the_newest_failure_is_only_noted(state: State) -> 
     assert counts(found) == [1, 0, 0, 0]
 
 
-def test_an_unconfirmed_copy_that_succeeds_closes_its_record_whatever_the_clocks_say() -> None:
+def test_an_unconfirmed_copy_that_succeeds_closes_its_record_whatever_the_clocks_state() -> None:
     assert after(record(State.PARKED, parked_at=minutes(11), unconfirmed=True)).state == State.PROCESSED
 
 
@@ -78,7 +78,7 @@ def test_a_resolved_record_stays_as_it_was_resolved(state: State) -> None:
     assert (found.state, found.resolved_at, found.succeeded_at) == (state, minutes(5), minutes(10))
 
 
-def test_a_success_told_twice_changes_nothing() -> None:
+def test_a_success_reported_twice_changes_nothing() -> None:
     known = record()
     place = item(known)
     first = after(known)
@@ -137,7 +137,7 @@ def test_places_of_other_cycles_and_messages_stay_as_they_are() -> None:
     ]
 
 
-def test_a_late_success_is_told_to_the_run_that_sent_it() -> None:
+def test_a_late_success_is_reported_to_the_run_that_sent_it() -> None:
     known = record()
     waits, fell = item(known, cycle=1), item(known, cycle=1, state=ItemState.FAILED)
 

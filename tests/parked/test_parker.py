@@ -19,8 +19,8 @@ from django_rmq_retry.parked import database
 from django_rmq_retry.parked import store as parking
 from django_rmq_retry.policies import Kind
 from django_rmq_retry.testing import isolated_handlers
-from tests.amqp.at_hand import AtHand
 from tests.amqp.declared import declare
+from tests.amqp.slow_motion import AtHand
 from tests.core.made import subscription, topology_of
 from tests.parked.arrivals import by_us, foreign, parker, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
@@ -138,7 +138,7 @@ class TestPoison:
         assert the_group().parked == 9
 
     @pytest.mark.parametrize("error", [IntegrityError, OperationalError, ValueError])
-    def test_one_that_met_somebody_elses_lock_is_tried_again(
+    def test_one_that_met_another_ones_lock_is_tried_again(
         self, error: type[Exception], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(parking.BatchWriter, "write", refusing(error=error, times=2))
@@ -221,7 +221,7 @@ class TestLostAnswer:
 
 
 class TestAway:
-    def test_a_database_that_is_away_keeps_the_batch_and_says_what_was_stored(
+    def test_a_database_that_is_away_keeps_the_batch_and_states_what_was_stored(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answers = iter(["", "It is away."])

@@ -132,7 +132,7 @@ def test_a_requeued_attempt_ends_when_its_outcome_is_noted(recorder: Recorder, r
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_the_success_of_a_requeued_copy_is_told_before_the_broker_is(recorder: Recorder, rows: list[Row]) -> None:
+def test_the_success_of_a_requeued_copy_is_reported_before_the_broker_is(recorder: Recorder, rows: list[Row]) -> None:
     record, copy = requeued()
 
     recorder.note(success(copy))
@@ -186,7 +186,7 @@ def test_a_requeued_copy_that_a_policy_gives_up_for_good_is_open_again(recorder:
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_a_requeued_copy_that_is_retried_or_parked_is_left_to_whoever_drains_it(recorder: Recorder) -> None:
+def test_a_requeued_copy_that_is_retried_or_parked_is_left_to_the_drainer(recorder: Recorder) -> None:
     record, copy = requeued()
 
     recorder.note(failure(copy))

@@ -57,7 +57,7 @@ def test_the_group_stays_and_its_counters_follow() -> None:
     assert (ErrorGroup.objects.get().parked, ErrorGroup.objects.get().discarded) == (1, 0)
 
 
-def test_the_settings_say_how_long(settings: Any) -> None:
+def test_the_settings_state_how_long(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"RESOLVED_DAYS": 88, "ATTEMPT_DAYS": 92}}
     parked(state=State.DISCARDED, resolved_at=YOUNG)
     attempt("a")

@@ -30,7 +30,7 @@ def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> Row:
     return SCRIBE.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
 
 
-def test_a_failed_attempt_is_told_whole() -> None:
+def test_a_failed_attempt_is_reported_whole() -> None:
     row = row_of(failure(delivery(message_id="m-1", attempt=2)))
 
     assert (row.queue, row.handler, row.message_id) == ("payments", "payments.handlers.charge", "m-1")
@@ -43,7 +43,7 @@ def test_a_failed_attempt_is_told_whole() -> None:
     assert RowBuilder().host == socket.gethostname()
 
 
-def test_a_success_tells_no_error_and_waits_for_nothing() -> None:
+def test_a_success_shows_no_error_and_waits_for_nothing() -> None:
     row = row_of(success(delivery(attempt=3)))
 
     assert (row.verdict, row.number, row.next_at, row.chain, row.logs) == ("ack", 3, None, "[]", "")
@@ -56,7 +56,7 @@ def test_a_halted_line_waits_as_well() -> None:
     assert (row.verdict, row.next_at) == ("halt", NOON + timedelta(seconds=5))
 
 
-def test_a_requeued_copy_tells_its_cycle_and_record() -> None:
+def test_a_requeued_copy_shows_its_cycle_and_record() -> None:
     ticket = Ticket(record=7, cycle=3)
     arrival = delivery(headers={TICKET: ticket.signed(bearer("payments", None, b"{}"))})
 
@@ -86,7 +86,7 @@ def test_the_identity_is_the_one_that_its_record_will_have() -> None:
     assert drained.identity == identity_of("payments", "m-1", b'{"a": 1}')
 
 
-def test_messages_without_an_id_share_what_their_bytes_say() -> None:
+def test_messages_without_an_id_share_what_their_bytes_state() -> None:
     row = row_of(failure(delivery(body=b"1")))
 
     assert row.identity == identity_of("payments", "", b"1")
@@ -111,7 +111,7 @@ def test_a_handler_names_the_group_of_a_retry_too() -> None:
     assert row_of(failure(subscription=named_one)).fingerprint == named("bank of payments")
 
 
-def test_a_retry_has_the_group_that_it_comes_to_if_it_goes_on() -> None:
+def test_a_retry_has_the_group_that_it_comes_to_if_it_continues() -> None:
     error = caught(post)
     attempt = failure(error=error)
     last = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(error))

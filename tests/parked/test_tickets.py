@@ -30,5 +30,5 @@ def test_what_is_not_of_our_making_is_no_ticket() -> None:
         bearer("payments", "m-", b"1{}"),
     ],
 )
-def test_a_ticket_says_nothing_of_another_message(other: str) -> None:
+def test_a_ticket_reports_nothing_of_another_message(other: str) -> None:
     assert Ticket.read(Ticket(record=7, cycle=2).signed(COPY), other) is None

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tests.tooling import seams
-from tests.tooling.ladder import imports, name_of
+from tests.tooling.layers import imports, name_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq_retry"

@@ -116,7 +116,7 @@ def test_attempts_that_version_1_counted_count_on(name: str, policy: Policy, att
     assert read(encode_properties(copy.properties)).ticket == read(properties(name)).ticket
 
 
-def test_a_wait_that_version_1_began_goes_on() -> None:
+def test_a_wait_that_version_1_began_continues() -> None:
     own = subscription(scenes.LADDER)
     rest: list[tuple[int, str]] = []
     arrival: Delivery | None = landed("long_wait", "payments")

@@ -170,5 +170,5 @@ class TransferTest(RmqTestMixin, TestCase):
         assert Entry.objects.count() == 1
 
 
-def test_the_topology_is_what_the_snapshot_says(request: pytest.FixtureRequest) -> None:
+def test_the_topology_is_what_the_snapshot_states(request: pytest.FixtureRequest) -> None:
     assert_topology(request.path.parent / "topology.json")

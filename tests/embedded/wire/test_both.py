@@ -14,7 +14,7 @@ from pika.amqp_object import Method
 
 from tests.embedded.served import ServedVhost
 from tests.embedded.wire.raw import HEADER, Raw
-from tests.embedded.wire.test_speaking import closed, framed, header, publish
+from tests.embedded.wire.test_protocol import closed, framed, header, publish
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
@@ -64,7 +64,7 @@ def test_the_greeting_names_the_same_capabilities_and_limits(vhost: Vhost) -> No
     assert (tune.channel_max, tune.frame_max, tune.heartbeat) == (2047, 131072, 60)
 
 
-def test_a_wrong_password_is_told(vhost: Vhost) -> None:
+def test_a_wrong_password_is_reported(vhost: Vhost) -> None:
     with raw_to(vhost) as raw:
         answer = raw.start(response=b"\0guest\0wrong", capabilities={"authentication_failure_close": True})
 
@@ -177,7 +177,7 @@ def test_pipelined_publishes_meet_a_limit_at_once_only_on_the_embedded_broker(vh
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_only_who_knows_what_it_means_is_told_that_its_queue_is_gone(vhost: Vhost, kind: str) -> None:
+def test_only_who_knows_what_it_means_is_informed_that_its_queue_is_gone(vhost: Vhost, kind: str) -> None:
     with raw_to(vhost) as knowing, raw_to(vhost) as simple:
         opened(simple, vhost)
         opened(knowing, vhost, consumer_cancel_notify=True)

@@ -11,7 +11,7 @@ from django_rmq_retry.embedded.engine.consumers import MUCH
 from django_rmq_retry.embedded.wire.client import Broker, Client
 from tests.embedded.wire.raw import HEADER, PLAIN, Raw
 from tests.embedded.wire.test_both import opened, raw_to
-from tests.embedded.wire.test_speaking import framed, header, publish
+from tests.embedded.wire.test_protocol import framed, header, publish
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

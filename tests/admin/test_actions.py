@@ -1,0 +1,322 @@
+"""Discarding, holding, taking back, editing, noting, exporting: each asks first, each is written down."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry import Message
+from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.parked.operators import Actor
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.admin.test_requeueing import press
+from tests.operators.invariants import check_audit_log
+from tests.operators.made import logged
+
+pytestmark = pytest.mark.django_db(transaction=True)
+MESSAGES = "/admin/rmq_retry/parkedmessage/"
+
+
+def again(message: ParkedMessage) -> ParkedMessage:
+    return ParkedMessage.objects.get(pk=message.pk)
+
+
+def asked(client: Client, what: str, **words: int) -> Any:
+    return client.get(f"{MESSAGES}{what}/", words, follow=True)
+
+
+def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Client) -> None:
+    one = made.message(business_key="PAY-1")
+    ask = asked(page, "discard", message=one.pk)
+    silent = press(page, ask, "Discard 1 message")
+    done = press(page, ask, "Discard 1 message", category="duplicate", text="of PAY-0")
+    gone = again(one)
+    restored = press(page, done, "Restore")
+
+    assert "1 business key is affected." in Page(ask).text
+    assert (silent.status_code, "is not a discard category" in Page(silent).text) == (422, True)
+    assert (gone.state, gone.resolution) == (State.DISCARDED, "duplicate: of PAY-0")
+    assert "1 message was discarded (reason: Duplicate). It can be restored until" in Page(done).text
+    assert again(one).state == State.PARKED
+    assert "The message is parked again." in Page(restored).text
+    assert [act.action for act in OperatorAction.objects.order_by("number")] == ["discard", "restore"]
+    check_audit_log()
+
+
+def test_what_was_typed_is_still_there_when_something_is_missing(page: Client) -> None:
+    ask = asked(page, "discard", message=made.message().pk)
+    wrong = press(page, ask, "Discard 1 message", category="other", text="")
+    _form, values = Page(wrong).form_with("Discard 1 message")
+
+    assert "Enter an explanation" in Page(wrong).text
+    assert values["category"] == "other"
+
+
+def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: Client) -> None:
+    cause = made.group()
+    one, two = made.message(cause), made.message(cause)
+    done = press(page, asked(page, "hold", group=cause.pk), "Hold 2 messages", span="tomorrow", text="bank is closed")
+    held = again(one)
+    press(page, page.get(f"{MESSAGES}{one.pk}/change/"), "Take off hold")
+
+    assert "2 messages are on hold until" in Page(done).text
+    assert (held.state, held.hold_reason) == (State.ON_HOLD, "bank is closed")
+    assert held.held_until is not None
+    assert timezone.localtime(held.held_until).hour == 8
+    assert (again(one).state, again(two).state) == (State.PARKED, State.ON_HOLD)
+
+
+@pytest.mark.parametrize("at", ["", "rubbish", "2020-01-01T00:00", "2999-01-01T00:00", "2026-13-45T99:99"])
+def test_a_hold_ends_at_a_time_that_can_be(page: Client, at: str) -> None:
+    one = made.message()
+    wrong = press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=at)
+
+    assert wrong.status_code == 422
+    assert again(one).state == State.PARKED
+
+
+def test_a_hold_takes_a_time_of_its_own(page: Client) -> None:
+    one = made.message()
+    until = timezone.localtime() + timedelta(hours=5)
+    press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=f"{until:%Y-%m-%dT%H:%M}")
+
+    assert again(one).held_until == until.replace(second=0, microsecond=0)
+
+
+def test_nothing_is_done_to_a_message_that_is_not_open(page: Client) -> None:
+    one = made.message(state=State.PROCESSED)
+    token = asked(page, "discard", message=one.pk)
+    done = press(page, token, "Discard 1 message", category="test")
+
+    assert again(one).state == State.PROCESSED
+    assert "0 messages were discarded" in Page(done).text
+    assert "1 was not changed" in Page(done).text
+
+
+def edited(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
+
+
+def test_editing_is_off_unless_the_project_allows_it(page: Client) -> None:
+    response = page.get(f"{MESSAGES}{made.message().pk}/edit/")
+
+    assert response.status_code == 409
+    assert "This project does not allow messages of the type" in Page(response).text
+
+
+def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message(body=b'\n{"amount": 100.00}')
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+    _form, values = Page(form).form_with("Review the changes")
+    review = press(page, form, "Review the changes", text='\n{"amount": 1.10}')
+    silent = press(page, review, "Store and preview the requeue")
+    preview = press(page, silent, "Store and preview the requeue", reason="customer's wish")
+    version = MessageVersion.objects.get()
+
+    assert values["text"] == '\n{"amount": 100.00}'
+    assert '- {"amount": 100.00}' in Page(review).text
+    assert '+ {"amount": 1.10}' in Page(review).text
+    assert "Enter the reason for the edit." in Page(silent).text
+    assert (bytes(version.body), version.by, version.number) == (b'\n{"amount": 1.10}', "lead", 2)
+    assert bytes(again(one).body) == b'\n{"amount": 100.00}'
+    assert "1 is sent as it was edited" in Page(preview).text
+
+
+def test_a_large_change_is_reviewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    one = made.message(body=b'{"a": 1}')
+    text = '{"a": "' + "x" * 500_000 + '"}'
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text=text)
+    press(page, review, "Store and preview the requeue", reason="test")
+
+    assert "Only its beginning is shown." in Page(review).text
+    assert len(review.content) < 600_000
+    assert bytes(MessageVersion.objects.get(message=one.pk).body) == text.encode()
+
+
+def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, sent: list[Message]) -> None:
+    edited(settings)
+    one = made.message(business_key="PAY-1")
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
+    silent = press(page, review, "Requeue the edited message")
+    before = list(sent)
+    run_page = press(page, silent, "Requeue the edited message", reason="customer's wish")
+    run = RequeueRun.objects.get()
+    press(page, run_page, "Continue here")
+
+    assert "payments.main: 1 message goes there" in Page(review).text
+    assert ("Enter the reason for the edit." in Page(silent).text, before) == (True, [])
+    assert run_page.redirect_chain[-1][0] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert (run.reason, run.max_depth, run.stop_at) == ("customer's wish", 1000, 20.0)
+    assert [message.body for message in sent] == [b'{"amount": 1.10}']
+
+
+def test_an_edited_message_that_something_speaks_against_goes_to_the_preview(
+    page: Client, settings: Any, sent: list[Message]
+) -> None:
+    edited(settings)
+    one = made.message(made.group(reason="permanent"))
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
+    forged = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
+
+    assert "1 has a permanent error: a requeue alone will not help" in Page(review).text
+    assert "Requeue the edited message" not in Page(review).text
+    assert "I fixed the cause" in Page(forged).text
+    assert (MessageVersion.objects.count(), RequeueRun.objects.count(), sent) == (1, 0, [])
+
+
+def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
+    page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(settings)
+    made.broker_seen(monkeypatch, away="refused")
+    one = made.message()
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
+    stored = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
+
+    assert "The broker does not answer." in Page(review).text
+    assert "Requeue the edited message" not in Page(review).text
+    assert "Start when the broker is back" in Page(stored).text
+    assert RequeueRun.objects.count() == 0
+
+
+def test_a_broken_edit_states_where_and_keeps_what_was_typed(page: Client, settings: Any) -> None:
+    edited(settings)
+    form = page.get(f"{MESSAGES}{made.message().pk}/edit/")
+    wrong = press(page, form, "Review the changes", text='{"amount": 1,}', new_id="mine")
+    _form, values = Page(wrong).form_with("Review the changes")
+
+    assert wrong.status_code == 422
+    assert "Line 1, column" in Page(wrong).text
+    assert (values["text"], values["new_id"]) == ('{"amount": 1,}', "mine")
+
+
+def test_going_back_from_the_review_keeps_what_was_typed(page: Client, settings: Any) -> None:
+    edited(settings)
+    form = page.get(f"{MESSAGES}{made.message().pk}/edit/")
+    review = press(page, form, "Review the changes", text='{"amount": 7}', **{"header:0": "south"})
+    back = press(page, review, "Back to editing")
+    _form, values = Page(back).form_with("Review the changes")
+
+    assert "north → south" in Page(review).text
+    assert (values["text"], values["header:0"]) == ('{"amount": 7}', "south")
+
+
+def test_the_second_editor_reads_who_was_first(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message()
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"mine": 1}')
+    press(page, review, "Store and preview the requeue", reason="first")
+    late = press(page, review, "Store and preview the requeue", reason="second", text='{"other": 1}')
+
+    assert "lead stored version 2 meanwhile." in Page(late).text
+    assert '+ {"other": 1}' in Page(late).text
+    assert MessageVersion.objects.count() == 1
+
+
+def test_a_note_is_stored_and_shown_with_its_author(page: Client) -> None:
+    cause = made.group()
+    form = page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/note/")
+    done = press(page, form, "Save the note", note="bank is down", ticket="INC-5", muted="1")
+    known = ErrorGroup.objects.get()
+
+    assert (known.note, known.ticket, known.muted, known.noted_by) == ("bank is down", "INC-5", True, "lead")
+    assert "bank is down" in Page(done).text
+    assert {act.action for act in OperatorAction.objects.all()} == {"note", "mute"}
+
+
+def test_an_export_is_a_file_without_formulas_and_is_recorded(page: Client) -> None:
+    cause = made.group()
+    made.message(cause, business_key="=1+1")
+    ask = asked(page, "export", group=cause.pk)
+    file = press(page, ask, "Export 1 message", reason="audit")
+    content = b"".join(file).decode()
+    act = OperatorAction.objects.get()
+
+    assert file.headers["Content-Disposition"] == 'attachment; filename="messages.csv"'
+    assert "'=1+1" in content
+    assert (act.action, act.count, act.reason) == ("export", 1, "audit")
+
+
+def test_an_export_without_the_right_to_bodies_has_no_hidden_field() -> None:
+    properties = made.properties({"card": {"pan": "4111222233334444"}, "authorization": "Bearer abc"})
+    one = made.message(body=b'{"iban": "DE89", "amount": 1}', properties=properties)
+    clerk = client_of(made.person("clerk", "view_parkedmessage", "export"))
+    ask = asked(clerk, "export", message=one.pk)
+    file = press(clerk, ask, "Export 1 message", form="jsonl", payload="masked")
+    content = b"".join(file).decode()
+
+    assert not [secret for secret in ("DE89", "4111222233334444", "Bearer abc") if secret in content]
+    assert '\\"amount\\": 1' in content
+
+
+def test_the_result_of_a_run_is_exported(page: Client) -> None:
+    preview = page.get("/admin/rmq_retry/requeuerun/preview/", {"message": made.message().pk}, follow=True)
+    run_page = press(page, preview, "Requeue 1 message")
+    file = press(page, run_page, "Export CSV")
+
+    assert b"".join(file).decode().startswith("place,id,business_key")
+
+
+def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    one = made.message(body=b'{"x": "' + b"y" * 3_200_000 + b'"}')
+    lines = made.message(body=b"[" + b"1,\n" * 1_000_000 + b"1]")
+    said = "Its body is too large to be edited in a browser. Edit it with: manage.py rmq_parked edit"
+    shown, edit = page.get(f"{MESSAGES}{one.pk}/change/"), page.get(f"{MESSAGES}{one.pk}/edit/")
+
+    assert f"{said} {one.pk} --editor" in Page(shown).text
+    assert (edit.status_code, f"{said} {one.pk} --editor" in Page(edit).text) == (409, True)
+    assert f"{said} {lines.pk} --editor" in Page(page.get(f"{MESSAGES}{lines.pk}/edit/")).text
+
+
+def test_a_body_that_grows_beyond_djangos_limit_in_its_form_is_edited(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    text = "[" + '"é",' * 400_000 + "1]"
+    one = made.message(body=text.encode())
+    form = urlencode({"text": f"{text} ", "reason": "test", "version": "1", "store": "1"})
+    kind = "application/x-www-form-urlencoded"
+    stored = page.post(f"{MESSAGES}{one.pk}/edit/", form, content_type=kind, follow=True)
+
+    assert (len(form) > 5_000_000, stored.status_code) == (True, 200)
+    assert bytes(MessageVersion.objects.get(message=one.pk).body) == f"{text} ".encode()
+
+
+def test_a_form_that_sends_too_much_is_answered_with_a_sentence(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    one = made.message()
+    form, kind = "text=" + "y" * 11_000_000, "application/x-www-form-urlencoded"
+    answer = page.post(f"{MESSAGES}{one.pk}/edit/", form, content_type=kind)
+
+    assert answer.status_code == 413
+    assert "Nothing was done. Go back: your text is still there." in Page(answer).text
+    assert again(one).version == 1
+
+
+def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    at = datetime(2026, 11, 22, 17, 47, tzinfo=UTC)
+    one = made.message(properties=made.properties({"at": at, "more": [{"when": at, "none": None}], "yes": True}))
+    text = Page(page.get(f"{MESSAGES}{one.pk}/edit/")).text
+
+    assert "2026-11-22T17:47:00+00:00 datetime" in text
+    assert "read-only: when = 2026-11-22T17:47:00+00:00, none = null" in text
+    assert "datetime.datetime" not in text
+
+
+def test_facts_of_an_act_are_written_as_no_language_writes_them(page: Client) -> None:
+    act = logged(
+        Action.RESUME,
+        Actor.of_code("test"),
+        run=7,
+        facts={"before": {"canary": True, "stop_at": 20.0}, "after": [None]},
+    )
+    text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
+
+    assert "before canary = true, stop_at = 20.0 after null Seal" in text

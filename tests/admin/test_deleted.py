@@ -1,0 +1,93 @@
+"""A message that retention has deleted: 410, with its rows of the audit log for users who may see the log."""
+
+import re
+
+import pytest
+from django.test import Client
+
+from django_rmq_retry.models import Action, ParkedMessage
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.operators.made import logged
+
+pytestmark = pytest.mark.django_db
+LIST = "/admin/rmq_retry/parkedmessage/"
+
+
+def departed() -> int:
+    """The number of a message that was deleted, after ann had discarded it."""
+    made.message()
+    one = made.message(business_key="PAY-88121")
+    logged(Action.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
+    ParkedMessage.objects.filter(pk=one.pk).delete()
+    return int(one.pk)
+
+
+def at(number: int, what: str = "change") -> str:
+    return f"{LIST}{number}/{what}/"
+
+
+def test_it_shows_who_did_what_with_it_and_when(page: Client) -> None:
+    number = departed()
+    response = page.get(at(number))
+    seen = Page(response)
+
+    assert response.status_code == 410
+    assert f"Message #{number} no longer exists PAY-88121" in seen.text
+    assert re.search(r"\bann\b.* Discard .*1 .*Duplicate: INC-553", seen.text)
+    assert f"/admin/rmq_retry/operatoraction/?message={number}" in response.content.decode()
+
+
+@pytest.mark.parametrize("what", ["edit", "restore", "unhold", "reveal", "body"])
+def test_what_is_asked_of_it_is_answered_the_same(page: Client, what: str) -> None:
+    response = page.post(at(departed(), what), {"place": "iban", "text": "{}"})
+
+    assert response.status_code == 410
+    assert re.search(r"\bann\b.* Discard ", Page(response).text)
+
+
+def test_its_history_is_answered_the_same(page: Client) -> None:
+    assert page.get(at(departed(), "history")).status_code == 410
+    assert page.get(at(made.message().pk, "history")).status_code == 200
+    assert page.get(at(10**6, "history")).status_code == 404
+
+
+def test_nobody_is_told_more_than_the_audit_log_would_tell() -> None:
+    number = departed()
+    looker = client_of(made.person("looker", "view_parkedmessage")).get(at(number))
+    clerk = client_of(made.person("clerk", "view_parkedmessage", "view_operatoraction")).get(at(number))
+    stranger = client_of(made.person("stranger")).get(at(number))
+
+    assert (looker.status_code, clerk.status_code, stranger.status_code) == (410, 410, 403)
+    assert "You need the permission “Can view action”." in Page(looker).text
+    assert "The audit log shows you no action on this message alone." in Page(clerk).text
+    for response in (looker, clerk, stranger):
+        assert "ann" not in Page(response).text.split()
+        assert b"PAY-88121" not in response.content
+
+
+def test_one_that_was_only_among_many_is_reported_as_well(page: Client) -> None:
+    one, newer = made.message(), made.message()
+    ParkedMessage.objects.filter(pk=one.pk).delete()
+    response = page.get(at(one.pk))
+
+    assert response.status_code == 410
+    assert "are listed with their requeue run or error group" in Page(response).text
+    assert page.get(at(newer.pk)).status_code == 200
+
+
+def test_a_number_that_was_never_given_is_404(page: Client) -> None:
+    newest = made.message().pk
+
+    assert [page.get(at(number)).status_code for number in (0, newest + 1, 10**18, 10**30)] == [404] * 4
+    assert page.post(at(newest + 1, "restore")).status_code == 404
+
+
+def test_a_name_from_outside_is_only_text_there(page: Client) -> None:
+    number = departed()
+    logged(Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
+    content = page.get(at(number)).content
+
+    assert b"<img src=x>" not in content
+    assert content.count(b"&lt;img src=x&gt;") == 2

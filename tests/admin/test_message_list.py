@@ -1,0 +1,186 @@
+"""The list of messages: few queries, exact searches, filters that a selection understands, actions that only ask."""
+
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_rmq_retry.admin import message_list
+from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.parked.selection import Selection
+from tests.admin import made
+from tests.admin.looking import Page
+
+pytestmark = pytest.mark.django_db
+LIST = "/admin/rmq_retry/parkedmessage/"
+DJANGOS = ("django_session", "auth_user", "auth_permission", "auth_group", "SAVEPOINT", "django_admin_log")
+
+
+def own(queries: CaptureQueriesContext) -> list[str]:
+    """Without those by which Django finds out who asks."""
+    return [one["sql"] for one in queries if not any(name in one["sql"] for name in DJANGOS)]
+
+
+def shown(response: Any) -> set[str]:
+    return {word for word in Page(response).text.split() if word.startswith("PAY-")}
+
+
+def selection(response: Any) -> Selection:
+    """The values that an action passes to the page that asks for confirmation."""
+    return Selection.read(parse_qs(urlsplit(response.headers["Location"]).query)["sel"][0])
+
+
+def test_the_list_takes_three_queries_and_reads_no_body(page: Client) -> None:
+    for number in range(60):
+        made.message(business_key=f"PAY-{number}")
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        response = page.get(LIST)
+
+    assert response.status_code == 200
+    asked = own(queries)
+    assert len(asked) == 3, asked
+    assert not [sql for sql in asked if '"body"' in sql or "DISTINCT" in sql]
+    assert all("LIMIT" in sql for sql in asked)
+
+
+def test_every_queue_with_records_can_be_chosen(page: Client) -> None:
+    made.message(queue="payments.renamed", business_key="PAY-1")
+    made.message(queue="payments.other", business_key="PAY-2", state=State.PROCESSED)
+    made.message(queue="", business_key="PAY-3")
+
+    response = page.get(LIST)
+    chosen = next(one for one in response.context["cl"].filter_specs if one.parameter_name == "queue")
+    assert {"payments.renamed", "payments.other"} <= {value for value, _label in chosen.lookup_choices}
+    assert "" not in {value for value, _label in chosen.lookup_choices}
+    assert shown(page.get(LIST, {"queue": "payments.renamed"})) == {"PAY-1"}
+
+
+def test_what_is_parked_is_listed_and_the_rest_by_its_filter(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    made.message(business_key="PAY-2", state=State.PROCESSED)
+    made.message(business_key="PAY-3", state=State.ON_HOLD, held_until=timezone.now() + timedelta(hours=1))
+
+    assert shown(page.get(LIST)) == {"PAY-1"}
+    assert shown(page.get(LIST, {"state": "processed"})) == {"PAY-2"}
+    assert shown(page.get(LIST, {"state": "all"})) == {"PAY-1", "PAY-2", "PAY-3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ({"queue": "payments.main"}, {"PAY-1", "PAY-3"}),
+        ({"queue": "unknown.queue"}, {"PAY-2"}),
+        ({"type": "refund"}, {"PAY-2"}),
+        ({"reason": "expired"}, {"PAY-3"}),
+        ({"parked": "1h"}, {"PAY-1", "PAY-3"}),
+        ({"cycle_min": "2"}, {"PAY-1"}),
+        ({"parked_before": "2020-01-01T00:00:00+00:00"}, set()),
+        ({"parked_before": "rubbish"}, set()),
+        ({"cycle_min": "rubbish"}, set()),
+    ],
+)
+def test_filters_narrow_the_list_and_can_be_taken_away(page: Client, words: dict[str, str], found: set[str]) -> None:
+    now = timezone.now()
+    made.message(business_key="PAY-1", cycle=2)
+    made.message(business_key="PAY-2", queue="unknown.queue", type="refund", parked_at=now - timedelta(hours=2))
+    made.message(business_key="PAY-3", reason="expired")
+    response = page.get(LIST, words)
+
+    assert shown(response) == found
+    chips = [link for said, link in Page(response).links.items() if said.endswith("remove")]
+    assert len(chips) == 1
+    assert shown(page.get(LIST + chips[0])) == {"PAY-1", "PAY-2", "PAY-3"}
+
+
+@pytest.mark.parametrize("asked", ["PAY-88121", "9f3c-exact", "corr-exact", "ACC-7", " PAY-88121 "])
+def test_one_exact_match_opens_the_message_whatever_has_become_of_it(page: Client, asked: str) -> None:
+    made.message()
+    fields: dict[str, Any] = {"message_id": "9f3c-exact", "correlation_id": "corr-exact", "state": State.PROCESSED}
+    one = made.message(business_key="PAY-88121", keys=["PAY-88121", "ACC-7"], **fields)
+
+    assert page.get(LIST, {"q": asked}).headers["Location"] == f"{LIST}{one.pk}/change/"
+
+
+def test_two_matches_are_listed_and_none_says_so(page: Client) -> None:
+    made.message(business_key="PAY-1", correlation_id="both")
+    made.message(business_key="PAY-2", correlation_id="both", state=State.DISCARDED)
+
+    assert shown(page.get(LIST, {"q": "both"})) == {"PAY-1", "PAY-2"}
+    assert "No message matches." in Page(page.get(LIST, {"q": "neither"})).text
+
+
+def test_a_search_asks_for_ids_by_their_indexes(page: Client) -> None:
+    made.message()
+    with CaptureQueriesContext(connection) as queries:
+        page.get(LIST, {"q": "nothing has this"})
+
+    for sql in own(queries):
+        if "UNION" in sql:
+            with connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+                plan = " / ".join(str(row[-1]) for row in cursor.fetchall())
+
+            assert "SCAN rmq_retry_parkedmessage" not in plan, plan
+            assert "SCAN rmq_retry_businesskey" not in plan, plan
+
+
+def test_an_empty_list_states_that_nothing_is_parked(page: Client) -> None:
+    assert "✓ Nothing is parked." in Page(page.get(LIST)).text
+
+
+def test_counting_ends_where_people_stop_turning_pages(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_list, "MOST_COUNTED", 100)
+    now = timezone.now()
+    for number in range(103):
+        made.message(business_key=f"PAY-{number}", parked_at=now - timedelta(minutes=number))
+    first, last = page.get(LIST), page.get(LIST, {"p": "2"})
+    (older,) = [link for said, link in Page(last).links.items() if said.startswith("Older")]
+
+    assert "10,000+ messages match" in Page(first).text
+    assert "PAY-99" in shown(last)
+    assert shown(page.get(LIST + older)) == {"PAY-100", "PAY-101", "PAY-102"}
+
+
+@pytest.mark.parametrize(
+    ("action", "path"),
+    [
+        ("requeue", "/admin/rmq_retry/requeuerun/preview/"),
+        ("discard", f"{LIST}discard/"),
+        ("hold", f"{LIST}hold/"),
+        ("export", f"{LIST}export/"),
+    ],
+)
+def test_an_action_leads_to_the_page_that_asks_and_does_nothing(page: Client, action: str, path: str) -> None:
+    one, _other = made.message(), made.message()
+    response = page.post(LIST, {"action": action, "_selected_action": [one.pk]})
+
+    assert urlsplit(response.headers["Location"]).path == path
+    assert list(selection(response).queryset()) == [one]
+    assert page.get(response.headers["Location"]).status_code == 200
+    assert set(ParkedMessage.objects.values_list("state", "revision")) == {("parked", 1)}
+
+
+def test_select_all_means_what_the_list_shows_and_nothing_that_comes_later(page: Client) -> None:
+    meant = [made.message(type="refund"), made.message(type="refund")]
+    made.message(type="transfer")
+    made.message(type="refund", state=State.DISCARDED)
+    ticked = {"action": "requeue", "select_across": "1", "_selected_action": [meant[0].pk]}
+    chosen = selection(page.post(f"{LIST}?type=refund", ticked))
+    made.message(type="refund")
+
+    assert {one.pk for one in chosen.queryset()} == {one.pk for one in meant}
+    assert chosen.count == 2
+
+
+def test_ids_that_were_never_listed_are_not_taken(page: Client) -> None:
+    made.message()
+    response = page.post(LIST, {"action": "requeue", "_selected_action": ["-1", "999999"]})
+
+    assert selection(response).count == 0

@@ -1,0 +1,424 @@
+"""The pages show the present state of a message, a queue or an action: no handled message is shown as unhandled."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry import server
+from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.models import (
+    Action,
+    Attempt,
+    ErrorGroup,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    QueueControl,
+    RequeueItem,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.parked.key_lists import list_filter, look_up, store
+from django_rmq_retry.parked.selection import LISTED, Selection
+from django_rmq_retry.parked.transfer import export
+from django_rmq_retry.templatetags.rmq_retry import NOTHING
+from django_rmq_retry.topology import Role
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.commands.running import run
+from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+ADMIN = "/admin/rmq_retry/"
+
+
+def shown(client: Client, address: str) -> str:
+    return Page(client.get(ADMIN + address)).text
+
+
+def requeued(cause: ErrorGroup) -> RequeueRun:
+    """All messages of a cause, in one run."""
+    return requeue_run(Selection.of_filter({"group": cause.pk}), reason="bank is back")
+
+
+def sent(run: RequeueRun, one: ParkedMessage, state: State, **fields: Any) -> None:
+    now = timezone.now()
+    RequeueItem.objects.filter(run=run, message=one).update(state=ItemState.SENT, sent_at=now, cycle=2)
+    ParkedMessage.objects.filter(pk=one.pk).update(state=state, cycle=2, requeued_at=now, **fields)
+
+
+def test_a_processed_message_does_not_state_that_it_was_not_sent(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The payment was not sent."}},
+    }
+    one = made.message(attempts=3)
+    before = shown(page, f"parkedmessage/{one.pk}/change/")
+    run = requeued(one.group)
+    sent(run, one, State.REQUEUED)
+    under_way = shown(page, f"parkedmessage/{one.pk}/change/")
+    sent(run, one, State.PROCESSED, succeeded_at=timezone.now())
+    after = shown(page, f"parkedmessage/{one.pk}/change/")
+
+    assert "It failed 3 times, then it was parked: retries exhausted. Last error:" in before
+    assert ("The payment was not sent." in before, "Earlier:" in before) == (True, False)
+    assert f"in requeue run {run.pk} by ann; its outcome is not known yet." in under_way
+    assert f"after requeue run {run.pk} by ann. Earlier: It failed 3 times, then it was parked" in after
+    assert "Processed " in after
+    assert ("The payment was not sent." in under_way, "The payment was not sent." in after) == (False, False)
+
+
+def test_a_discarded_message_reports_it_before_what_was_earlier(page: Client) -> None:
+    one = made.message(state=State.DISCARDED, resolved_at=timezone.now(), resolution="duplicate")
+
+    text = shown(page, f"parkedmessage/{one.pk}/change/")
+    assert "Discarded: it will not be handled. Earlier: It failed 5 times" in text
+
+
+STILL = [
+    ({"paused": True, "by": "lead", "since": timezone.now()}, "‖ paused by lead", "paused by lead: messages will wait"),
+    (
+        {"opened": True, "handler": "transfer", "opened_at": timezone.now(), "probe_at": timezone.now()},
+        "✕ breaker open",
+        "breaker open: messages will wait",
+    ),
+]
+
+
+@pytest.mark.parametrize(("switch", "badge", "warned"), STILL)
+def test_a_queue_that_stalls_is_nowhere_fine(
+    page: Client, monkeypatch: pytest.MonkeyPatch, switch: dict[str, Any], badge: str, warned: str
+) -> None:
+    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
+    made.broker_seen(monkeypatch, level)
+    one = made.message()
+    preview = f"requeuerun/preview/?sel={made.selected(one)}"
+    fine = shown(page, "livestatus/"), shown(page, preview)
+    QueueControl.objects.create(queue="payments.main", **switch)
+    still = shown(page, "livestatus/"), shown(page, preview)
+
+    assert ("✓ OK" in fine[0], "✓ payments.main: 1 message goes there" in fine[1]) == (True, True)
+    assert (badge in still[0], "✓ OK" in still[0]) == (True, False)
+    assert warned in still[1]
+    assert "✓ payments.main" not in still[1]
+
+
+def test_a_paused_queue_is_not_blamed_for_having_no_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(
+        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
+    )
+    made.broker_seen(monkeypatch, level)
+    preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
+    unread = shown(page, "livestatus/"), shown(page, preview)
+    QueueControl.objects.create(queue="payments.main", paused=True, by="lead", since=timezone.now())
+    paused = shown(page, "livestatus/"), shown(page, preview)
+
+    assert [text.count("no consumer reads") for text in unread] == [2, 2]
+    assert [text.count("no consumer reads") for text in paused] == [0, 0]
+    assert "0 consumers · paused by lead: messages will wait" in paused[1]
+
+
+LATE = [
+    ({"probe_at": -30}, 0),
+    ({"probe_at": -90}, 1),
+    ({"probe_at": -90, "prober": "host:1", "probe_until": 15}, 0),
+    ({"probe_at": -90, "prober": "host:1", "probe_until": -30}, 0),
+    ({"probe_at": -600, "prober": "host:1", "probe_until": -90}, 1),
+    ({"probe_at": -90, "paused": True}, 0),
+]
+"""Seconds from now of an open breaker's times, and how often each page reports a queue without consumers."""
+
+
+@pytest.mark.parametrize(("times", "reported"), LATE)
+def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
+    page: Client, monkeypatch: pytest.MonkeyPatch, times: dict[str, Any], reported: int
+) -> None:
+    level = Level(
+        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
+    )
+    made.broker_seen(monkeypatch, level)
+    preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
+    now = timezone.now()
+    columns = {name: now + timedelta(seconds=at) if type(at) is int else at for name, at in times.items()}
+    QueueControl.objects.create(queue="payments.main", opened=True, handler="transfer", opened_at=now, **columns)
+    counts = [shown(page, address).count("no consumer reads this queue") for address in ("livestatus/", preview)]
+
+    assert counts == [2 * reported, reported]
+
+
+def test_whether_a_pause_is_over_is_reported_by_the_databases_clock(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = timezone.now()
+    monkeypatch.setattr(server, "now", lambda _using: now - timedelta(hours=1))
+    level = Level(
+        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
+    )
+    made.broker_seen(monkeypatch, level)
+    until = now - timedelta(minutes=30)
+    QueueControl.objects.create(
+        queue="payments.main", paused=True, by="lead", since=now - timedelta(hours=2), until=until
+    )
+    status, queues = shown(page, "livestatus/"), shown(page, "queuecontrol/")
+
+    assert ("‖ paused by lead" in status, "no consumer reads" in status) == (True, False)
+    assert "Paused by lead since" in queues
+
+
+def test_problems_beyond_the_first_three_are_shown_on_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = tuple(Level(queue=f"q{one}", role=Role.WORK, problems=("it does not exist",)) for one in range(5))
+    made.broker_seen(monkeypatch, *levels)
+    text = shown(page, "livestatus/")
+
+    assert "! q2: it does not exist 2 more problems ! q3: it does not exist ! q4: it does not exist" in text
+
+
+def test_rates_that_the_broker_does_not_tell_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
+    made.broker_seen(monkeypatch, level)
+
+    assert f"In/s {NOTHING} Out/s {NOTHING} ✓ OK" in shown(page, "livestatus/")
+
+
+def test_an_action_on_a_queue_names_the_queue_and_counts_no_messages(page: Client) -> None:
+    logged(Action.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
+
+    assert f"Pause queue · payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "livestatus/")
+    assert f"Pause queue payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "operatoraction/")
+
+
+def test_who_resent_a_message_is_found_although_it_went_with_others(page: Client) -> None:
+    cause = made.group()
+    one = made.message(cause, business_key="PAY-1", correlation_id="order-1")
+    made.message(cause, business_key="PAY-2")
+    other = made.message(business_key="PAY-3")
+    run = requeued(cause)
+    requeued(other.group)
+    detail = shown(page, f"parkedmessage/{one.pk}/change/")
+
+    assert "No operator has acted on it." not in detail
+    assert f"ann Requeue · run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
+    for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}"):
+        found = page.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list
+        assert [act.run for act in found] == [run.pk], asked
+    assert list(page.get(f"{ADMIN}operatoraction/?q=PAY-9").context["cl"].result_list) == []
+    assert len(page.get(f"{ADMIN}operatoraction/?q=ann").context["cl"].result_list) == 2
+
+
+@pytest.mark.parametrize("by", ["numbers", "keys"])
+def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: str) -> None:
+    one = made.message(business_key="PAY-1", correlation_id="order-1")
+    two, three = made.message(business_key="PAY-2"), made.message(business_key="PAY-3")
+
+    def chosen(*some: ParkedMessage) -> Selection:
+        if by == "numbers":
+            return Selection.of_ids([each.pk for each in some])
+        keys = [each.business_key for each in some]
+        return Selection.of_filter({LISTED: list_filter(store(keys, ANN, look_up(keys)))})
+
+    hold_messages(chosen(one, two))
+    discard_messages(chosen(one, three))
+    discard_messages(chosen(two))
+
+    def found(asked: object, client: Client = page) -> list[str]:
+        return [act.action for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
+
+    assert [found(asked) for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}")] == [["discard", "hold"]] * 4
+    assert [found(asked) for asked in ("PAY-2", "PAY-3", "PAY-9")] == [["discard", "hold"], ["discard"], []]
+    assert found("PAY-1", client_of(made.person("clerk", "view_operatoraction"))) == []
+    ParkedMessage.objects.filter(pk=one.pk).delete()
+    assert found(f"%23{one.pk}") == ["discard", "hold"]
+
+
+def found_for(client: Client, asked: object) -> list[str]:
+    """The verbs of the actions that a search of the audit log finds."""
+    return [act.action for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
+
+
+def listed(*keys: str) -> dict[str, int]:
+    """A stored list of these keys."""
+    return list_filter(store(keys, ANN, look_up(keys)))
+
+
+@pytest.mark.parametrize("by", ["numbers", "keys"])
+def test_a_message_that_an_action_on_several_left_alone_is_not_among_them(page: Client, by: str) -> None:
+    one, two, left = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
+    chosen = Selection.of_filter({LISTED: listed("PAY-1", "PAY-2", "PAY-3")})
+    if by == "numbers":
+        chosen = Selection.of_ids([one.pk, two.pk, left.pk])
+    discard_messages(chosen, allowed=lambda row: "no" if row.pk == left.pk else "")
+    counts = [len(found_for(page, f"%23{row.pk}")) for row in (one, two, left)]
+
+    assert counts == [1, 1, 0]
+
+
+@pytest.mark.parametrize("by", ["numbers", "keys"])
+@pytest.mark.parametrize("keys", [["PAY-1"], ["PAY-1", "PAY-2"]])
+def test_who_exported_a_message_alone_or_with_others_is_found(page: Client, by: str, keys: list[str]) -> None:
+    rows = [made.message(business_key=key) for key in keys]
+    made.message(business_key="PAY-3")
+    by_keys = Selection.of_filter({LISTED: listed(*keys)})
+    list(export(Selection.of_ids([row.pk for row in rows]) if by == "numbers" else by_keys, ANN))
+
+    assert [found_for(page, key) for key in (*keys, "PAY-3")] == [*[["export"]] * len(keys), []]
+
+
+def test_the_only_message_of_a_filter_that_was_exported_is_found_when_it_is_gone(page: Client) -> None:
+    one = made.message(business_key="PAY-1", queue="payments.large")
+    list(export(Selection.of_filter({"queue": "payments.large"}), ANN))
+    ParkedMessage.objects.filter(pk=one.pk).delete()
+
+    assert [found_for(page, asked) for asked in ("PAY-1", f"%23{one.pk}")] == [["export"]] * 2
+
+
+@pytest.mark.parametrize("by", ["numbers", "filter"])
+def test_a_message_that_an_export_left_out_is_not_among_its_messages(page: Client, by: str) -> None:
+    rows = [made.message(business_key=f"PAY-{number}") for number in (1, 2, 3)]
+    chosen = Selection.of_ids([row.pk for row in rows]) if by == "numbers" else Selection.of_filter({"state": "parked"})
+    list(export(chosen.leaving_out(listed("PAY-1")), ANN))
+
+    assert [found_for(page, row.business_key) for row in rows] == [[], ["export"], ["export"]]
+
+
+def test_a_search_of_the_audit_log_reads_a_bounded_number_of_actions_and_reports_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
+    for other in (two, three):
+        hold_messages([one.pk, other.pk])
+    list(export(Selection.of_filter({"state": "on_hold"}), ANN))
+    said = "Only the newest {} actions on several messages were searched"
+    monkeypatch.setattr("django_rmq_retry.admin.audit.MOST_READ", 2)
+    all_read = found_for(page, "PAY-2"), said.format(2) in shown(page, "operatoraction/?q=PAY-1")
+    monkeypatch.setattr("django_rmq_retry.admin.audit.MOST_READ", 1)
+
+    assert all_read == (["hold"], False)
+    assert (found_for(page, "PAY-2"), found_for(page, "PAY-3")) == ([], ["hold"])
+    assert said.format(1) in shown(page, "operatoraction/?q=PAY-1")
+    assert said.format(1) not in shown(page, "operatoraction/")
+
+
+ODD: list[Any] = [
+    *([1], "text", "messages", 5, {"selection": None}, {"selection": {"ids": ["x"]}}, {"messages": 5}),
+    *({"messages": {"a": 1}}, {"messages": [[1], None]}, {"selection": {"ids": {"x": 1, "9" * 5000: 1}}}),
+    *({"selection": {"filter": {"keys": 5, "except_keys": {"list": "x"}}}}, {"selection": {"filter": 5, "ids": 7}}),
+]
+"""Facts that no version of ours writes."""
+
+
+@pytest.mark.parametrize("facts", ODD)
+def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, facts: Any) -> None:
+    one, two = made.message(business_key="PAY-1"), made.message(business_key="PAY-2")
+    hold_messages([one.pk, two.pk])
+    odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", action=Action.UNHOLD, count=2, facts=facts)
+    OperatorAction.objects.bulk_create([odd])
+
+    assert found_for(page, "PAY-1") == ["hold"]
+    assert found_for(page, "") == ["unhold", "hold"]
+    assert page.get(f"{ADMIN}operatoraction/{OperatorAction.objects.get(number=99).pk}/change/").status_code == 200
+    assert run("rmq_audit", "verify").code == 1
+
+
+def test_an_act_on_a_message_that_is_gone_is_found_by_what_it_was_called(page: Client) -> None:
+    act = logged(Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
+
+    assert [one.pk for one in page.get(f"{ADMIN}operatoraction/?q=PAY-77").context["cl"].result_list] == [act.pk]
+
+
+def test_live_status_counts_no_success_as_a_failure(page: Client) -> None:
+    one = made.message()
+    for number, verdict in enumerate(("retry", "park", "ack"), start=1):
+        made.attempt(one, number, at=timezone.now(), verdict=verdict)
+
+    assert page.get(f"{ADMIN}livestatus/").context["counts"]["failed"] == 2
+
+
+@pytest.mark.parametrize("skew", [timedelta(), timedelta(milliseconds=40), -timedelta(milliseconds=40)])
+def test_the_timeline_is_in_the_order_of_what_happened_whatever_the_clocks(page: Client, skew: timedelta) -> None:
+    one = made.message(attempts=1)
+    made.attempt(one, 1)
+    run = requeued(one.group)
+    at = timezone.now()
+    Attempt.objects.create(
+        identity=one.identity, queue=one.queue, cycle=2, number=1, started_at=at, seconds=0.01, verdict="ack",
+        host="worker-4", pid=9, thread="t",
+    )  # fmt: skip
+    sent(run, one, State.PROCESSED, succeeded_at=at + timedelta(milliseconds=10) + skew)
+    RequeueItem.objects.filter(run=run).update(sent_at=at - skew)
+    text = shown(page, f"parkedmessage/{one.pk}/change/")
+    places = [text.index(said) for said in ("Handled by its consumer", "Attempt 1 succeeded", "Requeued by ann")]
+
+    assert places == sorted(places)
+
+
+def test_an_operator_sees_no_acts_of_other_projects_on_a_run() -> None:
+    one = made.message()
+    requeued(one.group)
+    support = client_of(made.person("support", "view_parkedmessage", "view_operatoraction"))
+
+    assert "No operator has acted on it." in shown(support, f"parkedmessage/{one.pk}/change/")
+
+
+def ruled(settings: Any, allows: Any) -> Client:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": allows}}
+    verbs = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "requeue", "bulk_requeue", "export")
+    return client_of(made.person("support", *verbs))
+
+
+def test_the_preview_counts_what_the_projects_rules_keep_back(settings: Any) -> None:
+    cause = made.group()
+    for number in range(3):
+        made.message(cause, queue="payments.large" if number else "payments.main")
+    client = ruled(settings, lambda _user, verb, message: verb != "requeue" or message.queue != "payments.large")
+    preview = client.get(f"{ADMIN}requeuerun/preview/?group={cause.pk}", follow=True)
+
+    assert (
+        "2 are excluded because the project's rules do not allow you to requeue them \N{EN DASH} left out"
+        in Page(preview).text
+    )
+    assert preview.context["report"].sendable == 1
+
+
+@pytest.mark.parametrize("verb", ["view", "export"])
+@pytest.mark.parametrize("chosen", ["group", "message"])
+def test_an_export_of_what_is_all_kept_back_states_why_and_has_no_button(settings: Any, verb: str, chosen: str) -> None:
+    one = made.message()
+    client = ruled(settings, lambda _user, asked, _message: asked != verb or "Only leads take data away.")
+    number = one.group_id if chosen == "group" else one.pk
+    form = client.get(f"{ADMIN}parkedmessage/export/?{chosen}={number}", follow=True)
+    answer = client.post(form.redirect_chain[-1][0], {"form": "csv"})
+
+    assert "Only leads take data away." in Page(form).text
+    assert 'class="rmq-button rmq-main"' not in form.content.decode()
+    assert answer.status_code == 403
+    assert "Only leads take data away." in Page(answer).text
+
+
+def test_an_export_of_which_some_is_kept_back_has_its_button(settings: Any) -> None:
+    cause = made.group()
+    kept, given = made.message(cause), made.message(cause)
+    client = ruled(settings, lambda _user, verb, message: verb != "export" or message.pk != kept.pk)
+    form = client.get(f"{ADMIN}parkedmessage/export/?group={cause.pk}", follow=True)
+    _form, values = Page(form).form_with("Export 2 messages")
+    answer: Any = client.post(form.redirect_chain[-1][0], values)
+    lines = b"".join(answer.streaming_content).decode().splitlines()
+
+    assert [line.split(",")[0] for line in lines] == ["id", str(given.pk)]
+
+
+def test_a_preview_of_very_many_states_about_how_many_the_rules_were_asked(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq_retry.admin.pages.MOST_ASKED", 2)
+    cause = made.group()
+    for _ in range(3):
+        made.message(cause)
+    client = ruled(settings, lambda _user, verb, _message: verb != "requeue")
+    preview = client.get(f"{ADMIN}requeuerun/preview/?group={cause.pk}", follow=True)
+
+    assert "The project's rules were checked for the 2 oldest messages." in Page(preview).text
+    assert preview.context["report"].sendable == 1

@@ -1,0 +1,222 @@
+"""Questions and answers over a real broker; the one who answers is played by the test."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Message
+from django_rmq_retry.amqp.caller import PikaCaller
+from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, RmqRetryError
+from django_rmq_retry.messages import Headers
+from tests.amqp.line_between import between
+from tests.amqp.live import calling, to
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.on_both]
+
+Answer = Callable[[BlockingChannel, pika.BasicProperties, bytes], None]
+
+
+def question(body: bytes = b"?", key: str = "asked", *, exchange: str = "", **properties: Any) -> Message:
+    return to(key, body, exchange=exchange, **{"correlation_id": f"c-{body.decode()}", **properties})
+
+
+def echo(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
+    reply(channel, properties, b"re: " + body)
+
+
+def reply(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
+    known = pika.BasicProperties(correlation_id=properties.correlation_id)
+    channel.basic_publish("", properties.reply_to or "", body, known)
+
+
+@contextmanager
+def answering(url: str, answer: Answer = echo) -> Iterator[None]:
+    """A program that answers until the test is over."""
+    ready, over = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        connection = pika.BlockingConnection(pika.URLParameters(url))
+        channel = connection.channel()
+        channel.queue_declare("asked")
+        ready.set()
+        for _, properties, body in channel.consume("asked", auto_ack=True, inactivity_timeout=0.02):
+            if properties is not None and body is not None:
+                answer(channel, properties, body)
+            if over.is_set():
+                break
+        connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert ready.wait(5)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def ask(caller: PikaCaller, body: bytes = b"?", *, timeout: float = 5) -> bytes:
+    return caller.call(question(body), timeout=timeout).body
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_question_gets_its_answer(broker_url: str, exclusive: bool) -> None:
+    with answering(broker_url), calling(broker_url, exclusive=exclusive) as caller:
+        assert ask(caller, b"a") == b"re: a"
+        assert ask(caller, b"b") == b"re: b"
+
+
+def test_answers_find_who_asked_whatever_their_order(broker_url: str) -> None:
+    kept: list[tuple[pika.BasicProperties, bytes]] = []
+
+    def backwards(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
+        kept.append((properties, body))
+        if len(kept) == 20:
+            for known, asked in reversed(kept):
+                reply(channel, known, b"re: " + asked)
+
+    with answering(broker_url, backwards), calling(broker_url) as caller, ThreadPoolExecutor(20) as pool:
+        asked = [str(number).encode() for number in range(20)]
+        answers = list(pool.map(lambda body: ask(caller, body), asked))
+
+    assert answers == [b"re: " + body for body in asked]
+
+
+def test_a_question_that_no_queue_takes_is_returned_at_once(broker_url: str) -> None:
+    with calling(broker_url) as caller, pytest.raises(MessageReturned):
+        ask(caller)
+
+
+def test_a_question_that_nobody_answers_ends_with_its_time(broker_url: str, amqp: BlockingChannel) -> None:
+    amqp.queue_declare("asked")
+    with calling(broker_url) as caller:
+        began = time.monotonic()
+        with pytest.raises(CallUnanswered, match="its handler may have run"):
+            ask(caller, timeout=0.4)
+
+        assert time.monotonic() - began < 0.9
+
+
+def test_a_late_answer_is_dropped_and_not_taken_for_the_next(broker_url: str) -> None:
+    slow = threading.Event()
+
+    def late(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
+        slow.wait(5)
+        echo(channel, properties, body)
+
+    with answering(broker_url, late), calling(broker_url) as caller:
+        with pytest.raises(CallUnanswered):
+            ask(caller, b"first", timeout=0.2)
+        slow.set()
+
+        assert ask(caller, b"second") == b"re: second"
+
+
+def test_an_answer_that_belongs_to_nobody_harms_no_client(broker_url: str) -> None:
+    def babble(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
+        channel.basic_publish("", properties.reply_to or "", b"no id")
+        channel.basic_publish("", properties.reply_to or "", b"", pika.BasicProperties(correlation_id="other"))
+        echo(channel, properties, body)
+        echo(channel, properties, body)
+
+    with answering(broker_url, babble), calling(broker_url) as caller:
+        assert ask(caller, b"a") == b"re: a"
+        assert ask(caller, b"b") == b"re: b"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        question(headers=Headers.of({"big": "x" * 140_000})),
+        question(message_id="x" * 300),
+        question(key="k" * 300),
+        Message(body="text", routing_key="asked"),  # type: ignore[arg-type]  # a codec that is wrong
+    ],
+    ids=["headers", "id", "key", "body"],
+)
+def test_a_question_that_cannot_be_written_is_reported_at_once_and_harms_no_other(
+    broker_url: str, message: Message
+) -> None:
+    with answering(broker_url), calling(broker_url) as caller:
+        with pytest.raises(MessageUnsent):
+            caller.call(message, timeout=3)
+
+        assert ask(caller) == b"re: ?"
+
+
+def test_a_question_to_a_missing_exchange_is_reported_and_the_next_one_is_answered(broker_url: str) -> None:
+    with answering(broker_url), calling(broker_url) as caller:
+        assert ask(caller) == b"re: ?"
+        with pytest.raises(RmqRetryError, match="no exchange 'missing'"):
+            caller.call(question(exchange="missing"), timeout=3)
+
+        assert ask(caller, b"again") == b"re: again"
+
+
+def test_a_connection_lost_while_waiting_is_reported_and_the_next_question_is_answered(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    amqp.queue_declare("asked")
+    with between(broker_url) as line, calling(line.url) as caller, ThreadPoolExecutor() as pool:
+        waits = pool.submit(ask, caller, timeout=8)
+        wait_until(lambda: amqp.queue_declare("asked", passive=True).method.message_count, 5)
+        line.cut()
+        with pytest.raises(CallUnanswered, match="connection was lost"):
+            waits.result(4)
+        with answering(broker_url):
+            assert ask(caller, b"new") == b"re: new"
+
+
+def test_a_connection_lost_while_a_body_is_tested_costs_only_time(broker_url: str) -> None:
+    large = b"x" * 5_000_000
+
+    def testing(caller: PikaCaller) -> bool:
+        connection = caller._link.connection
+        return (
+            connection is not None and len([one for one in connection.services.channels.values() if one.is_open]) == 2
+        )
+
+    with (
+        answering(broker_url),
+        between(broker_url) as line,
+        calling(line.url) as caller,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert ask(caller) == b"re: ?"
+        line.slow()
+        waits = pool.submit(caller.call, question(large, correlation_id="large"), timeout=20)
+        wait_until(lambda: testing(caller), 5, what="the test of the size has begun")
+        line.cut()
+        line.speak()
+
+        assert waits.result(20).body == b"re: " + large
+
+
+def test_wrong_credentials_are_reported_at_once(broker_url: str) -> None:
+    with calling(broker_url.replace("guest:guest", "guest:wrong-pass")) as caller:
+        for _ in range(2):
+            with pytest.raises(RmqRetryError, match="user name or password") as caught:
+                ask(caller, timeout=8)
+
+    assert "wrong-pass" not in str(caught.value)
+
+
+def test_the_broker_without_a_server_is_reported_in_a_sentence() -> None:
+    with calling("embedded://") as caller, pytest.raises(RmqRetryError, match="needs no server"):
+        ask(caller, timeout=3)
+
+
+def test_a_caller_that_was_closed_opens_again_when_it_is_used(broker_url: str) -> None:
+    with answering(broker_url), calling(broker_url) as caller:
+        for _ in range(3):
+            assert ask(caller, timeout=3) == b"re: ?"
+            caller.close()

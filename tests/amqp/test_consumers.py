@@ -1,0 +1,446 @@
+"""A consuming connection whose queue, channel or broker goes away: on a real broker."""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import CONFIRMED, Line
+from django_rmq_retry.amqp import source as room
+from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.errors import BrokerRefused, QueueUnusable
+from django_rmq_retry.messages import DONE, Instruction, Settlement
+from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration
+from tests.amqp.line_between import between
+from tests.amqp.live import Held, Seen, consuming, to
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.contract
+
+LINE = Line(queue="q", prefetch=10)
+ORDERED = Line(queue="q", prefetch=1, ordered=True)
+AGAIN = Settlement(instruction=Instruction.KEEP, hold=0.1)
+
+
+def queue(amqp: BlockingChannel, name: str = "q", *, kind: str = "quorum", ordered: bool = False) -> None:
+    arguments: dict[str, object] = {"x-queue-type": kind}
+    if kind == "quorum":
+        arguments["x-delivery-limit"] = 1_000_000
+    if ordered:
+        arguments["x-single-active-consumer"] = True
+    amqp.queue_declare(name, durable=True, arguments=arguments)
+
+
+def fill(amqp: BlockingChannel, *bodies: bytes, name: str = "q") -> None:
+    amqp.confirm_delivery()
+    for body in bodies:
+        amqp.basic_publish("", name, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+
+
+def depth(amqp: BlockingChannel, name: str = "q") -> int:
+    return amqp.queue_declare(name, passive=True).method.message_count or 0
+
+
+def quiet(seen: Seen, seconds: float = 0.3) -> bool:
+    """True if nothing arrives for a while."""
+    try:
+        seen.next(seconds)
+    except Empty:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_what_is_delivered_and_settled_is_gone(broker_url: str, amqp: BlockingChannel, kind: str) -> None:
+    queue(amqp, kind=kind)
+    fill(amqp, *(str(number).encode() for number in range(50)))
+    with consuming(broker_url, LINE) as (source, seen):
+        bodies = []
+        for _ in range(50):
+            arrival = seen.next()
+            bodies.append(int(arrival.body))
+            source.settle(arrival, DONE)
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert bodies == list(range(50))
+    assert depth(amqp) == 0
+    assert seen.servers[0].product == "RabbitMQ"
+
+
+def test_no_more_than_the_prefetch_is_unacked(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1", b"2", b"3")
+    with consuming(broker_url, Line(queue="q", prefetch=2)) as (source, seen):
+        first = seen.next()
+        seen.next()
+        assert quiet(seen)
+        source.settle(first, DONE)
+
+        assert seen.next().body == b"3"
+
+
+def test_stopping_gives_back_everything_that_is_not_settled(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1", b"2", b"3", b"4")
+    with consuming(broker_url, LINE) as (source, seen):
+        arrivals = [seen.next() for _ in range(4)]
+        source.settle(arrivals[1], DONE)
+        source.settle(arrivals[2], Settlement(instruction=Instruction.REQUEUE, hold=60))
+        source.quiesce()
+        source.give_back([arrivals[3]])
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert wait_until(lambda: depth(amqp) == 3)
+
+
+@pytest.fixture
+def after_subscribing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Calls to make on the I/O thread, one right after each subscription was asked for."""
+    calls: list[Callable[[], None]] = []
+    opened: Any = room.OpenLine  # type: ignore[attr-defined]  # the class of the lines that a source opens
+    subscribe = opened.subscribe
+
+    def subscribe_and_call(line: object) -> None:
+        subscribe(line)
+        if calls:
+            calls.pop()()
+
+    monkeypatch.setattr(opened, "subscribe", subscribe_and_call)
+    return calls
+
+
+def test_a_stop_right_after_the_subscription_was_asked_for_closes_the_connection(
+    broker_url: str, amqp: BlockingChannel, after_subscribing: list[Callable[[], None]]
+) -> None:
+    queue(amqp, kind="classic")
+
+    def stop() -> None:
+        source.stop()
+
+    for _ in range(5):
+        after_subscribing.append(stop)
+        with consuming(broker_url, LINE) as (source, seen):
+            assert seen.has_drained.wait(5)
+
+
+def test_a_pause_right_after_the_subscription_was_asked_for_can_be_resumed(
+    broker_url: str, amqp: BlockingChannel, after_subscribing: list[Callable[[], None]]
+) -> None:
+    queue(amqp, kind="classic")
+    paused = threading.Event()
+
+    def pause() -> None:
+        source.pause("q")
+        source._io.call(paused.set)
+
+    for _ in range(5):
+        paused.clear()
+        after_subscribing.append(pause)
+        with consuming(broker_url, LINE) as (source, seen):
+            assert paused.wait(5)
+            source.resume("q")
+            fill(amqp, b"1")
+            source.settle(seen.next(), DONE)
+            source.stop()
+            assert seen.has_drained.wait(5)
+
+
+def test_what_comes_after_quiescing_goes_back(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    with consuming(broker_url, LINE) as (source, seen):
+        fill(amqp, b"1")
+        source.settle(seen.next(), DONE)
+        source.quiesce()
+        heard = threading.Event()
+        source._io.call(heard.set)
+        assert heard.wait(5)
+        fill(amqp, b"2", b"3")
+
+        assert quiet(seen)
+        assert wait_until(lambda: depth(amqp) == 2)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_after_a_lost_connection_what_was_unacked_is_redelivered(
+    broker_url: str, amqp: BlockingChannel, ordered: bool
+) -> None:
+    queue(amqp, ordered=ordered)
+    fill(amqp, b"1", b"2")
+    with between(broker_url) as line, consuming(line.url, ORDERED if ordered else LINE) as (source, seen):
+        before = seen.next()
+        line.cut()
+        wait_until(lambda: len(seen.servers) == 2)
+        # Of the old channel: on the new one this tag belongs to another delivery, or to none.
+        again = next(one for one in iter(seen.next, None) if one.redelivered)
+        for settlement in (
+            DONE,
+            Settlement(instruction=Instruction.REQUEUE),
+            Settlement(instruction=Instruction.REJECT),
+        ):
+            source.settle(before, settlement)
+        source.settle(again, DONE)
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert again.body == before.body
+    assert depth(amqp) == 1
+
+
+def test_a_copy_confirmed_after_the_connection_was_lost_acknowledges_nothing(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with between(broker_url) as line, consuming(line.url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, copy=to("parked")))
+        _, done = held.sent.get(timeout=5)
+        line.cut()
+        again = seen.next()
+        source._io.call(lambda: done(CONFIRMED))
+        source.stop()
+        assert seen.has_drained.wait(15)
+
+    assert again.redelivered
+    assert wait_until(lambda: depth(amqp) == 1)
+
+
+def test_a_queue_that_was_deleted_and_declared_again_is_consumed_again(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    with consuming(broker_url, LINE) as (source, seen):
+        fill(amqp, b"1")
+        source.settle(seen.next(), DONE)
+        amqp.queue_delete("q")
+        # RabbitMQ 3.10 forgets to cancel where a quorum queue is declared again within a millisecond.
+        wait_until(lambda: not source._lines, what="the broker cancels")
+        queue(amqp)
+        fill(amqp, b"2")
+
+        assert seen.next().body == b"2"
+        assert seen.failures == []
+
+
+def test_a_queue_that_does_not_come_back_is_an_error_in_the_end(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "RESUBSCRIBE", 0.02)
+    queue(amqp)
+    with consuming(broker_url, LINE) as (_, seen):
+        fill(amqp, b"1")
+        seen.next()
+        amqp.queue_delete("q")
+        (error,) = wait_until(lambda: seen.failures)
+
+    assert isinstance(error, QueueUnusable)
+    assert "rmq_declare" in str(error)
+
+
+def test_a_queue_that_is_missing_at_the_start_is_an_error_at_once(broker_url: str) -> None:
+    with consuming(broker_url, LINE) as (_, seen):
+        (error,) = wait_until(lambda: seen.failures, 2)
+
+    assert isinstance(error, QueueUnusable)
+    assert str(error) == "Queue 'q' cannot be consumed: it does not exist. Declare it with `manage.py rmq_declare`."
+
+
+NEEDS: tuple[Named, ...] = (
+    ExchangeDeclaration(name="back"),
+    *(QueueDeclaration(name=name) for name in ("q", "wait", "parked")),
+)
+
+
+def test_all_that_is_missing_at_the_start_is_named_and_nothing_is_consumed(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    queue(amqp)
+    queue(amqp, "parked")
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE, needs=NEEDS) as (_, seen):
+        (error,) = wait_until(lambda: seen.failures)
+        assert quiet(seen)
+
+    assert str(error) == (
+        "The broker lacks queues or exchanges of the handlers: exchange 'back', queue 'wait'. No message was taken. "
+        "Declare them with `manage.py rmq_declare`."
+    )
+    assert depth(amqp) == 1
+
+
+def test_what_was_there_at_the_start_is_not_asked_for_again(broker_url: str, amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("back")
+    for name in ("q", "wait", "parked"):
+        queue(amqp, name)
+    fill(amqp, b"1")
+    with between(broker_url) as line, consuming(line.url, LINE, needs=NEEDS) as (source, seen):
+        seen.next()
+        amqp.queue_delete("wait")
+        line.cut()
+        again = seen.next(10)
+        source.settle(again, DONE)
+
+        assert again.body == b"1"
+        assert seen.failures == []
+
+
+def test_a_queue_that_is_missing_after_a_reconnect_is_an_error_after_some_tries(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "RESUBSCRIBE", 0.02)
+    queue(amqp)
+    with between(broker_url) as line, consuming(line.url, LINE) as (_, seen):
+        fill(amqp, b"1")
+        seen.next()
+        line.silence()
+        amqp.queue_delete("q")
+        line.cut()
+        line.speak()
+
+        assert isinstance(wait_until(lambda: seen.failures)[0], QueueUnusable)
+
+
+def test_one_queue_that_fails_leaves_the_others_alone(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    queue(amqp, "other")
+    with consuming(broker_url, LINE, Line(queue="other", prefetch=1)) as (source, seen):
+        fill(amqp, b"1")
+        source.settle(seen.next(), DONE)
+        amqp.queue_delete("q")
+        fill(amqp, b"2", name="other")
+
+        assert seen.next().queue == "other"
+
+
+def test_a_user_who_may_not_read_is_told_so(broker_url: str, vhost: Vhost, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    vhost.management.call("PUT", "users/" + vhost.name, {"password": "p", "tags": ""})
+    rights = {"configure": ".*", "write": ".*", "read": "^$"}
+    vhost.management.call("PUT", f"permissions/{vhost.name}/{vhost.name}", rights)
+    try:
+        with consuming(broker_url.replace("guest:guest", f"{vhost.name}:p"), LINE) as (_, seen):
+            (error,) = wait_until(lambda: seen.failures)
+    finally:
+        vhost.management.call("DELETE", "users/" + vhost.name)
+
+    assert isinstance(error, QueueUnusable)
+    assert "Give the user the right to read it." in str(error)
+
+
+def test_wrong_credentials_at_the_start_are_an_error_at_once(broker_url: str) -> None:
+    with consuming(broker_url.replace("guest:guest", "guest:wrong"), LINE) as (_, seen):
+        (error,) = wait_until(lambda: seen.failures, 3)
+
+    assert isinstance(error, BrokerRefused)
+
+
+def test_heartbeats_survive_a_handler_that_takes_longer_than_several_of_them(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE, heartbeat=1) as (source, seen):
+        arrival = seen.next()
+        deadline = time.monotonic() + 3.5
+        wait_until(lambda: time.monotonic() > deadline)
+        source.settle(arrival, DONE)
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert seen.losses == []
+    assert depth(amqp) == 0
+
+
+def test_order_is_kept_from_one_consumer_to_the_next(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp, ordered=True)
+    fill(amqp, *(str(number).encode() for number in range(1, 7)))
+    order: list[bytes] = []
+    with consuming(broker_url, ORDERED) as (first, one):
+        # The one that came first is the active one: the other must not be quicker.
+        order.append(_done(first, one))
+        with consuming(broker_url, ORDERED) as (second, two):
+            one.next()
+            first.stop()
+            assert one.has_drained.wait(5)
+            order += [_done(second, two) for _ in range(2)]
+            assert quiet(one, 0.05)
+            order += [_done(second, two) for _ in range(3)]
+
+    assert order == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_a_message_that_holds_its_line_is_the_same_arrival_each_time(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp, ordered=True)
+    fill(amqp, b"1", b"2")
+    with consuming(broker_url, ORDERED) as (source, seen):
+        arrivals = []
+        for _ in range(3):
+            arrivals.append(seen.next())
+            source.settle(arrivals[-1], AGAIN)
+        source.settle(seen.next(), DONE)
+
+        assert (arrivals[0].body, len(set(arrivals))) == (b"1", 1)
+        assert seen.next().body == b"2"
+
+
+def test_a_line_held_too_long_is_renewed_in_its_order(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp, ordered=True)
+    fill(amqp, b"1", b"2")
+    line = Line(queue="q", prefetch=1, ordered=True, longest_hold=0.05)
+    with consuming(broker_url, line) as (source, seen):
+        attempts = []
+        for _ in range(4):
+            arrival = seen.next()
+            attempts.append((arrival.body, arrival.redelivered))
+            source.settle(arrival, AGAIN)
+        source.settle(seen.next(), DONE)
+        following = seen.next()
+
+    assert attempts == [(b"1", False), (b"1", True), (b"1", True), (b"1", True)]
+    assert following.body == b"2"
+
+
+def test_a_held_message_comes_back_after_each_connection_that_is_lost(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp, ordered=True)
+    fill(amqp, b"1", b"2")
+    with between(broker_url) as line, consuming(line.url, ORDERED) as (source, seen):
+        arrivals = []
+        for _ in range(3):
+            arrival = seen.next()
+            arrivals.append((arrival.body, arrival.redelivered))
+            source.settle(arrival, Settlement(instruction=Instruction.KEEP, hold=60))
+            source._io.call(line.cut)
+
+        assert arrivals == [(b"1", False), (b"1", True), (b"1", True)]
+
+
+def test_a_source_is_empty_only_when_nothing_is_ready_and_nothing_unacked(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE) as (source, seen):
+        arrival = seen.next()
+        assert _empty(source) is False
+        source.settle(arrival, DONE)
+
+        assert wait_until(lambda: _empty(source))
+
+
+def _empty(source: room.PikaSource) -> bool:
+    told: list[bool] = []
+    source.empty(told.append)
+    return wait_until(lambda: told)[0]
+
+
+def _done(source: room.PikaSource, seen: Seen) -> bytes:
+    arrival: Delivery = seen.next()
+    source.settle(arrival, DONE)
+    return arrival.body

@@ -1,0 +1,255 @@
+"""The Declarer on a real broker: it looks, creates what is missing, and leaves alone what differs."""
+
+from collections.abc import Iterator
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Exchange, Queue
+from django_rmq_retry.amqp import BrokerUnreachable, Refusal, Secret
+from django_rmq_retry.amqp.declarer import Declarer, of_others
+from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
+from django_rmq_retry.topology.plan import Difference, Plan, State
+from tests.amqp.declared import session_on
+from tests.core.made import topology_of
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def declarer(broker_url: str) -> Iterator[Declarer]:
+    with session_on(broker_url) as session:
+        yield Declarer(session)
+
+
+@pytest.fixture
+def seeing(vhost: Vhost) -> Iterator[Declarer]:
+    with session_on(vhost.url) as session:
+        yield Declarer(session, Inspector(url=Secret(vhost.management.url), vhost=vhost.name))
+
+
+def queue(name: str = "orders", /, **arguments: object) -> Topology:
+    return Topology(queues={name: QueueDeclaration(name=name, arguments=arguments)})
+
+
+def states(plan: Plan) -> dict[str, State]:
+    return {item.name: item.state for item in plan.items}
+
+
+ORDERS = topology_of(extra=[Queue("orders", bindings=[Exchange("shop", "topic").bind("order.#")])])
+
+
+def test_a_plan_names_what_is_missing_and_writes_nothing(declarer: Declarer, vhost: Vhost) -> None:
+    plan = declarer.plan(ORDERS)
+
+    assert states(plan) == {"shop": State.CREATE, "orders": State.CREATE, "shop → orders by 'order.#'": State.CREATE}
+    assert not plan.fulfilled
+    assert (vhost.exchanges(), vhost.queues(), vhost.bindings()) == ({}, {}, set())
+
+
+def test_declaring_creates_exchange_queue_and_binding(declarer: Declarer, vhost: Vhost) -> None:
+    plan = declarer.declare(ORDERS)
+
+    assert plan.possible
+    assert vhost.exchanges()["shop"]["type"] == "topic"
+    assert vhost.queues()["orders"]["arguments"] == {"x-queue-type": "quorum", "x-delivery-limit": 1000000}
+    assert vhost.bindings() == {("shop", "orders", "order.#")}
+
+
+def test_declaring_twice_finds_nothing_to_do(declarer: Declarer) -> None:
+    declarer.declare(ORDERS)
+
+    assert set(states(declarer.declare(ORDERS)).values()) == {State.SAME}
+
+
+def test_bindings_are_seen_through_the_management_api_only(declarer: Declarer, seeing: Declarer) -> None:
+    declarer.declare(ORDERS)
+
+    assert states(declarer.plan(ORDERS))["shop → orders by 'order.#'"] is State.UNSEEN
+    assert states(seeing.plan(ORDERS))["shop → orders by 'order.#'"] is State.SAME
+    assert seeing.plan(ORDERS).fulfilled
+
+
+def test_every_differing_argument_is_reported_and_nothing_is_changed(declarer: Declarer, vhost: Vhost) -> None:
+    had: dict[str, object] = {
+        "x-queue-type": "quorum",
+        "x-message-ttl": 60000,
+        "x-dead-letter-exchange": "late",
+        "x-max-length": 5,
+    }
+    declarer.declare(queue(**had))
+    wanted = queue(**{"x-queue-type": "quorum", "x-message-ttl": 30000, "x-single-active-consumer": True})
+
+    plan = declarer.declare(wanted)
+
+    assert plan.items[0].state is State.DIFFERS
+    assert set(plan.items[0].differences) == {
+        Difference(argument="x-message-ttl", here=30000, broker=60000),
+        Difference(argument="x-single-active-consumer", here=True, broker=None),
+        Difference(argument="x-dead-letter-exchange", here=None, broker="late"),
+        Difference(argument="x-max-length", here=None, broker=5),
+    }
+    assert vhost.queues()["orders"]["arguments"] == had
+
+
+def test_the_management_api_shows_the_same_differences(declarer: Declarer, seeing: Declarer) -> None:
+    declarer.declare(queue(**{"x-queue-type": "classic", "x-message-ttl": 60000, "x-max-priority": 4}))
+    wanted = queue(**{"x-queue-type": "quorum", "x-message-ttl": 30000})
+
+    by_trial, by_row = declarer.plan(wanted).items[0], seeing.plan(wanted).items[0]
+
+    assert set(by_trial.differences) == set(by_row.differences)
+    assert "x-queue-type: here quorum, broker classic" in by_trial.text
+
+
+def test_a_classic_queue_is_the_same_with_and_without_its_type(declarer: Declarer, seeing: Declarer) -> None:
+    declarer.declare(queue())
+
+    for one in (declarer, seeing):
+        assert one.plan(queue(**{"x-queue-type": "classic"})).fulfilled
+        assert one.plan(queue()).fulfilled
+
+
+def test_an_exchange_of_another_type_differs(declarer: Declarer, amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("shop", "direct", durable=True, arguments={"alternate-exchange": "rest"})
+
+    item = declarer.declare(topology_of(extra=[Exchange("shop", "topic", durable=False)])).items[0]
+
+    assert item.text == (
+        "type: here topic, broker direct; durable: here false, broker true; alternate-exchange: here none, broker rest"
+    )
+
+
+def test_an_exchange_type_the_broker_does_not_know_costs_only_a_sentence(declarer: Declarer) -> None:
+    strange = Exchange("strange", "x-nonesuch")
+
+    plan = declarer.declare(topology_of(extra=[strange, Queue("orders", bindings=[strange.bind("a")])]))
+
+    assert states(plan)["strange"] is State.REFUSED
+    assert "x-nonesuch" in plan.items[0].problem
+    assert states(plan)["orders"] is State.CREATE
+    assert states(plan)["strange → orders by 'a'"] is State.REFUSED
+
+
+def test_what_belongs_to_another_user_is_looked_for_and_never_made(declarer: Declarer, vhost: Vhost) -> None:
+    theirs = Exchange("theirs", "fanout", existing=True)
+    topology = topology_of(extra=[theirs, Queue("inbox", existing=True)])
+
+    plan = declarer.declare(topology)
+
+    assert states(plan) == {"theirs": State.MISSING, "inbox": State.MISSING}
+    assert not plan.possible
+    assert (vhost.exchanges(), vhost.queues()) == ({}, {})
+
+
+def test_a_queue_of_other_projects_may_have_what_the_project_does_not_write(
+    declarer: Declarer, amqp: BlockingChannel
+) -> None:
+    amqp.queue_declare("inbox", durable=True, arguments={"x-max-length": 7})
+    amqp.exchange_declare("theirs", "headers")
+    topology = topology_of(extra=[Exchange("theirs", "headers", existing=True), Queue("inbox", existing=True)])
+
+    assert declarer.plan(topology).fulfilled
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        QueueDeclaration(name="gone", existing=True),
+        QueueDeclaration(name="gone", existing=True, arguments={"x-queue-type": "quorum"}),
+        QueueDeclaration(name="gone", existing=True, arguments={"x-queue-type": "classic", "x-max-length": 3}),
+        ExchangeDeclaration(name="gone", existing=True),
+    ],
+    ids=["no type", "quorum", "classic", "an exchange"],
+)
+def test_what_others_delete_while_it_is_looked_at_is_not_made(gone: Named, declarer: Declarer, vhost: Vhost) -> None:
+    with pytest.raises(Refusal):
+        of_others(declarer.session, gone, None)
+
+    assert (vhost.exchanges(), vhost.queues()) == ({}, {})
+
+
+def test_the_management_api_tells_of_others_what_a_policy_sets(seeing: Declarer, vhost: Vhost) -> None:
+    vhost.management.call("PUT", f"queues/{vhost.name}/inbox", {"durable": True, "arguments": {"x-max-length": 7}})
+    policy = {"pattern": "inbox", "definition": {"dead-letter-exchange": "letters"}, "apply-to": "queues"}
+    vhost.management.call("PUT", f"policies/{vhost.name}/letters", policy)
+
+    def told(**arguments: object) -> str:
+        inbox = Queue("inbox", existing=True, arguments=arguments)
+        item = seeing.plan(topology_of(extra=[inbox])).items[0]
+        return item.text or f"{item.state.value} {item.type}"
+
+    said = {"x-dead-letter-exchange": "letters", "x-max-length": 7}
+    wait_until(lambda: told(**said) == "same classic", what="the policy takes effect")
+    assert told(**{"x-max-length": 8}) == "x-max-length: here 8, broker 7"
+
+
+def test_a_right_that_others_do_not_grant_costs_only_the_comparison(vhost: Vhost) -> None:
+    user = vhost.name
+    vhost.management.call("PUT", f"users/{user}", {"password": "pw", "tags": ""})
+    rights = {"configure": "^$", "write": ".*", "read": ".*"}
+    vhost.management.call("PUT", f"permissions/{vhost.name}/{user}", rights)
+    vhost.management.call("PUT", f"queues/{vhost.name}/inbox", {"durable": True})
+    address = vhost.url.partition("@")[2]
+    with session_on(f"amqp://{user}:pw@{address}") as session:
+        item = Declarer(session).plan(topology_of(extra=[Queue("inbox", existing=True, max_length=3)])).items[0]
+    vhost.management.call("DELETE", f"users/{user}")
+
+    assert (item.state, item.type) == (State.SAME, "")
+
+
+def test_a_value_that_amqp_has_no_type_for_is_reported(declarer: Declarer) -> None:
+    plan = declarer.declare(queue(**{"x-queue-type": "classic", "x-odd": object()}))
+
+    assert plan.items[0].state is State.REFUSED
+    assert plan.items[0].problem.startswith("It cannot be sent: UnsupportedAMQPFieldException")
+
+
+def test_a_queue_that_is_exclusive_to_another_connection_is_not_ours(declarer: Declarer, amqp: BlockingChannel) -> None:
+    amqp.queue_declare("orders", exclusive=True)
+
+    item = declarer.declare(queue()).items[0]
+
+    assert item.state is State.REFUSED
+    assert "exclusive access to locked queue 'orders'" in item.problem
+
+
+def test_missing_rights_are_one_sentence_with_name_and_right(vhost: Vhost) -> None:
+    user = vhost.name
+    vhost.management.call("PUT", f"users/{user}", {"password": "pw", "tags": ""})
+    rights = {"configure": "^(orders|late)$", "write": "^$", "read": ".*"}
+    vhost.management.call("PUT", f"permissions/{vhost.name}/{user}", rights)
+    address = vhost.url.partition("@")[2]
+    topology = queue("invoices") + queue("orders", **{"x-dead-letter-exchange": "late"})
+
+    with session_on(f"amqp://{user}:pw@{address}") as session:
+        items = {item.name: item for item in Declarer(session).declare(topology).items}
+    vhost.management.call("DELETE", f"users/{user}")
+
+    assert items["invoices"].problem == (
+        f"The user '{user}' lacks the configure right on the queue 'invoices'. "
+        "Grant it with `rabbitmqctl set_permissions`."
+    )
+    assert f"'{user}' lacks the write right on the exchange 'late'" in items["orders"].problem
+
+
+def test_a_wrong_password_a_missing_vhost_and_a_closed_port_are_distinguished(broker_url: str) -> None:
+    wrong = broker_url.replace(":guest@", ":wrong@")
+    missing = broker_url + "-not-there"
+
+    with pytest.raises(BrokerRefused, match="user name or password"), session_on(wrong):
+        pass
+    with pytest.raises(BrokerRefused, match="virtual host does not exist"), session_on(missing):
+        pass
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1: Connection refused"):
+        session_on("amqp://127.0.0.1:1").__enter__()
+
+
+def test_the_next_host_is_tried_where_one_is_silent(broker_url: str) -> None:
+    with session_on(broker_url.replace("@", "@127.0.0.1:1,")) as session:
+        assert session.server.product == "RabbitMQ"

@@ -1,0 +1,117 @@
+"""A wrong management API gets no login that it should not have, and delays no command."""
+
+import runpy
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from django_rmq_retry.amqp import BrokerUnreachable, Secret, inspection
+from django_rmq_retry.amqp.inspection import Inspector
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def api(answer: Answer) -> Iterator[tuple[Inspector, list[dict[str, str]]]]:
+    """A server that answers so, and the headers of what it was asked."""
+    asked: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(dict(self.headers))
+            answer(self)
+
+        def log_message(self, *_words: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield Inspector(url=Secret(f"http://app:sesame@127.0.0.1:{server.server_port}"), timeout=0.3), asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def says(body: bytes) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def test_what_it_shows_is_read() -> None:
+    with api(says(b'[{"name": "work"}]')) as (inspector, asked):
+        assert inspector.queues() == {"work": {"name": "work"}}
+
+    assert asked[0]["Authorization"].startswith("Basic ")
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:{port}/metadata", "file:///etc/passwd"])
+def test_it_leads_nowhere_else_and_the_login_goes_nowhere_else(place: str) -> None:
+    with api(says(b"[]")) as (other, asked_there):
+        port = other.url.reveal().rpartition(":")[2]
+
+        def away(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(302)
+            handler.send_header("Location", place.format(port=port))
+            handler.end_headers()
+
+        with api(away) as (inspector, asked), pytest.raises(BrokerUnreachable, match="answers 302"):
+            inspector.queues()
+
+    assert len(asked) == 1
+    assert asked_there == []
+
+
+def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "LARGEST", 1000)
+
+    with (
+        api(says(b'"' + b"x" * 2000 + b'"')) as (inspector, _asked),
+        pytest.raises(BrokerUnreachable, match="more than 1000 bytes"),
+    ):
+        inspector.queues()
+
+
+def test_one_that_comes_byte_by_byte_or_never_is_not_waited_for() -> None:
+    over = threading.Event()
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not over.wait(0.05):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+
+    def nothing(_handler: BaseHTTPRequestHandler) -> None:
+        over.wait()
+
+    for answer, words in ((nothing, "timed out"), (trickle, "does not come to an end")):
+        over.clear()
+        began = time.monotonic()
+        with api(answer) as (inspector, _asked):
+            with pytest.raises(BrokerUnreachable, match=words):
+                inspector.queues()
+            over.set()
+        assert time.monotonic() - began < 10
+
+
+def test_what_is_no_json_is_an_answer_of_nobody_we_know() -> None:
+    with api(says(b"<html>")) as (inspector, _asked), pytest.raises(BrokerUnreachable):
+        inspector.queues()
+
+
+def test_a_process_that_never_asks_never_reads_the_authorities_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssl, "_create_default_https_context", lambda: pytest.fail("forty milliseconds of each start"))
+
+    runpy.run_path(inspection.__file__, run_name="django_rmq_retry.amqp.inspection")

@@ -1,0 +1,263 @@
+import itertools
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.amqp import Access
+from django_rmq_retry.amqp import link as linking
+from django_rmq_retry.amqp.link import FIRST_WAIT, LONGEST_WAIT, Link
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
+from tests.amqp.line_between import between
+from tests.amqp.live import io_thread, publishing, to
+from tests.tooling.node import Node, free_ports
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+
+class Told:
+    """The reports of a link, and the link itself."""
+
+    def __init__(self) -> None:
+        self.opened: list[Any] = []
+        self.lost: list[tuple[str, float]] = []
+        self.refused: list[BaseException] = []
+        self.closed: list[bool] = []
+        self.link: Link
+
+
+@contextmanager
+def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) -> Iterator[Told]:
+    """A link on a thread of its own, closed in the end."""
+    told = Told()
+    with io_thread() as io:
+        told.link = Link(
+            io,
+            Access.parse(url, **options),
+            purpose="test",
+            opened=told.opened.append,
+            lost=lambda reason, wait: told.lost.append((reason, wait)),
+            refused=told.refused.append,
+        )
+        if opening:
+            io.call(told.link.open)
+        yield told
+
+        assert io.alive
+        closed: list[bool] = []
+        io.call(lambda: told.link.close(lambda: closed.append(True)))
+        wait_until(lambda: closed, 5, what="the link is closed")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(linking, "LONGEST_WAIT", 0.05)
+
+
+def gone() -> str:
+    (port,) = free_ports(1)
+    return f"amqp://guest:guest@127.0.0.1:{port}/%2F"
+
+
+def test_a_lost_connection_comes_back(broker_url: str) -> None:
+    with between(broker_url) as line, linked(line.url) as told:
+        wait_until(lambda: len(told.opened) == 1)
+        line.cut()
+        wait_until(lambda: len(told.opened) == 2)
+
+    assert [wait for _, wait in told.lost] == [FIRST_WAIT]
+
+
+def test_each_wait_is_longer_by_chance_and_none_is_beyond_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        chosen.append((low, high))
+        return high
+
+    monkeypatch.setattr("random.uniform", uniform)
+    told = Told()
+    with io_thread() as io:
+        link = Link(
+            io,
+            Access.parse("amqp://guest:guest@127.0.0.1"),
+            purpose="test",
+            opened=told.opened.append,
+            lost=lambda reason, wait: told.lost.append((reason, wait)),
+            refused=told.refused.append,
+        )
+        for _ in range(6):
+            io.call(lambda: link._again("down"))
+        wait_until(lambda: len(told.lost) == 6)
+
+    assert [wait for _, wait in told.lost] == [0.25, 0.75, 2.25, 6.75, 15.0, 15.0]
+    assert chosen[0] == (FIRST_WAIT, 0.75)
+    assert LONGEST_WAIT == 15.0
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_a_session_that_was_good_begins_the_waits_again(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    with between(broker_url) as line, linked(line.url) as told:
+        for session in range(1, 4):
+            wait_until(lambda count=session: len(told.opened) == count)  # type: ignore[misc]  # bound early
+            line.cut()
+        wait_until(lambda: len(told.opened) == 4)
+        told.link._healthy = 0.0
+        line.cut()
+        wait_until(lambda: len(told.opened) == 5)
+
+    # The link was made before the waits were shortened for it.
+    assert [round(wait, 2) for _, wait in told.lost] == [0.01, 0.03, 0.05, 0.01]
+
+
+@pytest.mark.usefixtures("quick")
+def test_several_hosts_are_tried_in_turn(broker_url: str) -> None:
+    with linked([gone().replace("%2F", broker_url.rpartition("/")[2]), broker_url]) as told:
+        wait_until(lambda: told.opened)
+
+    assert len(told.lost) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(("guest:guest", "guest:wrong-pass"), "user name or password"), (("/rmq", "/no-rmq"), "virtual host")],
+)
+def test_what_no_waiting_repairs_is_reported_at_once(broker_url: str, change: tuple[str, str], words: str) -> None:
+    wrong = broker_url.replace(*change) if change[0] in broker_url else broker_url + "-no"
+    with linked(wrong) as told:
+        wait_until(lambda: told.refused)
+
+    (error,) = told.refused
+    assert isinstance(error, BrokerRefused)
+    assert words in str(error)
+    assert "wrong-pass" not in f"{error!r} {error}"
+    assert told.lost == []
+
+
+def test_something_else_than_a_broker_is_reported(vhost: Vhost) -> None:
+    # The management port speaks HTTP.
+    port = vhost.management.url.rpartition(":")[2]
+    with linked(f"amqp://guest:guest@127.0.0.1:{port}/%2F", connect_timeout=2) as told:
+        wait_until(lambda: told.refused or told.lost)
+
+    assert told.opened == []
+
+
+@contextmanager
+def ending(*, reset: bool) -> Iterator[str]:
+    """A server that ends each connection after the client's first bytes, by a reset or by a close."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            while True:
+                with server.accept()[0] as client:
+                    if not client.recv(8):
+                        return
+                    if reset:
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        pool.submit(serve)
+        port = server.getsockname()[1]
+        yield f"amqp://guest:guest@127.0.0.1:{port}/%2F"
+
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_broker_that_resets_the_first_connections_is_waited_for() -> None:
+    with ending(reset=True) as url, linked(url) as told:
+        wait_until(lambda: told.refused or len(told.lost) >= 3)
+
+    assert told.refused == []
+
+
+def test_a_server_without_amqp_is_refused() -> None:
+    with ending(reset=False) as url, linked(url) as told:
+        wait_until(lambda: told.refused)
+
+    assert "does not use AMQP 0-9-1" in str(told.refused[0])
+
+
+@pytest.mark.usefixtures("quick")
+def test_after_a_good_session_a_refusal_is_waited_out(broker_url: str) -> None:
+    password = ["guest"]
+    url = broker_url.replace("guest:guest", "guest")
+    with between(url) as line, linked(line.url, password=lambda: password[0]) as told:
+        wait_until(lambda: told.opened)
+        password[0] = "rotated-too-early"
+        line.cut()
+        wait_until(lambda: len(told.lost) >= 2)
+        password[0] = "guest"
+        wait_until(lambda: len(told.opened) == 2)
+
+    assert told.refused == []
+    assert told.lost[1][0] == "it refused the user name or password"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_credentials_provider_that_fails_is_asked_again(broker_url: str) -> None:
+    asked = itertools.count(1)
+
+    def ask() -> str:
+        # The first question comes when the settings are read, the second before the first connection.
+        if next(asked) == 2:
+            raise OSError("vault is sealed")
+        return "guest"
+
+    with linked(broker_url.replace("guest:guest", "guest"), password=ask) as told:
+        wait_until(lambda: told.opened)
+
+    assert [reason for reason, _ in told.lost] == ["OSError: vault is sealed"]
+
+
+def test_the_broker_without_a_server_is_a_sentence_and_no_loop() -> None:
+    with linked("embedded://") as told:
+        wait_until(lambda: told.refused)
+
+    assert isinstance(told.refused[0], ConfigurationError)
+    assert told.lost == []
+
+
+def test_closing_while_dialling_leaves_nothing_open(broker_url: str) -> None:
+    with between(broker_url) as line:
+        line.silence()
+        with linked(line.url) as told:
+            wait_until(lambda: line.accepted)
+
+        assert (told.opened, told.lost) == ([], [])
+
+
+def test_closing_and_opening_again_while_dialling_makes_one_connection(broker_url: str, vhost: Vhost) -> None:
+    with linked(broker_url, opening=False) as told:
+        io = told.link._io
+
+        def hesitate() -> None:
+            told.link.open()
+            told.link.close(lambda: None)
+            told.link.open()
+
+        io.call(hesitate)
+        wait_until(lambda: told.opened)
+        wait_until(lambda: len(vhost.connections()) == 1)
+
+    assert told.lost == []
+
+
+@pytest.mark.slow
+def test_a_broker_with_small_frames_is_refused_with_what_to_set(make_node: Callable[..., Node]) -> None:
+    node = make_node(conf=("frame_max = 65536",))
+    with linked(node.url()) as told:
+        wait_until(lambda: told.refused)
+        assert told.opened == []
+    with publishing(node.url()) as publisher, pytest.raises(MessageUnsent, match="Set frame_max = 131072"):
+        publisher.publish(to("q"))
+
+    (error,) = told.refused
+    assert isinstance(error, BrokerUnfit)
+    assert "takes frames of 65536 bytes" in str(error)

@@ -1,0 +1,445 @@
+"""The results of publishes, on a real broker."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Outcome, Publisher, PublishResult
+from django_rmq_retry.errors import MessageNacked, MessageReturned, MessageUnsent, PublishUnknown
+from django_rmq_retry.messages import Headers, Properties
+from tests.amqp.line_between import between
+from tests.amqp.live import io_thread, publisher_on, publishing, to
+from tests.tooling.node import Node, free_ports
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.contract
+
+SLACK = 0.5
+"""Seconds by which a publish may outlast its time-out."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+
+    assert took <= seconds + SLACK
+
+
+def classic(amqp: BlockingChannel, name: str, **arguments: object) -> None:
+    said = {key.replace("_", "-"): value for key, value in arguments.items()}
+    amqp.queue_declare(name, durable=True, arguments={"x-queue-type": "classic", **said})
+
+
+def depth(amqp: BlockingChannel, name: str) -> int:
+    return amqp.queue_declare(name, passive=True).method.message_count or 0
+
+
+def test_a_confirmed_message_is_in_its_queue_with_all_it_says(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q", b"body", message_id="m", type="t", headers=Headers.of({"a": 1, "b": "ü"})))
+    _, properties, body = amqp.basic_get("q", auto_ack=True)
+
+    assert body == b"body"
+    assert properties is not None
+    assert (properties.message_id, properties.type, properties.delivery_mode) == ("m", "t", 2)
+    assert properties.headers == {"a": 1, "b": "ü"}
+
+
+def test_a_message_that_no_queue_takes_is_an_error_that_states_what_to_do(broker_url: str) -> None:
+    with publishing(broker_url) as publisher, pytest.raises(MessageReturned, match="rmq_declare") as caught:
+        publisher.publish(to("nowhere"))
+
+    assert (caught.value.exchange, caught.value.routing_key) == ("", "nowhere")
+    assert "312 NO_ROUTE" in str(caught.value)
+
+
+@pytest.mark.parametrize("header", ["BCC", "CC"])
+def test_a_message_that_also_names_other_queues_is_returned_all_the_same(broker_url: str, header: str) -> None:
+    with publishing(broker_url) as publisher, pytest.raises(MessageReturned):
+        publisher.publish(to("nowhere", headers=Headers.of({header: ["absent"]})))
+
+
+def test_a_key_that_is_not_utf8_is_returned_all_the_same(broker_url: str) -> None:
+    with publishing(broker_url) as publisher, pytest.raises(MessageReturned):
+        publisher.publish(to("\udcff\udcfe"))
+
+
+def test_what_need_not_arrive_may_be_dropped(broker_url: str) -> None:
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("nowhere", mandatory=False))
+
+
+def test_a_missing_exchange_harms_only_what_is_meant_for_it(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    ends: list[tuple[str, Outcome]] = []
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q"))
+        for number in range(20):
+            exchange = "missing" if number % 2 else ""
+            publisher.send(to("q", exchange=exchange), lambda end, exchange=exchange: ends.append((exchange, end.kind)))  # type: ignore[misc]
+        wait_until(lambda: len(ends) == 20, 5)
+        with pytest.raises(MessageReturned, match="exchange 'missing' does not exist"):
+            publisher.publish(to("q", exchange="missing"))
+        publisher.publish(to("q"))
+
+    assert {end for exchange, end in ends if not exchange} == {Outcome.CONFIRMED}
+    # Of several in flight on one channel the broker may have routed some before the exchange was deleted.
+    assert {end for exchange, end in ends if exchange} <= {Outcome.UNKNOWN, Outcome.RETURNED}
+    assert depth(amqp, "q") == 12
+
+
+def test_no_message_that_is_stored_is_returned_when_its_exchange_is_deleted(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    amqp.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    amqp.exchange_declare("pay", "fanout")
+    amqp.queue_bind("q", "pay")
+    ends: dict[int, Outcome] = {}
+    begun = threading.Event()
+
+    def done(number: int, result: PublishResult) -> None:
+        ends[number] = result.kind
+        begun.set()
+
+    with publishing(broker_url, publish_timeout=20) as publisher:
+        for number in range(3000):
+            publisher.send(to("k", b"%d" % number + b" " * 2000, exchange="pay"), partial(done, number))
+        assert begun.wait(10)
+        amqp.exchange_delete("pay")
+        wait_until(lambda: len(ends) == 3000, 20)
+
+    got = iter(lambda: amqp.basic_get("q", auto_ack=True), (None, None, None))
+    stored = {int(body) for _, _, body in got if body}
+    assert {ends[number] for number in stored} <= {Outcome.CONFIRMED, Outcome.UNKNOWN}
+    assert {number for number, end in ends.items() if end is Outcome.CONFIRMED} <= stored
+
+
+def test_after_a_missing_exchange_was_declared_it_is_published_to(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher:
+        with pytest.raises(MessageReturned, match="exchange 'late' does not exist"):
+            publisher.publish(to("k", exchange="late"))
+        amqp.exchange_declare("late", "fanout")
+        amqp.queue_bind("q", "late")
+        publisher.publish(to("k", exchange="late"))
+
+    assert depth(amqp, "q") == 1
+
+
+def test_a_full_queue_refuses(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q", x_max_length=1, x_overflow="reject-publish")
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q"))
+        with pytest.raises(MessageNacked, match="full"):
+            publisher.publish(to("q"))
+
+    assert depth(amqp, "q") == 1
+
+
+def test_a_connection_cut_before_the_confirm_leaves_the_end_unknown(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    with between(broker_url) as line, publishing(line.url) as publisher, ThreadPoolExecutor() as pool:
+        publisher.publish(to("q"))
+        line.silence()
+        waits = pool.submit(publisher.publish, to("q", message_id="lost"))
+        wait_until(lambda: depth(amqp, "q") == 2, 5, what="the broker has it")
+        line.cut()
+        with pytest.raises(PublishUnknown, match="same message id"):
+            waits.result(5)
+        line.speak()
+        publisher.publish(to("q"))
+
+    assert depth(amqp, "q") == 3
+
+
+def test_a_broker_that_does_not_answer_is_waited_for_no_longer_than_asked(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    with between(broker_url) as line, publishing(line.url) as publisher:
+        publisher.publish(to("q"))
+        line.silence()
+        with within(0.4), pytest.raises(PublishUnknown, match="no confirm in time"):
+            publisher.publish(to("q"), timeout=0.4)
+        line.speak()
+        publisher.publish(to("q"))
+
+
+def test_a_broker_that_never_shakes_hands_is_waited_for_no_longer_than_asked(broker_url: str) -> None:
+    with between(broker_url) as line:
+        line.silence()
+        with publishing(line.url) as publisher, within(0.4), pytest.raises(MessageUnsent):
+            publisher.publish(to("q"), timeout=0.4)
+
+
+def test_without_a_broker_nothing_is_sent_and_the_deadline_holds() -> None:
+    (port,) = free_ports(1)
+    with publishing(f"amqp://guest:guest@127.0.0.1:{port}") as publisher:
+        with within(0.6), pytest.raises(MessageUnsent, match="refused"):
+            publisher.publish(to("q"), timeout=0.6)
+        with within(0.3), pytest.raises(MessageUnsent):
+            publisher.publish_many([to("q")] * 10, timeout=0.3)
+
+
+def test_wrong_credentials_are_reported_at_once_and_without_the_password(broker_url: str) -> None:
+    wrong = broker_url.replace("guest:guest", "guest:not-the-pass")
+    with publishing(wrong) as publisher, within(1), pytest.raises(MessageUnsent) as caught:
+        publisher.publish(to("q"), timeout=8)
+
+    assert "refused the user name or password" in str(caught.value)
+    assert "not-the-pass" not in repr(caught.value)
+
+
+def test_a_virtual_host_that_does_not_exist_is_reported_at_once(broker_url: str) -> None:
+    with publishing(f"{broker_url}-not") as publisher, within(1), pytest.raises(MessageUnsent, match="virtual host"):
+        publisher.publish(to("q"), timeout=8)
+
+
+def test_the_broker_without_a_server_is_reported_in_a_sentence() -> None:
+    with publishing("embedded://") as publisher:
+        for _ in range(2):
+            with within(0.3), pytest.raises(MessageUnsent, match="needs no server"):
+                publisher.publish(to("q"), timeout=3)
+
+
+def test_headers_above_the_frame_size_are_refused_before_they_cost_the_connection(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q"))
+        with pytest.raises(MessageUnsent, match="one frame"):
+            publisher.publish(to("q", headers=Headers.of({"big": "x" * 140_000})))
+        publisher.publish(to("q"))
+
+    assert depth(amqp, "q") == 2
+
+
+@pytest.mark.slow
+def test_a_body_above_the_brokers_limit_is_unsent_and_the_next_one_leaves(
+    broker_url: str, vhost: Vhost, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    limit = 16 if vhost.version.startswith("4") else 128
+    with publishing(broker_url, publish_timeout=30) as publisher:
+        with pytest.raises(MessageUnsent, match="above the broker's"):
+            publisher.publish(to("q", b"x" * (limit * 1024 * 1024 + 1)))
+        publisher.publish(to("q"))
+
+    assert depth(amqp, "q") == 1
+
+
+@pytest.mark.parametrize("bad", [Message(body="no bytes", routing_key="q"), Message(body=b"", routing_key=7)])  # type: ignore[arg-type]
+def test_a_message_that_cannot_be_written_harms_no_other(broker_url: str, amqp: BlockingChannel, bad: Message) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q"))
+        with pytest.raises(MessageUnsent, match="cannot be written"):
+            publisher.publish(bad)
+        publisher.publish(to("q"))
+
+
+def test_many_threads_share_one_connection(broker_url: str, vhost: Vhost, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: publisher.publish(to("q", str(number).encode())), range(800)))
+        names = wait_until(lambda: [one.get("client_properties", {}) for one in vhost.connections()], 5)
+
+    assert depth(amqp, "q") == 800
+    assert sum("connection_name" in one for one in names) == 1
+
+
+@pytest.mark.parametrize("window", [1, 7, 1000])
+def test_a_batch_never_has_more_than_its_window_in_flight(broker_url: str, amqp: BlockingChannel, window: int) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher:
+        assert publisher.publish_many((to("q") for _ in range(300)), window=window) == 300
+        assert publisher.publish_many([], window=window) == 0
+
+    assert depth(amqp, "q") == 300
+
+
+def test_a_batch_stops_at_its_first_failure_and_reports_it_when_all_have_ended(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    messages = iter([*[to("q")] * 5, to("nowhere"), *[to("q")] * 5000])
+    with publishing(broker_url) as publisher, pytest.raises(MessageReturned):
+        publisher.publish_many(messages, window=3)
+
+    assert 5 <= depth(amqp, "q") <= 12
+
+
+def test_a_batch_whose_messages_break_off_waits_for_those_that_have_left(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+
+    def messages() -> Iterator[Message]:
+        yield from [to("q")] * 5
+        raise KeyError("the next payment")
+
+    with publishing(broker_url) as publisher:
+        with pytest.raises(KeyError) as broken:
+            publisher.publish_many(messages(), window=3)
+
+        assert depth(amqp, "q") == 5
+    assert broken.value.__notes__ == ["5 messages of this batch were confirmed."]
+
+
+def test_a_batch_with_a_message_that_cannot_be_written_sends_those_before_it(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    unwritable = Message(body=b"", routing_key="q", properties=Properties(message_id="m" * 300))
+    with publishing(broker_url) as publisher, within(5):
+        with pytest.raises(ValueError, match="300") as broken:
+            publisher.publish_many([to("q"), to("q"), unwritable, to("q")], window=10)
+
+        assert depth(amqp, "q") == 2
+    assert broken.value.__notes__ == ["2 messages of this batch were confirmed."]
+
+
+def test_a_window_must_let_something_through(broker_url: str) -> None:
+    with publishing(broker_url) as publisher, within(0), pytest.raises(ValueError, match="window"):
+        publisher.publish_many([to("q")], window=0)
+
+
+def test_a_publisher_that_was_closed_opens_again_when_it_is_used(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    with publishing(broker_url) as publisher:
+        for _ in range(3):
+            publisher.publish(to("q"), timeout=3)
+            publisher.close()
+
+    assert depth(amqp, "q") == 3
+
+
+def test_a_message_that_cannot_be_written_does_not_end_the_io_thread_that_sends_it(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    ends: list[tuple[Outcome, str]] = []
+    with publishing(broker_url) as publisher:
+        # As an answer is sent, whose content type is whatever a codec of the project's says.
+        unwritable = to("q", content_type="x" * 256)
+        publisher._io.call(lambda: publisher.send(unwritable, lambda end: ends.append((end.kind, end.text))))
+        publisher.publish(to("q"))
+
+    assert [end for end, _ in ends] == [Outcome.UNSENT]
+    assert "Property content_type cannot be" in ends[0][1]
+
+
+def test_closing_ends_what_is_in_flight_and_harms_nothing(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    ends: list[Outcome] = []
+    with publishing(broker_url, publish_timeout=1) as publisher:
+        publisher.publish(to("q"))
+        for number in range(40):
+            publisher.send(
+                to("q", exchange=f"new-{number % 4}" if number % 2 else ""), lambda end: ends.append(end.kind)
+            )
+        publisher.close()
+        wait_until(lambda: len(ends) == 40, 5)
+
+
+def test_an_operator_who_cuts_the_connection_again_and_again_loses_nothing(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    ends: list[Outcome] = []
+    failures: list[str] = []
+    stop = threading.Event()
+
+    def publish(publisher: Publisher, number: int) -> None:
+        while not stop.is_set():
+            for exchange in ("", f"missing-{number}"):
+                try:
+                    publisher.publish(to("q", exchange=exchange), timeout=5)
+                except (PublishUnknown, MessageReturned, MessageUnsent):
+                    failures.append(exchange)
+                else:
+                    ends.append(Outcome.CONFIRMED)
+
+    with between(broker_url) as line, publishing(line.url) as publisher, ThreadPoolExecutor(3) as pool:
+        threads = [pool.submit(publish, publisher, number) for number in range(3)]
+        for _ in range(6):
+            wait_until(lambda seen=line.accepted: line.accepted > seen or len(ends) > 20, 10)  # type: ignore[misc]
+            ends_before = len(ends)
+            wait_until(lambda before=ends_before: len(ends) > before, 10)  # type: ignore[misc]
+            line.cut()
+        stop.set()
+        for thread in threads:
+            thread.result(15)
+
+    assert depth(amqp, "q") >= len(ends)
+
+
+def test_of_several_hosts_the_next_is_tried(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    (port,) = free_ports(1)
+    gone = broker_url.replace(broker_url.rpartition(":")[2].partition("/")[0], str(port))
+    with publishing([gone, broker_url]) as publisher:
+        publisher.publish(to("q"), timeout=4)
+
+
+def test_nothing_is_opened_before_it_is_needed(broker_url: str) -> None:
+    with between(broker_url) as line, io_thread() as io:
+        publisher_on(io, line.url)
+
+        assert line.accepted == 0
+
+
+def test_when_its_thread_ends_whoever_waits_hears_of_it(broker_url: str, amqp: BlockingChannel) -> None:
+    classic(amqp, "q")
+    with between(broker_url) as line, io_thread() as io, ThreadPoolExecutor() as pool:
+        publisher = publisher_on(io, line.url)
+        publisher.publish(to("q"))
+        line.silence()
+        waits = pool.submit(publisher.publish, to("q"))
+        wait_until(lambda: depth(amqp, "q") == 2, 5)
+        io.stop(timeout=5)
+
+        with pytest.raises(PublishUnknown, match="the I/O thread ended"):
+            waits.result(2)
+        with within(0), pytest.raises(MessageUnsent, match="the I/O thread has ended"):
+            publisher.publish(to("q"))
+        with within(0), pytest.raises(MessageUnsent):
+            publisher.publish_many([to("q")] * 3)
+
+
+@pytest.mark.slow
+def test_an_alarm_holds_publishes_back_until_their_deadline_and_no_longer(
+    private_broker: Vhost, private_node: Node
+) -> None:
+    with publishing(private_broker.url, blocked_timeout=60) as publisher:
+        publisher.publish(to("nowhere", mandatory=False))
+        private_node.raise_alarm()
+        with within(0.5), pytest.raises(PublishUnknown):
+            publisher.publish(to("nowhere"), timeout=0.5)
+        with within(0.5), pytest.raises(MessageUnsent, match="takes no messages for now"):
+            publisher.publish(to("nowhere"), timeout=0.5)
+        private_node.clear_alarm()
+        publisher.publish(to("nowhere", mandatory=False))
+
+
+@pytest.mark.slow
+def test_after_a_restart_of_the_broker_publishing_continues(private_broker: Vhost, private_node: Node) -> None:
+    with publishing(private_broker.url) as publisher:
+        publisher.publish(to("nowhere", mandatory=False))
+        private_node.stop()
+        with within(0.3), pytest.raises(MessageUnsent):
+            publisher.publish(to("nowhere"), timeout=0.3)
+        private_node.start()
+        publisher.publish(to("nowhere", mandatory=False), timeout=20)

@@ -1,0 +1,75 @@
+"""The meaning of the broker's refusals, word for word as RabbitMQ 3.10 to 4.3 write them."""
+
+import pytest
+
+from django_rmq_retry.amqp import Refusal
+from django_rmq_retry.amqp.refusals import Unequal
+
+UNEQUAL = "PRECONDITION_FAILED - inequivalent arg '{}' for queue 'q' in vhost '/': "
+
+
+@pytest.mark.parametrize(
+    ("argument", "words", "value"),
+    [
+        ("x-message-ttl", "received '30000' but current is '60000'", 60000),
+        ("x-message-ttl", "received none but current is the value '60000' of type 'signedint'", 60000),
+        ("x-queue-type", "received 'classic' but current is 'quorum'", "quorum"),
+        ("x-dead-letter-exchange", "received none but current is the value '' of type 'longstr'", ""),
+        ("x-max-length", "received the value '5' of type 'signedint' but current is none", None),
+        ("x-single-active-consumer", "received none but current is the value 'true' of type 'bool'", True),
+        ("x-dead-letter-routing-key", "received 'but current is' but current is '12'", 12),
+        ("x-dead-letter-routing-key", "received none but current is the value '12' of type 'longstr'", "12"),
+        ("durable", "received 'false' but current is 'true'", True),
+    ],
+)
+def test_the_value_on_the_broker_is_read_with_its_type(argument: str, words: str, value: object) -> None:
+    refusal = Refusal(406, UNEQUAL.format(argument) + words)
+
+    assert refusal.unequal == Unequal(argument=argument, value=value)
+
+
+def test_a_sentence_that_was_cut_off_shows_the_argument_only() -> None:
+    refusal = Refusal(406, UNEQUAL.format("x-message-ttl") + "received 'aaaaaaaaaaaaaaaaaaaaaaaaa")
+
+    assert refusal.unequal == Unequal(argument="x-message-ttl", reported=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible",
+        "NOT_FOUND - failed to perform operation on queue 'q' in vhost '/' due to timeout",
+    ],
+)
+def test_a_node_that_is_down_is_not_a_missing_queue(text: str) -> None:
+    refusal = Refusal(404, text)
+
+    assert (refusal.away, refusal.missing) == (True, False)
+    assert refusal.sentence().startswith("The node that holds it is down or does not answer. Nothing was created")
+
+
+def test_a_missing_queue_is_missing() -> None:
+    refusal = Refusal(404, "NOT_FOUND - no queue 'q' in vhost '/'")
+
+    assert (refusal.away, refusal.missing) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "ACCESS_REFUSED - access to queue 'q' in vhost '/' refused for user 'app'",
+            "The user 'app' lacks the configure right on the queue 'q'. Grant it with `rabbitmqctl set_permissions`.",
+        ),
+        (
+            "ACCESS_REFUSED - write access to exchange 'dlx' in vhost '/' refused for user 'app'",
+            "The user 'app' lacks the write right on the exchange 'dlx'. Grant it with `rabbitmqctl set_permissions`.",
+        ),
+        (
+            "ACCESS_REFUSED - queue name 'amq.q' contains reserved prefix 'amq.*'",
+            "The broker refuses it: queue name 'amq.q' contains reserved prefix 'amq.*' (403).",
+        ),
+    ],
+)
+def test_a_missing_right_names_the_user_the_right_and_the_thing(text: str, said: str) -> None:
+    assert Refusal(403, text).sentence() == said

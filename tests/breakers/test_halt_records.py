@@ -1,0 +1,60 @@
+"""The records of queues that StopTheLine has halted, whatever their messages contain."""
+
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.breakers.table import Halts, halted
+from django_rmq_retry.handlers.attempt import Halt
+from django_rmq_retry.models import QueueControl
+from tests.tooling.filled import Own
+from tests.tooling.owned import routed
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+def halt(queue: str, message_id: str, attempt: int = 3) -> Halt:
+    return Halt(queue=queue, since=time.time(), attempt=attempt, error="BankDown: timeout\0", message_id=message_id)
+
+
+@pytest.fixture
+def own(own_database: Own, settings: Any) -> Own:
+    """Threads of a test work on one database, whichever it is."""
+    routed(settings)
+    return own_database
+
+
+@pytest.mark.usefixtures("own")
+def test_no_message_id_keeps_a_halted_line_from_being_reported() -> None:
+    Halts(lambda: [halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")], "me").report()
+
+    told = [(row.queue, row.halted_message, row.halted_error) for row in halted()]
+    assert told == [
+        ("a", "\\udcff", "BankDown: timeout\\x00"),
+        ("b", "null\\x00", "BankDown: timeout\\x00"),
+        ("c", "1", "BankDown: timeout\\x00"),
+    ]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_halted_line_that_is_met_again_keeps_its_time_with_any_id() -> None:
+    Halts(lambda: [halt("a", "\udcff")], "one").report()
+    since = halted()[0].halted_at
+    Halts(lambda: [halt("a", "\udcff", attempt=4)], "two").report()
+
+    assert [(row.halted_at, row.halted_by, row.halted_attempt) for row in halted()] == [(since, "two", 4)]
+
+
+@pytest.mark.usefixtures("own")
+def test_one_line_that_cannot_be_written_starves_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    halts = Halts(lambda: [halt("\udcff", "1"), halt("b", "2")], "me")
+    with caplog.at_level(logging.WARNING):
+        halts.report()
+        halts.report()
+    halts.end()
+
+    assert list(QueueControl.objects.values_list("queue", "halted_message")) == [("b", "2")]
+    assert [record.__dict__["event"] for record in caplog.records] == ["halts"]
+    assert halted() == ()

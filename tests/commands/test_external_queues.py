@@ -1,0 +1,256 @@
+"""External objects (existing=True) are compared, and never created, changed or deleted, wherever they are named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import UnroutableError
+
+from django_rmq_retry import (
+    DeadLetter,
+    Delivery,
+    Exchange,
+    Exponential,
+    Ladder,
+    Queue,
+    RetryThenPark,
+    StopTheLine,
+    WaitQueue,
+    handler,
+)
+from tests.amqp.declared import arguments
+from tests.commands.running import Exit, run
+from tests.tooling.vhosts import Vhost
+
+pytestmark = [pytest.mark.contract, pytest.mark.on_both, pytest.mark.django_db]
+
+MAIN = Exchange("main-exchange", existing=True)
+AGAIN = Exchange("retry-exchange", "fanout", existing=True)
+LOOP = {"x-dead-letter-exchange": "retry-exchange"}
+WAIT = {"x-message-ttl": 3000, "x-dead-letter-exchange": "main-exchange"}
+
+
+@pytest.fixture(autouse=True)
+def url(broker_url: str, settings: Any) -> Any:
+    settings.RMQ_RETRY = {"URL": broker_url}
+    return settings
+
+
+def handle(queue: Queue | str, **options: Any) -> None:
+    @handler(queue, **options)
+    def cash(message: Delivery) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def theirs(amqp: BlockingChannel) -> None:
+    """The loop that another team has declared: classic queues, retried after three seconds."""
+    amqp.exchange_declare("main-exchange", "direct", durable=True)
+    amqp.exchange_declare("retry-exchange", "fanout", durable=True)
+    for name, said in (("main-queue", LOOP), ("retry-queue", WAIT), ("parking-queue", {})):
+        amqp.queue_declare(name, durable=True, arguments=said)
+    amqp.queue_bind("main-queue", "main-exchange", "cash")
+    amqp.queue_bind("retry-queue", "retry-exchange")
+
+
+@pytest.fixture
+def taken_over() -> None:
+    """The project's words for it, where nothing is of its own."""
+    handle(
+        Queue("main-queue", existing=True, bindings=[MAIN.bind("cash")]),
+        policy=RetryThenPark(
+            attempts=4, via=DeadLetter(exchange=AGAIN, queue=Queue("retry-queue", existing=True), after=3)
+        ),
+        park=Queue("parking-queue", existing=True),
+    )
+
+
+QUEUES: Mapping[str, Mapping[str, object]] = {"main-queue": LOOP, "retry-queue": WAIT, "parking-queue": {}}
+EXCHANGES = {"main-exchange", "retry-exchange"}
+
+
+def rows(*options: str) -> dict[str, list[str]]:
+    """The line of each queue and exchange: its sign and what is said."""
+    found = [line for line in run("rmq_declare", *options).lines if len(line) == 4]
+    return {line[2]: [line[0].strip(), line[3]] for line in found}
+
+
+@pytest.mark.usefixtures("theirs", "taken_over")
+def test_the_real_types_are_shown_and_nothing_differs() -> None:
+    ran = run("rmq_declare")
+
+    assert ran.code == Exit.DONE
+    assert [line[1:] for line in ran.lines[1:-1]] == [
+        ["exchange", "main-exchange", "direct durable existing"],
+        ["exchange", "retry-exchange", "fanout durable existing"],
+        ["queue", "main-queue", "work classic existing"],
+        ["queue", "retry-queue", "waiting classic existing ttl 3000 ms"],
+        ["queue", "parking-queue", "parked classic existing"],
+        ["binding", "main-exchange → main-queue by 'cash'", ""],
+        ["binding", "retry-exchange → retry-queue", ""],
+    ]
+    assert ran.lines[-1] == ["5 unchanged, 2 not visible."]
+
+
+@pytest.mark.usefixtures("theirs", "taken_over")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["rmq_declare"], Exit.DONE),
+        (["rmq_delete", "--all", "--yes"], Exit.NOTHING),
+        (["rmq_delete", "--all", "--force", "--yes"], Exit.NOTHING),
+        (["rmq_delete", "retry-queue", "--force", "--yes"], Exit.USAGE),
+        (["rmq_delete", "parking-queue", "--force", "--yes"], Exit.USAGE),
+        (["rmq_declare", "--recreate", "main-queue", "--yes"], Exit.DRIFT),
+        (["rmq_declare", "--recreate", "retry-queue", "--yes"], Exit.DRIFT),
+        (["rmq_declare", "--recreate", "parking-queue", "--yes"], Exit.DRIFT),
+    ],
+)
+def test_no_command_touches_it(command: list[str], code: Exit, vhost: Vhost, amqp: BlockingChannel) -> None:
+    amqp.queue_unbind("retry-queue", "retry-exchange")
+    amqp.confirm_delivery()
+
+    assert run(*command).code == code
+    assert arguments(vhost) == QUEUES
+    assert set(vhost.exchanges()) == EXCHANGES
+    amqp.basic_publish("main-exchange", "cash", b"{}", mandatory=True)
+    with pytest.raises(UnroutableError):
+        amqp.basic_publish("retry-exchange", "", b"{}", mandatory=True)
+
+
+@pytest.mark.usefixtures("taken_over")
+def test_what_is_missing_is_reported_and_not_made(vhost: Vhost) -> None:
+    ran = run("rmq_declare")
+
+    assert ran.code == Exit.DRIFT
+    assert rows()["retry-queue"] == ["!", "It is external (existing=True) and does not exist."]
+    assert (vhost.queues(), vhost.exchanges()) == ({}, {})
+
+
+@pytest.mark.usefixtures("taken_over", "theirs")
+def test_what_a_retry_needs_is_compared(amqp: BlockingChannel) -> None:
+    for name, said in (("retry-queue", {**WAIT, "x-message-ttl": 60_000}), ("main-queue", {})):
+        amqp.queue_delete(name)
+        amqp.queue_declare(name, durable=True, arguments={**said, "x-max-length": 9})
+
+    ran = run("rmq_declare", "--check")
+
+    assert ran.code == Exit.DRIFT
+    assert rows("--check")["retry-queue"] == ["!", "x-message-ttl: here 3000, broker 60000"]
+    assert rows("--check")["main-queue"] == ["!", "x-dead-letter-exchange: here retry-exchange, broker none"]
+    assert "Queue 'main-queue' is declared elsewhere (existing=True) and was not changed." in ran.err
+    assert "--recreate" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        (Queue("q", existing=True), ["=", "work classic existing"]),
+        (Queue("q", existing=True, type=None), ["=", "work classic existing"]),
+        (Queue("q", existing=True, type="classic"), ["=", "work classic existing"]),
+        (Queue("q", existing=True, type="quorum"), ["!", "x-queue-type: here quorum, broker classic"]),
+        (Queue("q", existing=True, max_length=5), ["!", "x-max-length: here 5, broker 7"]),
+        (Queue("q", existing=True, arguments={"x-expires": 9}), ["!", "x-expires: here 9, broker none"]),
+    ],
+    ids=["nothing", "no type", "classic", "quorum", "a length", "an argument"],
+)
+def test_only_what_is_written_out_is_compared(queue: Queue, said: list[str], amqp: BlockingChannel) -> None:
+    amqp.queue_declare("q", durable=True, arguments={"x-max-length": 7})
+    handle(queue)
+
+    assert rows("--check")["q"] == said
+
+
+def test_a_quorum_queue_of_other_projects_is_shown_as_one(amqp: BlockingChannel) -> None:
+    amqp.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 7})
+    handle(Queue("q", existing=True))
+
+    assert rows("--check")["q"] == ["=", "work quorum existing"]
+
+
+def test_a_line_needs_a_queue_with_a_single_active_consumer(amqp: BlockingChannel) -> None:
+    amqp.queue_declare("q", durable=True)
+    handle(Queue("q", existing=True), policy=StopTheLine())
+
+    assert rows("--check")["q"] == ["!", "x-single-active-consumer: here true, broker none"]
+
+
+def test_a_key_that_would_lead_retries_astray_is_reported(amqp: BlockingChannel) -> None:
+    amqp.queue_declare("q", durable=True, arguments={**LOOP, "x-dead-letter-routing-key": "else"})
+    via = DeadLetter(exchange=AGAIN, queue="again", after=3)
+    handle(Queue("q", existing=True), policy=RetryThenPark(via=via))
+
+    assert rows("--check")["q"] == ["!", "x-dead-letter-routing-key: here none, broker else"]
+
+
+def test_an_exchange_of_another_type_is_reported(amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("theirs", "topic", arguments={"alternate-exchange": "rest"})
+    theirs = Exchange("theirs", "fanout", existing=True)
+    handle(Queue("q", bindings=[theirs.bind()]))
+
+    assert rows("--check")["theirs"] == ["!", "type: here fanout, broker topic"]
+
+
+OURS = Exchange("ours")
+PLACES: Mapping[str, Any] = {
+    "the parked queue": lambda: handle("q", park=Queue("theirs", existing=True)),
+    "the queue of DeadLetter": lambda: handle(
+        "q",
+        policy=RetryThenPark(via=DeadLetter(exchange="again", queue=Queue("theirs", existing=True), after=3)),
+    ),
+    "the queue of WaitQueue": lambda: handle(
+        "q", policy=RetryThenPark(via=WaitQueue("again", Queue("theirs", existing=True)))
+    ),
+    "the exchange of WaitQueue": lambda: handle(
+        "q", policy=RetryThenPark(via=WaitQueue(Exchange("theirs", existing=True), "again"))
+    ),
+    "the way back": lambda: handle(
+        Queue("q", bindings=[OURS.bind("q")]),
+        policy=RetryThenPark(
+            via=DeadLetter(
+                exchange="again", queue="again", after=3, back=Exchange("theirs", existing=True), back_key="k"
+            )
+        ),
+    ),
+    "an alternate exchange": lambda: handle(
+        Queue("q", bindings=[Exchange("ours", alternate=Exchange("theirs", existing=True)).bind("q")])
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("command", [["--all", "--yes"], ["--all", "--yes", "--force"]])
+def test_in_every_place_it_is_left_alone(place: str, command: list[str], vhost: Vhost, amqp: BlockingChannel) -> None:
+    """Whatever else the project has of its own comes and goes."""
+    PLACES[place]()
+    assert rows("--plan")["theirs"][0] == "!"
+    assert "theirs" not in {*vhost.queues(), *vhost.exchanges()}
+
+    if place in ("the parked queue", "the queue of DeadLetter", "the queue of WaitQueue"):
+        amqp.queue_declare("theirs", durable=True, arguments={"x-max-length": 3})
+    else:
+        amqp.exchange_declare("theirs", "direct", durable=True)
+    run("rmq_declare")
+    assert "q" in vhost.queues()
+    run("rmq_delete", *command)
+
+    assert {*vhost.queues(), *vhost.exchanges()} == {"theirs"}
+
+
+def test_a_waiting_queue_can_be_left_to_others_in_the_settings(url: Any, vhost: Vhost, amqp: BlockingChannel) -> None:
+    handle("q", policy=RetryThenPark(attempts=3, backoff=Exponential(10), via=Ladder([10])))
+    url.RMQ_RETRY = {**url.RMQ_RETRY, "TOPOLOGY": [Queue("q.retry.10s", existing=True)]}
+    amqp.queue_declare("q.retry.10s", durable=True)
+
+    assert rows()["q.retry.10s"] == ["=", "waiting classic existing ttl 10000 ms"]
+    assert run("rmq_delete", "--all", "--yes").code == Exit.DONE
+    assert set(vhost.queues()) == {"q.retry.10s"}
+
+
+def test_old_waiting_queues_beside_a_queue_of_other_projects_are_not_taken_for_ours(amqp: BlockingChannel) -> None:
+    amqp.queue_declare("theirs", durable=True)
+    amqp.queue_declare("theirs.retry.7s", durable=True)
+    handle(Queue("theirs", existing=True))
+
+    assert run("rmq_delete", "theirs.retry.7s", "--yes").code == Exit.USAGE

@@ -1,0 +1,77 @@
+"""Several gates: each receives the verdict on a run once, even if another gate fails."""
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq_retry import Delivery, Queue, RetryThenPark
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.messages import DONE, Settlement
+from django_rmq_retry.policies import ACK, Verdict, retry
+from tests.consumer.attempting import attempts_of
+from tests.core.made import delivery
+
+SPARED = retry(0.0, counted=False)
+
+
+class One:
+    """Keep the verdicts that it receives, and fail a number of times."""
+
+    def __init__(self, says: Verdict | None = None, failing: int = 0) -> None:
+        self.says = says
+        self.failing = failing
+        self.heard: list[Verdict] = []
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+        return None
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        if self.failing:
+            self.failing -= 1
+            raise ConnectionError("the database is away")
+        self.heard.append(verdict)
+        return self.says or verdict
+
+
+def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: One) -> Callable[[Delivery], Settlement]:
+    one = Subscription(
+        name="h", run=act, queue=Queue("payments"), policy=RetryThenPark(), park="payments.parked", rate=100.0
+    )
+    events = Events(lambda: 1.0, [lambda attempt: noted.append(attempt.verdict)])
+    return attempts_of(one, journals=(events,), gates=gates).settlement
+
+
+def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() -> None:
+    runs: list[Delivery] = []
+    noted: list[Verdict] = []
+    first, second, third = One(SPARED), One(failing=2), One()
+    made, message = attempts(runs.append, noted, first, second, third), delivery()
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            made(message)
+    made(message)
+
+    assert (first.heard, second.heard, third.heard) == ([ACK], [SPARED], [SPARED])
+    assert (len(runs), noted) == (1, [SPARED])
+
+
+def test_the_next_run_of_the_same_message_is_reported_to_all() -> None:
+    runs: list[int] = []
+
+    def act(_message: Delivery) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise Unready("no database")
+
+    first, second = One(), One(failing=1)
+    made, message = attempts(act, [], first, second), delivery()
+    with pytest.raises(ConnectionError):
+        made(message)
+
+    assert made(message) is DONE
+    assert [(one.kind, one.counted) for one in first.heard] == [(SPARED.kind, False), (ACK.kind, True)]
+    assert second.heard == [ACK]

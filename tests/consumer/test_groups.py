@@ -1,0 +1,149 @@
+"""The group of a parked message: written to headers of the parked copy and read back by the drainer."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
+from django_rmq_retry.handlers import Match, Subscription, attempt
+from django_rmq_retry.handlers.subscription import Fingerprint
+from django_rmq_retry.messages import Settlement, encode_properties
+from django_rmq_retry.messages.parked_copy import Parked
+from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
+from django_rmq_retry.policies import Kind
+from tests.consumer.attempting import Book, attempts_of
+from tests.core.made import delivery
+from tests.core.parked import read_back
+from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
+
+HERE = "tests.consumer.test_groups"
+
+
+def settled(
+    act: Callable[[Delivery], object],
+    arrival: Delivery,
+    *,
+    attempts: int = 1,
+    fingerprint: Fingerprint | None = None,
+    match: Match | None = None,
+    book: Book | None = None,
+) -> Settlement:
+    made = Subscription(
+        name="payments.handlers.charge",
+        run=act,
+        queue=Queue("payments"),
+        policy=RetryThenPark(attempts=attempts, backoff=Fixed(3)),
+        park="payments.parked",
+        fingerprint=fingerprint,
+        match=match or Match(),
+    )
+    return attempts_of(made, journals=(book or Book(),)).settlement(arrival)
+
+
+def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, **options: Any) -> Parked:
+    copy = settled(act, arrival or delivery(), **options).copy
+    assert copy is not None
+    raw = encode_properties(copy.properties)
+    assert len(raw) < 4096
+    return read_back(copy)
+
+
+def charge(_: Delivery) -> None:
+    post()
+
+
+def raising(error: BaseException) -> Callable[[Delivery], object]:
+    def act(_: Delivery) -> object:
+        raise error
+
+    return act
+
+
+def test_the_parked_copy_shows_its_group_and_the_place_in_the_code() -> None:
+    found = parked(charge)
+
+    assert found.culprit == "tests.core.raising:post"
+    assert len(found.fingerprint) == 40
+    assert found.fingerprint == parked(charge, delivery(body=b"[7]")).fingerprint
+
+
+def test_two_causes_are_two_groups() -> None:
+    prints = {parked(act).fingerprint for act in (charge, raising(BankDown("no")), raising(Park("no")))}
+
+    assert len(prints) == 3
+
+
+def test_the_overrule_of_a_handler_is_grouped_with_what_it_was_raised_from() -> None:
+    def act(cause: Exception) -> Callable[[Delivery], object]:
+        def refuse(_: Delivery) -> object:
+            raise Park("closed") from cause
+
+        return refuse
+
+    one, other = parked(act(KeyError("a"))), parked(act(ValueError("a")))
+
+    assert one.fingerprint != other.fingerprint
+    assert one.culprit.startswith(f"{HERE}:test_the_overrule")
+
+
+def test_a_handler_names_its_groups() -> None:
+    found = parked(charge, fingerprint=lambda message, error: f"{message.queue} {type(error).__name__}")
+
+    assert found.fingerprint == named("payments BankDown")
+    assert found.culprit == "tests.core.raising:post"
+
+
+def fails(*_: object) -> str:
+    raise SystemExit(2)
+
+
+@pytest.mark.parametrize("given", [fails, lambda *_: "", lambda *_: None, lambda *_: 7])
+def test_a_handler_that_cannot_name_its_group_leaves_it_to_the_rule(given: Any) -> None:
+    assert parked(charge, fingerprint=given).fingerprint == parked(charge).fingerprint
+
+
+def test_it_is_told_that_a_handler_could_not_name_its_group(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "django_rmq_retry"):
+        parked(charge, fingerprint=fails)
+
+    assert caplog.messages == [
+        "fingerprint= of handler payments.handlers.charge raised SystemExit; the default rule groups this failure"
+    ]
+
+
+def test_what_cannot_be_decoded_or_has_no_handler_is_grouped_by_its_queue() -> None:
+    undecodable = parked(print, delivery(body=b"{"))
+    unhandled = parked(print, delivery(type="refund"), match=Match(type="charge"))
+
+    by_body = untraced("UndecodableBody", reason="undecodable_body", queue="payments")
+    by_type = untraced("", reason="no_handler", queue="payments")
+
+    assert Grouping(fingerprint=undecodable.fingerprint, culprit=undecodable.culprit) == by_body
+    assert Grouping(fingerprint=unhandled.fingerprint, culprit=unhandled.culprit) == by_type
+
+
+@pytest.mark.parametrize(
+    "act", [raising(Unprintable()), raising(odd_names()), lambda _: deep(10**6), raising(Exception("x" * 10**6))]
+)
+def test_whatever_the_exception_does_its_message_is_parked_with_a_group(act: Callable[[Delivery], object]) -> None:
+    assert len(parked(act).fingerprint) == 40
+
+
+def test_a_header_of_an_earlier_parking_does_not_stay() -> None:
+    earlier = delivery(headers={"rmq-retry-fingerprint": "old", "rmq-retry-culprit": "old"}, body=b"{")
+
+    found = parked(print, earlier)
+
+    assert (found.fingerprint != "old", found.culprit) == (True, "")
+
+
+def test_nothing_is_worked_out_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(attempt, "traced", asked.append)
+    book = Book()
+
+    settled(charge, delivery(), attempts=2, book=book)
+
+    assert (book.notes[0].verdict.kind, asked) == (Kind.RETRY, [])

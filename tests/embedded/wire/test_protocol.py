@@ -1,0 +1,288 @@
+"""The wire itself: the handshake, frames that are wrong, heartbeats, sizes."""
+
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pika
+import pytest
+from pika import spec
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ProbableAccessDeniedError
+
+from django_rmq_retry.embedded.wire.server import Connection, Server
+from django_rmq_retry.messages import Headers, Properties, encode_properties
+from tests.embedded.served import MakeServer
+from tests.embedded.wire.raw import HEADER, Raw
+from tests.tooling.waiting import wait_until
+
+ALL: dict[str, Any] = {"capabilities": {"authentication_failure_close": True}}
+
+
+def publish(key: str, *, mandatory: bool = False) -> bytes:
+    """The method frame of a publish on channel 1."""
+    payload = struct.pack(">IHB", 0x3C0028, 0, 0) + bytes((len(key),)) + key.encode() + bytes((mandatory,))
+    return framed(1, payload)
+
+
+def framed(kind: int, payload: bytes, channel: int = 1) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def header(size: int, properties: bytes = b"\0\0", *, of: int = 60) -> bytes:
+    return framed(2, struct.pack(">HHQ", of, 0, size) + properties)
+
+
+def closed(method: Any) -> tuple[str, int, str]:
+    return method.NAME, method.reply_code, method.reply_text
+
+
+def test_the_server_says_what_it_can_and_what_it_really_is(make_server: MakeServer) -> None:
+    with Raw(make_server("4.3").port) as raw:
+        raw.send(HEADER)
+        start = raw.method()
+    told = start.server_properties
+
+    assert (told["product"], told["version"]) == ("RabbitMQ", "4.3.6")
+    assert "embedded" in told["platform"]
+    assert "is not RabbitMQ" in told["information"]
+    assert told["capabilities"]["publisher_confirms"] is True
+    assert (start.mechanisms, start.locales) == (b"AMQPLAIN PLAIN", b"en_US")
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\0\1\0\0", b"AMQP\1\1\0\x09"])
+def test_another_protocol_is_told_which_one_is_spoken(server: Server, head: bytes) -> None:
+    with Raw(server.port) as raw:
+        raw.send(head)
+
+        assert raw.frame() == (0, 0, HEADER)
+
+
+def test_a_protocol_header_may_come_in_pieces(server: Server) -> None:
+    with Raw(server.port) as raw:
+        for byte in HEADER:
+            raw.send(bytes((byte,)))
+
+        assert raw.method().NAME == "Connection.Start"
+
+
+def test_who_is_not_guest_is_told_if_it_can_understand_it(server: Server) -> None:
+    with Raw(server.port) as raw, Raw(server.port) as simple:
+        answer = raw.start(response=b"\0guest\0wrong", **ALL)
+
+        assert answer.reply_code == 403
+        assert answer.reply_text.startswith("ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN.")
+        assert simple.start(response=b"\0guest\0wrong") is None
+
+
+def test_amqplain_is_understood(server: Server) -> None:
+    login = Headers.of({"LOGIN": "guest", "PASSWORD": "guest"}).raw
+    with Raw(server.port) as raw:
+        tune = raw.start(response=login, mechanism="AMQPLAIN")
+
+    assert (tune.NAME, tune.channel_max, tune.frame_max, tune.heartbeat) == ("Connection.Tune", 2047, 131072, 60)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"channel_max": 0}, "negotiated channel_max = 0 (no limit) is higher than the maximum allowed value (2047)"),
+        ({"channel_max": 4000}, "negotiated channel_max = 4000 is higher than the maximum allowed value (2047)"),
+        ({"frame_max": 4095}, "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
+    ],
+)
+def test_limits_that_are_none_are_refused(server: Server, limits: dict[str, int], words: str) -> None:
+    with Raw(server.port) as raw:
+        answer = raw.open(**limits)
+
+    assert closed(answer) == ("Connection.Close", 530, f"NOT_ALLOWED - {words}")
+
+
+def test_a_virtual_host_that_is_not_there_is_refused(server: Server) -> None:
+    with pytest.raises(ProbableAccessDeniedError, match="vhost bank not found"):
+        pika.BlockingConnection(pika.URLParameters(server.url.replace("%2F", "bank")))
+
+
+@pytest.mark.parametrize(
+    ("frames", "code", "words"),
+    [
+        (header(0), 505, "UNEXPECTED_FRAME - expected method frame, got non method frame instead"),
+        (
+            publish("q") + publish("q"),
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+        ),
+        (
+            publish("q") + header(5, of=10),
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got one for class 10 instead",
+        ),
+        (
+            publish("q") + header(5) + publish("q"),
+            505,
+            "UNEXPECTED_FRAME - expected content body, got non content body frame instead",
+        ),
+        (framed(1, b"\0\x14\0\x0a\0"), 504, "CHANNEL_ERROR - second 'channel.open' seen"),
+        (framed(1, b"\0\x5a\0\x0a", channel=7), 504, "CHANNEL_ERROR - expected 'channel.open'"),
+        (framed(1, b"\0\x0a\0\x0b\0\0\0\0", channel=0), 502, "SYNTAX_ERROR - cannot decode the arguments of"),
+        (
+            framed(3, b"xx")[:-1] + b"\0",
+            501,
+            'FRAME_ERROR - type 3, all octets = <<"xx">>: {invalid_frame_end_marker,0}',
+        ),
+        (struct.pack(">BHI", 2, 1, 200_000), 501, "FRAME_ERROR - type 2, all octets = <<>>: {frame_too_large,200000,"),
+        (publish("q") + header(0, b"\xff\xff"), 502, "SYNTAX_ERROR - content properties cannot be decoded"),
+        (framed(1, b"\0\x3c\0\x3c"), 502, "SYNTAX_ERROR - cannot decode the arguments of Basic.Deliver"),
+    ],
+)
+def test_frames_that_are_wrong_close_the_connection(server: Server, frames: bytes, code: int, words: str) -> None:
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.send(frames)
+        answer = raw.method()
+        raw.say(spec.Connection.CloseOk())
+
+        assert (answer.NAME, answer.reply_code) == ("Connection.Close", code)
+        assert answer.reply_text.startswith(words)
+        assert raw.method() is None
+
+
+def test_a_refusal_closes_the_channel_and_what_follows_on_it_is_not_received(server: Server) -> None:
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.say(spec.Queue.Declare(queue="none", passive=True), spec.Queue.Declare(queue="q"), channel=1)
+        answer = raw.method()
+        raw.say(spec.Channel.CloseOk(), spec.Channel.Open(), channel=1)
+        opened = raw.method()
+        raw.say(spec.Queue.Declare(queue="q", passive=True), channel=1)
+
+        assert closed(answer) == ("Channel.Close", 404, "NOT_FOUND - no queue 'none' in vhost '/'")
+        assert (answer.class_id, answer.method_id) == (50, 10)
+        assert opened.NAME == "Channel.OpenOk"
+        assert raw.method().reply_code == 404
+
+
+def test_a_message_lives_from_when_it_came_not_from_when_its_turn_began(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = server._serve
+    sent: list[float] = []
+    content = framed(2, struct.pack(">HHQH", 60, 0, 0, 0x0100) + b"\x0560000")
+
+    def late(connection: Connection, events: int, now: float) -> None:
+        """The rest of the message is sent after the turn that reads it has begun."""
+        if not sent:
+            sent.append(time.monotonic())
+            raw.send(content)
+        serve(connection, events, now)
+
+    with Raw(server.port) as raw:
+        raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.open(channel=1)
+        raw.say(spec.Queue.Declare(queue="q"), channel=1)
+        raw.method()
+        monkeypatch.setattr(server, "_serve", late)
+        raw.send(publish("q"))
+        queue = server.broker.vhosts["/"].router.queues["q"]
+        wait_until(lambda: queue.ready.count == 1)
+        (waiting,) = queue.ready
+
+    assert waiting.expires >= sent[0] + 60
+
+
+def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: Server) -> None:
+    with Raw(server.port) as raw:
+        raw.open(heartbeat=1)
+        kinds = []
+        while (found := raw.frame())[0]:
+            kinds.append(found[0])
+
+    assert set(kinds) == {8}
+
+
+def test_headers_that_no_client_could_write_pass_as_they_are(server: Server, channel: BlockingChannel) -> None:
+    hostile = encode_properties(Properties(headers=Headers(b"\x02\xff\xfeT" + b"\xff" * 8), message_id="é"))
+    channel.queue_declare("q")
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.send(publish("q"), header(0, hostile))
+        raw.say(spec.Basic.Get(queue="q", no_ack=True), channel=1)
+        method, (_, _, payload) = raw.method(), raw.frame()
+
+    assert method.NAME == "Basic.GetOk"
+    assert payload[12:] == hostile
+
+
+def test_a_message_whose_key_is_no_text_is_dead_lettered_like_any_other(server: Server) -> None:
+    letters = {"x-max-length": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    place = struct.pack(">IH", 0x3C0028, 0) + b"\x0aamq.fanout\2\xff\xfe\0"
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.say(
+            spec.Queue.Declare(queue="dead"),
+            spec.Queue.Declare(queue="q", arguments=letters),
+            spec.Queue.Bind(queue="q", exchange="amq.fanout"),
+            channel=1,
+        )
+        raw.send(framed(1, place), header(0))
+        raw.say(spec.Basic.Get(queue="dead", no_ack=True), channel=1)
+        answers = [raw.method() for _ in range(4)]
+        _, _, payload = raw.frame()
+
+    assert answers[-1].NAME == "Basic.GetOk"
+    assert b"routing-keysA\0\0\0\x07S\0\0\0\2\xff\xfe" in payload
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_flow_that_continues_is_fine_and_one_that_stops_is_refused(server: Server, active: bool) -> None:
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.say(spec.Channel.Flow(active), channel=1)
+        answer = raw.method()
+
+    assert getattr(answer, "active", None) is True if active else answer.reply_text == "NOT_IMPLEMENTED - active=false"
+
+
+def test_nowait_is_not_answered(server: Server) -> None:
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.say(spec.Queue.Declare(queue="q", nowait=True), spec.Queue.Purge(queue="q"), channel=1)
+
+        assert raw.method().NAME == "Queue.PurgeOk"
+
+
+def test_more_channels_than_agreed_are_refused(server: Server) -> None:
+    with Raw(server.port) as raw:
+        raw.open(channel_max=1, channel=1)
+        raw.say(spec.Channel.Open(), channel=2)
+        answer = raw.method()
+
+    assert closed(answer)[2] == (
+        "NOT_ALLOWED - number of channels opened (1) has reached the negotiated channel_max (1)"
+    )
+
+
+def test_several_hundred_connections_are_served(server: Server) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        raws = [Raw(server.port) for _ in range(300)]
+        answers = [answer.NAME for answer in pool.map(lambda raw: raw.open(channel=1), raws)]
+    for raw in raws:
+        raw.sock.close()
+
+    assert answers == ["Channel.OpenOk"] * 300
+
+
+def test_clients_get_a_close_when_the_broker_ends(server: Server) -> None:
+    with Raw(server.port) as raw:
+        raw.open()
+        server.stop()
+        answer = raw.method()
+        raw.say(spec.Connection.CloseOk())
+
+    assert closed(answer) == (
+        "Connection.Close",
+        320,
+        "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
+    )

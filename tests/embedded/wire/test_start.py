@@ -1,0 +1,163 @@
+"""The broker as a process of its own, and a project whose processes meet at it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from django_rmq_retry import Delivery, handler
+from django_rmq_retry.embedded.place import port_of
+from django_rmq_retry.embedded.wire import server as starting
+from django_rmq_retry.errors import MessageUnsent
+from django_rmq_retry.management.commands.rmq_consume import bring_broker
+from django_rmq_retry.testing import isolated_handlers
+from tests.commands.running import Exit, run
+from tests.embedded.wire.folders import connected, consumers, depth, end, running
+from tests.tooling.brokers import disconnect, using_broker
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)  # what is declared is remembered in the database
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def project(folder: Path, settings: Any) -> Iterator[Any]:
+    """One handler, and embedded:// in the settings."""
+    with using_broker(settings, f"embedded://{folder}"), isolated_handlers():
+
+        @handler("payments.charge")
+        def charge(message: Delivery) -> None:
+            """Nothing."""
+
+        yield charge
+
+
+@contextmanager
+def command(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command of the bank, whose broker is in that folder."""
+    env = os.environ | {"RMQ_URL": f"embedded://{folder}", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    line = [sys.executable, str(ROOT / "testproject" / "manage.py"), *arguments]
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_it_is_started_once_and_found_by_all(folder: Path) -> None:
+    ports = {starting.ensure(folder) for _ in range(3)}
+    ports.add(port_of(folder))
+
+    assert len(ports) == 1
+
+
+@pytest.mark.slow
+def test_it_ends_by_itself_when_nobody_needs_it_any_more(folder: Path) -> None:
+    port = starting.ensure(folder)
+    pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)).close()
+
+    wait_until(lambda: not running(folder), timeout=20, what="the broker's end")
+
+
+def test_a_killed_one_is_replaced(folder: Path) -> None:
+    first = starting.ensure(folder)
+    end(folder, signal.SIGKILL)
+    second = starting.ensure(folder)
+
+    pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", second)).close()
+
+    assert first
+    assert port_of(folder) == second
+
+
+def test_a_publish_with_nobody_running_it_states_what_to_start(project: Any) -> None:
+    with pytest.raises(MessageUnsent, match=r"Start `manage\.py rmq_consume`"):
+        project.publish({"amount": 1})
+
+
+def test_what_a_consumer_brings_along_has_the_queues_of_the_project(project: Any, folder: Path) -> None:
+    with pytest.raises(MessageUnsent):
+        project.publish({"amount": 1})
+    bring_broker()
+    project.publish({"amount": 2})
+
+    assert depth(folder, "payments.charge") == 1
+    assert run("rmq_declare", "--check").code == Exit.DONE
+
+
+def test_it_runs_alone_as_a_command_until_it_is_asked_to_stop(project: Any, folder: Path) -> None:
+    with command(folder, "rmq_broker", "--like", "4.3") as process:
+        wait_until(lambda: running(folder), what="the broker")
+        assert run("rmq_declare").code == Exit.DONE
+        project.publish({"amount": 1})
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=10)
+
+    assert process.returncode == 0
+    assert out.startswith("The embedded broker listens on amqp://guest:guest@127.0.0.1:")
+    assert "behaves as RabbitMQ 4.3" in out
+    assert f"It stores durable queues and persistent messages in {folder / 'broker.sqlite3'}." in out
+    assert out.endswith("The embedded broker has ended.\n")
+    assert not running(folder)
+
+
+@pytest.mark.parametrize(("options", "left"), [((), 1), (("--memory",), 0)])
+def test_it_begins_with_what_was_durable_unless_it_is_asked_to_forget(
+    project: Any, folder: Path, options: tuple[str, ...], left: int
+) -> None:
+    for _ in range(2):
+        with command(folder, "rmq_broker", *options) as process:
+            wait_until(lambda: running(folder), what="the broker")
+            run("rmq_declare")
+            found = depth(folder, "payments.charge")
+            project.publish({"amount": 1})
+            disconnect()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=10)
+
+    assert found == left
+
+
+def test_a_consumer_reports_a_queue_that_survived_as_it_was_before_a_change(folder: Path) -> None:
+    starting.ensure(folder)
+    with connected(folder) as connection:
+        connection.channel().queue_declare("payments.charge", durable=True, arguments={"x-max-priority": 3})
+    with command(folder, "rmq_consume", "--max-runtime", "1") as process:
+        out, _ = process.communicate(timeout=30)
+
+    assert "The embedded broker has queue payments.charge with an earlier definition (" in out
+    assert "manage.py rmq_declare --recreate payments.charge" in out
+
+
+def test_a_consumer_brings_back_a_broker_that_was_killed_and_all_that_was_in_it(folder: Path) -> None:
+    with command(folder, "rmq_consume"):
+        wait_until(lambda: running(folder), what="the broker")
+        with connected(folder) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("kept", durable=True)
+            channel.basic_publish("", "kept", b"x", pika.BasicProperties(delivery_mode=2))
+        wait_until(lambda: consumers(folder, "payments.charge"), what="the consumer")
+        end(folder, signal.SIGKILL)
+        wait_until(lambda: running(folder), what="the broker again")
+        wait_until(lambda: consumers(folder, "payments.charge"), what="the consumer again")
+        found = depth(folder, "kept")
+
+    assert found == 1
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.django_db
+def test_a_command_with_nobody_running_it_states_what_to_start() -> None:
+    ran = run("rmq_status")
+
+    assert ran.code == Exit.UNREACHABLE
+    assert "manage.py rmq_broker" in ran.err

@@ -1,0 +1,147 @@
+"""Loss of queues, virtual hosts, connections, users and ack time under a consumer."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.scene import Scene
+from tests.tooling.node import Node
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def working(scene: Scene) -> None:
+    scene.publish([1000])
+    wait_until(lambda: scene.did()[1000] == 1, 20, what="the consumer works")
+
+
+def test_a_queue_deleted_and_made_again_is_consumed_within_seconds(scene: Scene) -> None:
+    scene.declare()
+    worker = scene.worker()
+    working(scene)
+
+    with scene.channel() as channel:
+        channel.queue_delete("work")
+    # If a quorum queue is declared again at once, RabbitMQ 3.10 sends no cancel, so no client can detect it.
+    wait_until(lambda: "subscribing again" in worker.said, 5, what="the cancel was received")
+    scene.declare()
+    scene.publish(range(5), fails=1)
+
+    wait_until(lambda: set(scene.did()) >= set(range(5)), 5, what="it is subscribed again")
+    scene.finish(range(5), worker)
+
+
+def test_a_queue_deleted_for_good_ends_the_worker_with_a_sentence(scene: Scene) -> None:
+    scene.declare()
+    worker = scene.worker()
+    working(scene)
+
+    with scene.channel() as channel:
+        channel.queue_delete("work")
+
+    assert worker.ended(timeout=40) == 4
+    assert "rmq_declare" in worker.said
+
+
+def test_a_virtual_host_deleted_ends_the_worker(private_scene: Scene) -> None:
+    private_scene.declare()
+    worker = private_scene.worker()
+    working(private_scene)
+
+    private_scene.vhost.management.delete_vhost(private_scene.vhost.name)
+
+    assert worker.ended(timeout=40) == 3
+    assert "the virtual host does not exist" in worker.said
+
+
+def test_an_operator_who_cuts_connections_costs_no_message(scene: Scene) -> None:
+    scene.declare()
+    worker = scene.worker(threads=2)
+    working(scene)
+    for cut in range(3):
+        scene.publish(range(cut * 10, cut * 10 + 10), fails=1)
+        wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
+
+    scene.finish([*range(30), 1000], worker)
+    assert worker.said.count("Connected to") >= 2
+
+
+def grant(node: Node, vhost: str) -> None:
+    node.ctl("set_permissions", "-p", vhost, "app", ".*", ".*", ".*")
+
+
+@pytest.mark.parametrize("loss", ["deleted", "changed"])
+def test_a_user_lost_makes_no_hot_loop_and_one_found_again_continues(
+    private_scene: Scene, private_node: Node, loss: str
+) -> None:
+    private_scene.declare()
+    name = private_scene.vhost.name
+    private_node.ctl("add_user", "app", "one")
+    grant(private_node, name)
+    worker = private_scene.worker(url=private_scene.vhost.url.replace("guest:guest@", "app:one@"))
+    working(private_scene)
+    if loss == "deleted":
+        private_node.ctl("delete_user", "app")
+    else:
+        private_node.ctl("change_password", "app", "two")
+        wait_until(private_scene.vhost.close_connections, what="connections are cut", step=0.1)
+
+    wait_until(lambda: worker.said.count("refused the user") >= 3, 20, what="it tries and says why")
+    assert worker.running
+    assert worker.said.count("refused the user") < 12
+    if loss == "deleted":
+        private_node.ctl("add_user", "app", "one")
+        grant(private_node, name)
+    else:
+        private_node.ctl("change_password", "app", "one")
+    private_scene.publish(range(5), fails=1)
+
+    private_scene.finish([*range(5), 1000], worker, timeout=40)
+    private_node.ctl("delete_user", "app")
+
+
+@pytest.fixture
+def impatient(private_node: Node) -> Iterator[Node]:
+    """A broker that requeues messages unacked for longer than 4 s; it checks every second."""
+    limits = {"consumer_timeout": (4000, 1_800_000), "channel_tick_interval": (1000, 60_000)}
+    for name, (short, _) in limits.items():
+        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {short}).")
+    yield private_node
+    for name, (_, usual) in limits.items():
+        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {usual}).")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("policy", ["ladder", "line"])
+def test_a_broker_that_loses_patience_with_a_handler_gets_its_consumer_back(private_scene: Scene, policy: str) -> None:
+    scene = private_scene
+    scene.declare(policy)
+    scene.publish([0], holds="gate")
+    worker = scene.worker(threads=2, prefetch=2)
+
+    wait_until(lambda: scene.began()[0] == 2, 30, what="the message came a second time")
+    scene.open("gate")
+    wait_until(lambda: scene.did()[0] == 2, what="both end")
+    scene.publish(range(1, 5))
+
+    scene.finish(range(5), worker)
+    assert worker.said.count("Connected to") == 1
+    assert scene.parked() == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_ordered_line_that_stalls_for_long_keeps_its_order_and_its_count(
+    private_scene: Scene,
+) -> None:
+    scene = private_scene
+    scene.declare("patient_line")
+    scene.publish([0], fails=4)
+    scene.publish(range(1, 5))
+    worker = scene.worker(longest_hold=2)
+
+    scene.finish(range(5), worker, timeout=60)
+
+    assert scene.diary.ids("did") == [0, 1, 2, 3, 4]
+    assert [entry["attempt"] for entry in scene.diary.entries("began") if entry["id"] == 0] == [1, 2, 3, 4, 5]
+    assert "timed out" not in worker.said

@@ -1,0 +1,109 @@
+"""Results of the inbox in an attempt: a duplicate, a message to park, or no attempt possible now."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import Breaker, Delivery, Queue, RetryThenPark
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready, log_outside_failure
+from django_rmq_retry.messages import DONE, Reason, Settlement
+from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
+from tests.consumer.attempting import attempts_of
+from tests.core.made import delivery
+
+PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
+
+
+@dataclass
+class Gate:
+    """A gate that admits every message and keeps the verdicts."""
+
+    told: list[tuple[Verdict, BaseException | None]] = field(default_factory=list)
+    fails: bool = False
+
+    def enter(self, _delivery: Delivery, _subscription: Subscription) -> Settlement | None:
+        return None
+
+    def leave(
+        self, _delivery: Delivery, _subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        self.told.append((verdict, error))
+        if self.fails:
+            raise OSError("the gate is stuck")
+        return verdict
+
+
+def attempts(
+    says: BaseException | object, *, gate: Gate | None = None, events: Events | None = None
+) -> Callable[[Delivery], Settlement]:
+    """Return the result of an attempt whose inbox raises or returns this."""
+
+    def once(_subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
+        if isinstance(says, BaseException):
+            raise says
+        return says
+
+    gated: dict[str, Any] = {"breaker": Breaker(share=0.5)} if gate else {}
+    policy = RetryThenPark(attempts=3)
+    one = Subscription(
+        name="h", run=print, queue=Queue("payments"), policy=policy, park="payments.parked", once=True, **gated
+    )
+    journals, gates = (events or Events(lambda: 1.0),), () if gate is None else (gate,)
+    return attempts_of(one, journals=journals, gates=gates, once=once).settlement
+
+
+def test_a_duplicate_is_acknowledged_and_counted() -> None:
+    events = Events(lambda: 1.0)
+
+    assert attempts(HandlerSkipped(DUPLICATE), events=events)(delivery()) is DONE
+    assert (events.duplicates, events.counts[Kind.ACK]) == (1, 1)
+
+
+def test_what_was_run_is_no_duplicate() -> None:
+    events = Events(lambda: 1.0)
+    attempts(None, events=events)(delivery(headers={"rmq-retry-attempts": 1}))
+
+    assert (events.duplicates, events.counts[Kind.ACK]) == (0, 1)
+
+
+def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
+    settlement = attempts(HandlerSkipped(PARK))(delivery())
+
+    assert settlement.copy is not None
+    told = {name: settlement.copy.headers.get(f"rmq-retry-{name}") for name in ("reason", "detail", "attempts")}
+    assert told == {"reason": "identity_conflict", "detail": "another body", "attempts": None}
+
+
+def test_a_gate_hears_of_each_and_its_trouble_does_not_forget_what_was_said() -> None:
+    gate, message = Gate(fails=True), delivery()
+    settle = attempts(HandlerSkipped(PARK), gate=gate)
+    with pytest.raises(OSError, match="stuck"):
+        settle(message)
+    gate.fails = False
+
+    assert settle(message).copy is not None
+    assert [(verdict.kind, error) for verdict, error in gate.told] == [(Kind.PARK, None)] * 2
+
+
+def test_where_nothing_can_be_tried_the_gate_learns_of_a_retry_that_does_not_count() -> None:
+    gate, unready = Gate(), Unready("no database")
+    with pytest.raises(Unready):
+        attempts(unready, gate=gate)(delivery())
+
+    ((verdict, error),) = gate.told
+    assert (verdict.kind, verdict.counted, verdict.detail, error) == (Kind.RETRY, False, "no database", unready)
+
+
+def test_unready_is_logged_in_one_line_and_other_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    log_outside_failure(Unready("No database."), 5.0)
+    log_outside_failure(OSError("the disk is full"), 5.0)
+
+    assert [(one.levelno, one.getMessage(), bool(one.exc_info)) for one in caplog.records] == [
+        (logging.WARNING, "No database. The message stays unacked for 5.0 s.", False),
+        (logging.ERROR, "The attempt failed outside its handler; the message stays unacked for 5.0 s", True),
+    ]

@@ -1,0 +1,165 @@
+"""Discard, restore, hold, release and notes: what changes, what is counted, and what the audit log says of it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.parked import actions
+from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold, unhold_due
+from django_rmq_retry.parked.groups import annotate, mute
+from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.retention import purge, purge_audit
+from django_rmq_retry.parked.selection import Selection
+from tests.operators.invariants import check_audit_log, check_books, check_counters
+from tests.operators.made import ANN, again, group, group_of, record
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+HOUR = timedelta(hours=1)
+
+
+def chosen(*messages: ParkedMessage) -> Selection:
+    return Selection.of_ids([one.pk for one in messages])
+
+
+def acts() -> list[tuple[str, str, int]]:
+    return [(one.action, one.reason, one.count) for one in OperatorAction.objects.order_by("number")]
+
+
+def test_a_discard_can_be_taken_back() -> None:
+    one = record()
+
+    assert discard(chosen(one), ANN, category="duplicate") == Done(changed=1)
+    assert (again(one).state, again(one).resolution, group_of(one).discarded) == (State.DISCARDED, "duplicate", 1)
+    assert restore(chosen(one), ANN, reason="it was none") == Done(changed=1)
+    assert (again(one).state, again(one).resolution, again(one).resolved_at) == (State.PARKED, "", None)
+    assert acts() == [("discard", "duplicate", 1), ("restore", "it was none", 1)]
+    check_counters()
+
+
+@pytest.mark.parametrize(
+    ("category", "text", "said"), [("other", " ", "explanation"), ("boredom", "", "Valid categories: duplicate")]
+)
+def test_a_discard_needs_a_reason(category: str, text: str, said: str) -> None:
+    one = record()
+
+    with pytest.raises(Refused, match=said):
+        discard(chosen(one), ANN, category=category, text=text)
+    assert again(one).state == State.PARKED
+
+
+@pytest.mark.parametrize("state", [State.REQUEUEING, State.REQUEUED, State.PROCESSED, State.DISCARDED])
+def test_only_what_is_open_is_discarded(state: State) -> None:
+    one = record(state=state)
+
+    assert discard(chosen(one), ANN, category="test") == Done(left=1)
+    assert acts() == []
+
+
+def test_what_was_changed_after_it_was_chosen_is_left() -> None:
+    one, two = record(), record()
+    selection = chosen(one, two)
+    annotate_revision(one)
+
+    assert discard(selection, ANN, category="test") == Done(changed=1, left=1)
+    assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
+
+
+def annotate_revision(message: ParkedMessage) -> None:
+    ParkedMessage.objects.filter(pk=message.pk).update(revision=message.revision + 1)
+
+
+def test_the_projects_rules_are_asked_for_each_message() -> None:
+    one, two = record(type="payment"), record(type="refund")
+    allowed = lambda message: "" if message.type == "refund" else "No."  # noqa: E731
+
+    assert discard(chosen(one, two), ANN, category="test", allowed=allowed) == Done(changed=1, refused=1)
+    assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
+
+
+def test_a_large_act_is_done_and_noted_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "SLICE", 2)
+    for _ in range(5):
+        record()
+
+    assert discard(Selection.of_filter({"state": ["parked"]}), ANN, category="test").changed == 5
+    assert [count for _verb, _reason, count in acts()] == [2, 2, 1]
+    check_books()
+
+
+def test_a_selection_that_has_grown_is_refused() -> None:
+    one = record()
+    frozen = Selection.of_filter({"state": ["parked"]})
+    two = record(parked_at=one.parked_at)
+    wider = Selection(filter=frozen.filter, max_id=two.pk, as_of=frozen.as_of, count=frozen.count)
+
+    with pytest.raises(Outdated):
+        discard(wider, ANN, category="test")
+    with pytest.raises(NothingChosen):
+        discard(Selection.of_ids([10**6]), ANN, category="test")
+
+
+def test_a_hold_ends_by_itself() -> None:
+    one, two = record(), record()
+    hold(chosen(one, two), ANN, until=timezone.now() + HOUR, reason="bank is closed")
+    ParkedMessage.objects.filter(pk=one.pk).update(held_until=timezone.now())
+
+    assert (again(one).state, again(one).hold_reason, group_of(one).parked) == (State.ON_HOLD, "bank is closed", 2)
+    assert unhold_due() == 1
+    assert (again(one).state, again(one).held_until, again(two).state) == (State.PARKED, None, State.ON_HOLD)
+    assert unhold(chosen(two), ANN) == Done(changed=1)
+    check_counters()
+
+
+@pytest.mark.parametrize("until", [timedelta(seconds=-5), -HOUR, timedelta(days=400)])
+def test_a_hold_has_an_end_that_makes_sense(until: timedelta) -> None:
+    with pytest.raises(Refused, match="within a year"):
+        hold(chosen(record()), ANN, until=timezone.now() + until)
+
+
+def test_a_groups_note_states_whose_it_is() -> None:
+    known = group(note="old")
+    annotate(known.pk, ANN, note="bank confirmed outage", owner="payments")
+    annotate(known.pk, ANN, owner="payments")
+    mute(known.pk, ANN)
+    now = ErrorGroup.objects.get()
+
+    assert (now.note, now.owner, now.noted_by, now.muted) == ("bank confirmed outage", "payments", "ann", True)
+    assert [one.action for one in OperatorAction.objects.order_by("number")] == ["note", "mute"]
+    first: Any = OperatorAction.objects.get(action="note").facts
+    assert first["before"] == {"note": "old", "owner": ""}
+
+
+def old(state: State, *, days: int) -> ParkedMessage:
+    return record(state=state, resolved_at=timezone.now() - timedelta(days=days))
+
+
+def test_only_what_was_resolved_long_ago_is_purged() -> None:
+    parked, young = record(parked_at=timezone.now() - timedelta(days=999)), old(State.PROCESSED, days=1)
+    old(State.PROCESSED, days=91)
+    old(State.DISCARDED, days=91)
+
+    assert purge(ANN, older_than=timedelta(days=90)).counts == {"processed": 1, "discarded": 1}
+    assert ParkedMessage.objects.count() == 4
+    assert purge(ANN, older_than=timedelta(days=90), dry=False, batch=1, rest=0).total == 2
+    assert set(ParkedMessage.objects.values_list("pk", flat=True)) == {parked.pk, young.pk}
+    check_counters()
+
+
+def test_what_is_open_is_never_purged() -> None:
+    for state in ("parked", "on_hold", "requeueing", "requeued"):
+        with pytest.raises(Refused, match="are kept, whatever their age"):
+            purge(ANN, older_than=timedelta(0), states=[state], dry=False)
+
+
+def test_a_shortened_log_is_whole() -> None:
+    for _ in range(3):
+        discard(chosen(record()), ANN, category="test")
+    ages = dict(OperatorAction.objects.values_list("number", "at"))
+
+    assert purge_audit(ANN, older_than=timezone.now() - ages[2]) == 2
+    assert purge_audit(ANN, older_than=timezone.now() - ages[2], dry=False) == 2
+    assert [one.action for one in OperatorAction.objects.order_by("number")] == ["discard", "purge"]
+    check_audit_log()

@@ -1,0 +1,80 @@
+"""Consumers drive runs by themselves, as long as they can reach the database."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.utils import timezone
+
+from django_rmq_retry.models import RequeueRun, RunState, State
+from django_rmq_retry.parked import driver as driving
+from tests.operators.made import again, pause_run, record, requeue_run
+from tests.tooling.filled import Own
+from tests.tooling.owned import routed
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("own")
+
+
+@pytest.fixture
+def own(own_database: Own, settings: Any) -> Own:
+    routed(settings)
+    return own_database
+
+
+@pytest.fixture
+def driver() -> Iterator[driving.RunDriver]:
+    one = driving.RunDriver(look=0.05, chores=0.05)
+    yield one
+    assert one.stop(timeout=30)
+
+
+@pytest.mark.usefixtures("wired")
+def test_runs_are_taken_up_and_several_go_side_by_side(driver: driving.RunDriver) -> None:
+    runs = [requeue_run([record().pk, record().pk], rate=50) for _ in range(3)]
+    driver.start()
+
+    wait_until(lambda: RequeueRun.objects.filter(state=RunState.WAITING, sent=2).count() == 3, what="three runs")
+    assert driver.stop(timeout=30)
+    assert set(RequeueRun.objects.values_list("leased_until", flat=True)) == {None}
+    assert len(runs) == 3
+
+
+def test_holds_end_and_stale_claims_too(driver: driving.RunDriver) -> None:
+    past = timezone.now() - timedelta(minutes=1)
+    held = record(state=State.ON_HOLD, held_until=past)
+    claimed = record(state=State.REQUEUEING, claimed_until=past)
+    driver.start()
+
+    wait_until(lambda: again(held).state == again(claimed).state == State.PARKED, what="both parked")
+    assert again(claimed).unconfirmed
+
+
+def test_only_runs_that_nobody_drives_are_taken() -> None:
+    free, paused, driven = (requeue_run([record().pk]) for _ in range(3))
+    pause_run(paused)
+    RequeueRun.objects.filter(pk=driven.pk).update(leased_until=timezone.now() + timedelta(seconds=9))
+
+    assert driving.undriven(10) == [free.pk]
+    assert driving.undriven(0) == []
+
+
+@pytest.mark.usefixtures("wired")
+def test_a_database_that_fails_is_reported_once_and_tried_again(
+    driver: driving.RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> int:
+        raise OperationalError("gone")
+
+    run = requeue_run([record().pk])
+    with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as breaking:
+            breaking.setattr(driving, "end_expired_claims", broken)
+            driver.start()
+            wait_until(lambda: driver._failing, what="a failure")
+        wait_until(lambda: RequeueRun.objects.get(pk=run.pk).sent == 1, what="the run")
+
+    assert len([one for one in caplog.records if getattr(one, "event", "") == "runs"]) == 1

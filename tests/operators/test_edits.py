@@ -1,0 +1,172 @@
+"""Edits: exact text in, exact bytes out, a difference to look at, and never another handler."""
+
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import Delivery, handler
+from django_rmq_retry.messages import decode_properties
+from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit import Kind, Line, Proposal, Sign, editable, propose, rows, store, text_of
+from django_rmq_retry.parked.operators import Outdated, Refused
+from tests.operators.made import ANN, BOB, again, record
+
+pytestmark = pytest.mark.django_db
+BODY = b'{"amount": 100.00, "id": 12345678901234567890}'
+
+
+@pytest.fixture(autouse=True)
+def editing_allowed(settings: Any) -> None:
+    settings.RMQ_RETRY = {
+        "URL": "amqp://127.0.0.1/",
+        "OPERATORS": {"EDITABLE": {"payment.*": True, "payment.final": False}},
+    }
+
+
+def payment(**fields: Any) -> ParkedMessage:
+    return record(**{"type": "payment.card", "body": BODY, "content_type": "application/json", **fields})
+
+
+def edited(message: ParkedMessage, text: str = '{"amount": 7}', **more: Any) -> Proposal:
+    return propose(message, text=text, **more)
+
+
+def test_a_stored_edit_is_a_new_version_beside_the_original() -> None:
+    one = payment()
+    made = store(one.pk, ANN, edited(one, '{"amount": 11.00}'), version=1, reason="wrong amount")
+    now = again(one)
+
+    assert (made.number, bytes(made.body), made.by) == (2, b'{"amount": 11.00}', "ann")
+    assert (now.version, bytes(now.body), now.state) == (2, BODY, State.PARKED)
+    assert contents(now).body == b'{"amount": 11.00}'
+    assert now.revision > one.revision
+
+
+def test_numbers_stay_as_they_were_written() -> None:
+    one = payment()
+    made = edited(one, BODY.decode().replace("100.00", "1.10"))
+
+    assert made.body == b'{"amount": 1.10, "id": 12345678901234567890}'
+    assert made.problems == ()
+
+
+def test_the_second_of_two_editors_is_told_and_keeps_the_text() -> None:
+    one = payment()
+    mine, theirs = edited(one, '{"a": 1}'), edited(one, '{"a": 2}')
+    store(one.pk, BOB, theirs, version=1, reason="x")
+
+    with pytest.raises(Outdated, match="bob stored version 2 meanwhile"):
+        store(one.pk, ANN, mine, version=1, reason="x")
+    assert MessageVersion.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1,}', "Line 1, column "),
+        ('{"a": NaN}', "NaN is not valid JSON"),
+        ('{"a": -Infinity}', "-Infinity is not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (BODY.decode(), "Nothing was changed"),
+    ],
+)
+def test_what_is_invalid_is_not_stored(text: str, said: str) -> None:
+    one = payment()
+    made = edited(one, text)
+
+    assert said in made.problems[0]
+    with pytest.raises(Refused):
+        store(one.pk, ANN, made, version=1, reason="x")
+
+
+def test_a_name_that_stands_twice_is_a_warning() -> None:
+    made = edited(payment(), '{"a": 1, "a": 2}')
+
+    assert (made.problems, made.warnings) == ((), ("These names occur twice in one object: a.",))
+
+
+def test_the_lines_of_a_browser_end_as_the_original_ones() -> None:
+    one = payment(body=b'{\n"a": 1\n}')
+
+    assert edited(one, '{\r\n"a": 2\r\n}').body == b'{\n"a": 2\n}'
+    assert edited(payment(body=b"{\r\n}"), '{"a":\r\n1}').body == b'{"a":\r\n1}'
+
+
+def test_the_difference_is_reported_line_by_line() -> None:
+    made = edited(payment(body=b'{\n"a": 1,\n"b": 2\n}'), '{\n"a": 5,\n"b": 2\n}')
+    signs = {"{": Sign.SAME, '"a": 1,': Sign.GONE, '"a": 5,': Sign.NEW, '"b": 2': Sign.SAME, "}": Sign.SAME}
+
+    assert made.difference == tuple(Line(sign=sign, text=text) for text, sign in signs.items())
+
+
+def test_headers_of_the_sender_can_change_and_the_rest_keep_their_bytes() -> None:
+    one = payment(headers={"tenant": "acme", "tries": 3, "flag": True, "deep": {"a": 1}})
+    made = edited(one, headers={"tenant": "other", "tries": "4", "flag": None, "new": "x", "deep": "a = 1"})
+    now = decode_properties(made.properties).headers
+
+    assert made.problems == ()
+    assert dict(now) == {"deep": {"a": 1}, "tenant": "other", "tries": 4, "new": "x"}
+    assert made.headers == {"tenant": ("acme", "other"), "tries": ("3", "4"), "flag": ("true", ""), "new": ("", "x")}
+
+
+@pytest.mark.parametrize("name", ["x-death", "rmq-retry-attempts", "CC", "kind", ""])
+def test_what_decides_who_handles_it_cannot_change(name: str) -> None:
+    @handler("others", headers={"kind": "card"})
+    def card(message: Delivery) -> None:
+        """Nothing."""
+
+    one = payment(headers={"kind": "card"})
+    made = edited(one, headers={name: "cash"})
+
+    assert made.problems == (f"The header {name!r} cannot be changed.",)
+    assert {row.name: row.kind for row in rows(decode_properties(bytes(one.properties)).headers)} == {
+        "kind": Kind.ROUTING
+    }
+
+
+def test_its_id_is_kept_unless_a_new_one_is_given() -> None:
+    one = payment()
+    kept, new = edited(one), edited(one, new_id="fresh")
+
+    assert decode_properties(kept.properties).message_id == one.message_id
+    assert decode_properties(new.properties).message_id == "fresh"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"type": "payment.final"}, "does not allow messages of the type"),
+        ({"type": "refund"}, "does not allow messages of the type"),
+        ({"state": State.REQUEUED}, "open message"),
+        ({"body": b"\xff\xfe"}, "is not text"),
+        ({"body": b"a\0b"}, "is not text"),
+        ({"content_encoding": "gzip"}, "is not text"),
+    ],
+)
+def test_most_messages_are_not_to_be_edited(fields: dict[str, Any], said: str) -> None:
+    one = payment(**fields)
+
+    assert said in editable(one)
+    assert editable(payment()) == ""
+    with pytest.raises(Refused):
+        store(one.pk, ANN, edited(payment()), version=1, reason="x")
+
+
+def test_an_edit_needs_a_reason_and_leaves_no_secret_in_the_log() -> None:
+    one = payment(body=b'{"pan": "4111222233334444", "amount": 1}')
+    made = edited(one, '{"pan": "4222", "amount": 2}')
+    with pytest.raises(Refused, match="Enter the reason for the edit"):
+        store(one.pk, ANN, made, version=1, reason=" ")
+    store(one.pk, ANN, made, version=1, reason="wrong amount")
+    facts: Any = OperatorAction.objects.get().facts
+
+    assert facts["difference"] == ['-{"pan": "•••", "amount": 1}', '+{"pan": "•••", "amount": 2}']
+    assert "4111222233334444" not in str(facts)
+
+
+def test_the_text_of_an_edited_message_is_its_last_version() -> None:
+    one = payment()
+    store(one.pk, ANN, edited(one, '{"a": 1}'), version=1, reason="x")
+
+    assert text_of(again(one)) == '{"a": 1}'

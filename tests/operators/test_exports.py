@@ -1,0 +1,128 @@
+"""Exports: exact with full permissions, harmless for spreadsheets, and always in the audit log."""
+
+import base64
+import csv
+import json
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_rmq_retry.models import OperatorAction, ParkedMessage
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.transfer import Payload, audit_lines, export, import_lines, neutral
+from tests.operators.made import ANN, record
+
+pytestmark = pytest.mark.django_db
+EVERYTHING = {"state": ["parked"]}
+
+
+def exported(payload: Payload = Payload.NONE) -> list[dict[str, Any]]:
+    lines = export(Selection.of_filter(EVERYTHING), ANN, form="jsonl", payload=payload)
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1"])
+def test_no_cell_is_a_formula(cell: str) -> None:
+    record(key=cell)
+    [head, row] = list(csv.reader("".join(export(Selection.of_filter(EVERYTHING), ANN)).splitlines(keepends=True)))
+
+    assert dict(zip(head, row, strict=True))["business_key"] == f"'{cell}"
+    assert (neutral(-5), neutral(None), neutral("a=b")) == ("-5", "", "a=b")
+
+
+def test_an_export_is_an_act() -> None:
+    record()
+    export(Selection.of_filter(EVERYTHING), ANN, reason="for the bank")
+    act = OperatorAction.objects.get()
+
+    assert (act.action, act.reason, act.count, act.actor_name) == ("export", "for the bank", 1, "ann")
+
+
+def test_without_the_right_to_see_it_nothing_of_the_contents_is_there() -> None:
+    record(body=b'{"secret-word": 1}', headers={"tenant": "hidden-word"}, error_text="hidden-word")
+
+    told = json.dumps(exported())
+    assert "secret-word" not in told
+    assert "hidden-word" not in told
+
+
+def test_masked_fields_are_absent() -> None:
+    record(
+        body=b'{"card": {"pan": "4111222233334444"}, "amount": 1.10}',
+        headers={"authorization": "Bearer x", "tenant": "a"},
+    )
+    [row] = exported(Payload.MASKED)
+
+    assert row["body"] == '{"card": {"pan": "•••"}, "amount": 1.10}'
+    assert row["headers"] == {"authorization": "•••", "tenant": "a"}
+    assert "properties_base64" not in row
+
+
+def test_an_export_reads_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq_retry.parked.transfer.CHUNK", 2)
+    ids = [record().pk for _ in range(5)]
+    with CaptureQueriesContext(connection) as asked:
+        told = [row["id"] for row in exported(Payload.WHOLE)]
+    read = [one["sql"] for one in asked.captured_queries if "properties" in one["sql"]]
+
+    assert (told, len(read), [sql for sql in read if "LIMIT 2" not in sql]) == (ids, 4, [])
+
+
+def test_a_whole_export_has_the_exact_bytes() -> None:
+    one = record(body=b"\xff\0{", key="payment:7")
+    [row] = exported(Payload.WHOLE)
+
+    assert base64.b64decode(row["body_base64"]) == b"\xff\0{"
+    assert base64.b64decode(row["properties_base64"]) == bytes(ParkedMessage.objects.get().properties)
+    assert (row["schema"], row["id"], row["keys"]) == ("rmq_retry.parked/1", one.pk, ["payment:7"])
+    assert row["parked_at"].endswith("Z")
+
+
+def test_the_audit_log_can_be_exported() -> None:
+    record()
+    export(Selection.of_filter(EVERYTHING), ANN, reason="=cmd()")
+    [head, first, second] = list(csv.reader("".join(audit_lines(OperatorAction.objects.all(), ANN)).splitlines()))
+
+    assert dict(zip(head, first, strict=True))["reason"] == "'=cmd()"
+    assert dict(zip(head, second, strict=True))["subject"] == "audit log"
+
+
+def whole() -> list[str]:
+    return list(export(Selection.of_filter(EVERYTHING), ANN, form="jsonl", payload=Payload.WHOLE))
+
+
+def test_an_import_parks_what_was_exported_and_publishes_nothing() -> None:
+    one = record(body=b"\xff\0{", headers={"tenant": "acme"}, error_text="timeout", summary="#1 BankDown")
+    lines = whole()
+    ParkedMessage.objects.all().delete()
+    done = import_lines(lines, ANN)
+    now = ParkedMessage.objects.get()
+
+    assert (done.stored, done.refused) == (1, 0)
+    assert (bytes(now.body), bytes(now.properties)) == (b"\xff\0{", bytes(one.properties))
+    same = ("message_id", "queue", "parked_in", "exchange", "routing_key", "reason", "error", "error_text", "attempts")
+    assert [getattr(now, name) for name in same] == [getattr(one, name) for name in same]
+    assert (now.state, now.summary, now.group.title) == ("parked", "#1 BankDown", "BankDown")
+
+
+@pytest.mark.parametrize("message_id", ["m-7", ""])
+def test_importing_twice_makes_no_second_record(message_id: str) -> None:
+    record(message_id=message_id)
+    lines = whole()
+    ParkedMessage.objects.all().delete()
+
+    assert (import_lines(lines, ANN).stored, import_lines(lines, ANN).stored) == (1, 1)
+    assert ParkedMessage.objects.count() == 1
+
+
+def test_lines_that_cannot_be_used_are_reported_and_the_others_are_stored() -> None:
+    record()
+    [masked] = export(Selection.of_filter(EVERYTHING), ANN, form="jsonl", payload=Payload.MASKED)
+    [good] = whole()
+    done = import_lines(["oops", good, masked, '{"schema": "other"}', "[1]", "", b"\xff"], ANN)
+
+    assert done.stored == 1
+    assert [line for line, _why in done.problems] == [1, 3, 4, 5, 7]
+    assert done.problems[1][1] == "It was exported without its exact contents."

@@ -1,0 +1,252 @@
+"""Large runs: started at once, and listed and skipped part by part by their driver."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.models import (
+    ItemReason,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
+from django_rmq_retry.parked.driver import undriven
+from django_rmq_retry.parked.operators import Outdated
+from django_rmq_retry.parked.selection import Selection
+from tests.operators.made import (
+    BOB,
+    QUEUE,
+    again,
+    claimed_of,
+    drive_run,
+    driver_of,
+    list_in_parts,
+    list_part_of,
+    pause_run,
+    record,
+    requeue_run,
+    resume_run,
+    stop_run,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+PARKED = {"state": ["parked"]}
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    list_in_parts(monkeypatch, 3, at_once=3)
+
+
+def started(count: int = 8, **options: Any) -> RequeueRun:
+    for _ in range(count):
+        record()
+    return begun(**options)
+
+
+def begun(**options: Any) -> RequeueRun:
+    return requeue_run(Selection.of_filter(PARKED), **{"rate": 1000, **options})
+
+
+def now(run: RequeueRun) -> RequeueRun:
+    return RequeueRun.objects.get(pk=run.pk)
+
+
+def a_part(run: RequeueRun) -> None:
+    RequeueRun.objects.filter(pk=run.pk).update(driver="me")
+    list_part_of(run)
+
+
+def all_parts(run: RequeueRun) -> RequeueRun:
+    while now(run).listing:
+        a_part(run)
+    return now(run)
+
+
+def listed(run: RequeueRun) -> list[int]:
+    return list(run.items.order_by("place").values_list("message_id", flat=True))
+
+
+class TestStart:
+    def test_a_small_run_is_listed_at_once(self) -> None:
+        run = started(3)
+
+        assert (run.items.count(), run.listing, run.wait) == (3, False, "")
+
+    def test_a_large_run_is_counted_and_listed_later(self) -> None:
+        run = started(4)
+        act = OperatorAction.objects.get()
+
+        assert (run.items.count(), run.total, run.state, run.wait) == (0, 4, RunState.RUNNING, RunWait.LISTING)
+        assert (act.count, act.run, "left_out" in act.facts, "listing" in act.facts["selection"]) == (
+            4, run.pk, False, False,
+        )  # fmt: skip
+
+    def test_records_that_are_named_are_listed_at_once_however_many(self) -> None:
+        run = requeue_run([record().pk for _ in range(5)])
+
+        assert run.items.count() == 5
+
+    def test_a_large_set_that_has_grown_is_refused(self) -> None:
+        for _ in range(5):
+            record()
+        found = Selection.of_filter(PARKED)
+        seen = Selection(filter=PARKED, max_id=found.max_id, as_of=found.as_of, count=4)
+
+        with pytest.raises(Outdated, match="5 messages match now, but 4 matched"):
+            requeue_run(seen)
+        assert not RequeueRun.objects.exists()
+
+
+class TestListing:
+    @pytest.mark.usefixtures("wired")
+    def test_its_driver_lists_it_and_then_sends_it_oldest_first(self) -> None:
+        run = started(8)
+        oldest = record(parked_at=timezone.now() - timedelta(days=1))
+        run = drive_run(begun())
+
+        assert listed(run) == [
+            oldest.pk,
+            *ParkedMessage.objects.exclude(pk=oldest.pk).order_by("pk").values_list("pk", flat=True),
+        ]
+        assert (run.total, run.sent, run.wait, run.listing) == (9, 9, "", False)
+
+    @pytest.mark.parametrize("count", [4, 5, 6, 7])
+    def test_the_last_part_may_be_full_or_not(self, count: int) -> None:
+        run = all_parts(started(count))
+
+        assert list(run.items.order_by("place").values_list("place", flat=True)) == list(range(1, count + 1))
+
+    def test_messages_that_were_parked_in_one_moment_are_all_listed(self) -> None:
+        at = timezone.now() - timedelta(minutes=1)
+        several = [record(parked_at=at).pk for _ in range(8)]
+        run = begun()
+        a_part(run)
+
+        assert listed(run) == several[:3]
+        assert listed(all_parts(run)) == several
+
+    def test_what_is_parked_later_is_not_listed_whatever_its_clock_states(self) -> None:
+        run = started(8)
+        a_part(run)
+        late = {record().pk, record(parked_at=timezone.now() - timedelta(days=1)).pk}
+
+        assert late.isdisjoint(listed(all_parts(run)))
+        assert now(run).total == 8
+
+    def test_what_is_gone_by_then_is_not_part_of_it_and_the_log_keeps_what_was_counted(self) -> None:
+        run = started(8)
+        a_part(run)
+        gone = ParkedMessage.objects.order_by("-pk")[0]
+        ParkedMessage.objects.filter(pk=gone.pk).update(state=State.DISCARDED)
+        run = all_parts(run)
+
+        assert gone.pk not in listed(run)
+        assert (run.total, OperatorAction.objects.get().count) == (7, 8)
+
+    def test_what_is_parked_again_in_between_is_not_listed_twice(self) -> None:
+        run = started(8)
+        a_part(run)
+        first, last = run.items.get(place=1).message, ParkedMessage.objects.order_by("-pk")[0]
+        ParkedMessage.objects.filter(pk=first.pk).update(parked_at=last.parked_at)
+        run = all_parts(run)
+
+        assert (sorted(listed(run)), run.total) == (sorted(ParkedMessage.objects.values_list("pk", flat=True)), 8)
+
+    def test_never_more_are_listed_than_were_counted(self) -> None:
+        closed = [record(state=State.DISCARDED).pk for _ in range(4)]
+        run = started(8)
+        a_part(run)
+        ParkedMessage.objects.filter(pk__in=closed).update(
+            state=State.PARKED, parked_at=ParkedMessage.objects.order_by("-pk")[0].parked_at
+        )
+
+        assert (all_parts(run).total, run.items.count()) == (8, 8)
+
+    def test_what_speaks_against_a_message_is_asked_on_the_terms_of_the_start(self) -> None:
+        doubtful = [record(unconfirmed=True).pk for _ in range(2)]
+        careful, bold = started(6), begun(include=["unconfirmed"])
+        careful, bold = all_parts(careful), all_parts(bold)
+
+        assert (
+            sorted(careful.items.filter(skip_code=ItemReason.UNCONFIRMED).values_list("message_id", flat=True))
+            == doubtful
+        )
+        assert (careful.skipped, bold.skipped) == (2, 0)
+
+    @pytest.mark.usefixtures("wired")
+    def test_what_changes_after_it_was_listed_is_left_out_when_it_is_sent(self) -> None:
+        run = all_parts(started(5))
+        ParkedMessage.objects.filter(pk=run.items.get(place=4).message_id).update(revision=9)
+        run = drive_run(run, "me")
+
+        assert (run.items.get(place=4).skip_code, run.sent, run.skipped) == (ItemReason.CHANGED, 4, 1)
+
+    def test_it_needs_no_broker(self, away: None) -> None:
+        run = started(8, planned=True)
+        run = drive_run(run, outcomes=True, for_seconds=2)
+
+        assert (run.items.count(), run.state, run.wait) == (8, RunState.PLANNED, RunWait.BROKER_AWAY)
+
+    def test_only_its_driver_lists_it(self) -> None:
+        run = started(8)
+        RequeueRun.objects.filter(pk=run.pk).update(driver="other")
+        list_part_of(run)
+
+        assert run.items.count() == 0
+
+    @pytest.mark.usefixtures("wired")
+    def test_it_waits_while_the_run_is_paused(self) -> None:
+        run = started(8)
+        a_part(run)
+        pause_run(run, BOB, reason="look first")
+        assert (undriven(5), drive_run(run, outcomes=True).items.count()) == ([], 3)
+        a_part(run)
+        assert run.items.count() == 3
+        resume_run(run, BOB)
+
+        assert drive_run(run).sent == 8
+
+
+class TestStop:
+    def test_what_is_not_listed_is_never_listed(self, wired: BlockingChannel) -> None:
+        run = started(8)
+        a_part(run)
+        stopped = stop_run(run, BOB, reason="wrong ones")
+        a_part(run)
+        run = drive_run(run, outcomes=True)
+
+        assert (stopped.state, stopped.total, stopped.skipped, stopped.listing) == (RunState.STOPPED, 3, 3, False)
+        assert (run.items.count(), wired.queue_declare(QUEUE, passive=True).method.message_count) == (3, 0)
+        assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 8]
+
+    def test_before_anything_is_listed(self) -> None:
+        run = stop_run(started(8))
+
+        assert (run.state, run.total, run.skipped) == (RunState.STOPPED, 0, 0)
+        assert run.finished_at is not None
+
+    def test_the_first_part_is_let_go_of_at_once_and_the_rest_by_whoever_drives(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        list_in_parts(monkeypatch, 3, at_once=3, patience=-1.0)
+        run = all_parts(started(8))
+        run = stop_run(run, reason="wrong ones")
+        assert (run.state, run.skipped, run.finished_at, undriven(5)) == (RunState.STOPPED, 3, None, [run.pk])
+        assert claimed_of(run, state=ItemState.PENDING) == []
+        one = driver_of(run, "next")
+        one.step()
+        assert (now(run).skipped, now(run).finished_at) == (6, None)
+        run = drive_run(run, "next", outcomes=True)
+
+        assert (run.skipped, run.total, run.note, undriven(5)) == (8, 8, "wrong ones", [])
+        assert run.finished_at is not None
+        assert set(run.items.values_list("state", "skip_code")) == {(ItemState.SKIPPED, ItemReason.STOPPED)}
+        assert {again(one.message).state for one in run.items.all()} == {State.PARKED}

@@ -1,0 +1,498 @@
+"""Runs: rate, guards, first messages, keys and depths; who drives them, and what is left when one is killed."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.utils import timezone, translation
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.models import (
+    ItemReason,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
+from django_rmq_retry.parked.claims import end_expired_claims
+from django_rmq_retry.parked.operators import Outdated, Refused
+from django_rmq_retry.parked.requeue import pause, resume, slow, stop
+from django_rmq_retry.parked.run import Pace
+from tests.operators.invariants import check_counters
+from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
+from tests.parked.made import copy_failed, copy_succeeded
+from tests.tooling.brokers import change_broker
+from tests.tooling.proxy import Mode, proxy_to
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Depths:
+    """A broker of which the tests say how full it is."""
+
+    def __init__(self, depth: int | None = 0, *, answers: bool = True) -> None:
+        self.depth = depth
+        self.reachable = answers
+
+    def is_reachable(self) -> bool:
+        return self.reachable
+
+    def of(self, queue: str) -> int | None:
+        return self.depth
+
+    def added(self, queue: str, count: int) -> None:
+        if self.depth is not None:
+            self.depth += count
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def started(count: int = 1, *, key: Callable[[int], str] = lambda _: "", **options: Any) -> RequeueRun:
+    messages = [record(key=key(number)) for number in range(count)]
+    return requeue_run([one.pk for one in messages], **{"reason": "x", **options})
+
+
+def now(run: RequeueRun) -> RequeueRun:
+    return RequeueRun.objects.get(pk=run.pk)
+
+
+def depth(amqp: BlockingChannel) -> int:
+    return int(amqp.queue_declare(QUEUE, passive=True).method.message_count)
+
+
+def states(run: RequeueRun) -> list[str]:
+    return list(run.items.order_by("place").values_list("state", flat=True))
+
+
+def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
+    """Report the consumer's result for the message at this place."""
+    item = run.items.get(place=place)
+    (copy_succeeded if good else copy_failed)(item.message_id, item.cycle)
+
+
+class TestRate:
+    @pytest.mark.parametrize("rate", [0.5, 3.0, 20.0, 333.0])
+    def test_so_many_leave_in_a_minute_whatever_the_steps(self, rate: float) -> None:
+        clock = Clock()
+        pace, sent = Pace(clock), 0
+        for step in range(600):
+            room = pace.room(rate)
+            pace.spend(room)
+            sent += room
+            clock.now += 0.03 if step % 2 else 0.17
+
+        assert rate * 60 * 0.9 <= sent <= rate * 60 * 1.1 + 1
+
+    def test_a_pause_is_not_made_up_for(self) -> None:
+        clock = Clock()
+        pace = Pace(clock)
+        pace.room(20)
+        clock.now += 1000
+
+        assert pace.room(20) == 20
+
+    def test_slices_are_as_large_as_the_rate_allows(self, wired: BlockingChannel) -> None:
+        run, clock = started(30, rate=20), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        one.step()
+        assert depth(wired) == 1
+        clock.now += 0.5
+        one.step()
+
+        assert depth(wired) == 11
+        assert now(run).sent == 11
+
+
+class TestSteering:
+    @pytest.mark.usefixtures("wired")
+    def test_a_paused_run_sends_nothing_until_it_is_resumed(self) -> None:
+        run = started(2, rate=100)
+        pause(run.pk, BOB, reason="look first")
+        assert states(drive_run(run)) == ["pending", "pending"]
+        assert (now(run).state, now(run).note) == (RunState.PAUSED, "look first")
+        resume(run.pk, BOB)
+        drive_run(run)
+
+        assert states(run) == ["sent", "sent"]
+        assert [one.action for one in OperatorAction.objects.order_by("number")] == ["requeue", "pause", "resume"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
+        run, clock = started(2), Clock()
+        driver_of(run, clock=clock, depths=Depths()).step()
+        stop(run.pk, BOB, reason="wrong ones")
+        outcome(run, 1, good=True)
+
+        assert states(run) == ["processed", "skipped"]
+        assert (now(run).state, now(run).skipped, now(run).processed) == (RunState.STOPPED, 1, 1)
+        assert run.items.get(place=2).skip_code == ItemReason.STOPPED
+        assert ParkedMessage.objects.filter(state=State.PARKED).count() == 1
+
+    def test_what_has_ended_cannot_be_steered(self) -> None:
+        run = started()
+        stop(run.pk, ANN)
+
+        for act in (pause, resume, stop):
+            with pytest.raises(Outdated, match="has another state now: Stopped"):
+                act(run.pk, ANN)
+        with pytest.raises(Refused, match="a number above 0"):
+            slow(started().pk, ANN, rate=0)
+
+    def test_another_rate_counts_from_the_next_slice(self) -> None:
+        run = started()
+
+        assert slow(run.pk, ANN, rate=5).rate == 5
+        facts: Any = OperatorAction.objects.get(action="slow").facts
+        assert facts == {"before": {"rate": 20.0}, "after": {"rate": 5.0}}
+
+
+class TestTimes:
+    @pytest.mark.usefixtures("wired")
+    def test_a_message_was_sent_before_its_copy_could_be_handled(self) -> None:
+        run = started(2, rate=100)
+        driver_of(run, clock=Clock(), depths=Depths()).step()
+        item = RequeueItem.objects.filter(run=run, state="sent").select_related("message").get()
+
+        assert item.sent_at == item.message.requeued_at
+
+
+class TestGuards:
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_stops_by_itself_when_too_many_fail_again(self) -> None:
+        other = started(8, rate=100, stop_at=20)
+        clock = Clock()
+        one = driver_of(other, clock=clock, depths=Depths())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        for place in range(1, 6):
+            outcome(other, place, good=place > 2)
+        clock.now += 1
+        one.step()
+
+        assert (now(other).state, now(other).wait) == (RunState.PAUSED, RunWait.GUARD)
+        assert states(other)[6:] == ["pending", "pending"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_that_is_resumed_is_stopped_again_by_what_fails_then(self) -> None:
+        run, clock = started(500, stop_at=20, rate=100), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        for place in range(1, 6):
+            outcome(run, place, good=place > 2)
+        clock.now += 1
+        one.step()
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
+        resume(run.pk, ANN)
+        one.step()
+        clock.now += 1
+        one.step()
+        for place in range(7, 12):
+            outcome(run, place, good=place > 8)
+        one.step()
+
+        assert states(run)[6:11] == ["failed", "failed", "processed", "processed", "processed"]
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
+
+    @pytest.mark.usefixtures("wired")
+    def test_what_a_guard_has_reported_stops_a_resumed_run_no_more(self) -> None:
+        run = started(2, stop_at=20, rate=100)
+        RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, wait=RunWait.GUARD)
+        resumed = resume(run.pk, ANN)
+
+        assert not resumed.guard_exceeded
+        assert resumed.guarded_outcomes == (0, 0)
+        RequeueRun.objects.filter(pk=run.pk).update(failed=6, processed=5)
+        assert now(run).guarded_outcomes == (5, 1)
+        assert not now(run).guard_exceeded
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_rest_follows_when_the_first_was_processed(self) -> None:
+        run, clock = started(3, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        for _ in range(3):
+            one.step()
+            clock.now += 1
+        assert states(run) == ["sent", "pending", "pending"]
+        assert now(run).wait == RunWait.CANARY_WAITS
+        outcome(run, 1, good=True)
+        one.step()
+
+        assert states(run) == ["processed", "sent", "sent"]
+        assert now(run).wait == ""
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_rest_waits_for_an_operator_when_the_first_failed(self) -> None:
+        run, clock = started(3, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        one.step()
+        outcome(run, 1, good=False)
+        clock.now += 1
+        one.step()
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
+        resume(run.pk, ANN)
+        drive_run(run)
+
+        assert states(run) == ["failed", "sent", "sent"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_paused_by_its_canary_resumes_whatever_its_texts_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run, clock = started(2, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        one.step()
+        outcome(run, 1, good=False)
+        clock.now += 1
+        with translation.override("de"):
+            one.step()
+        paused = now(run)
+        monkeypatch.setattr(RunWait.CANARY_FAILED, "_label_", "The text of a later version.")
+        with translation.override("fr"):
+            resume(run.pk, ANN)
+        drive_run(run)
+
+        assert (paused.state, paused.wait, paused.note) == ("paused", "canary_failed", "")
+        assert states(run) == ["failed", "sent"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_note_is_the_operators_and_a_code_is_the_drivers(self) -> None:
+        run = started(2, stop_at=20)
+        noted = pause(run.pk, ANN, reason="look first")
+        resume(run.pk, ANN)
+        one = driver_of(run, depths=Depths())
+        one.step()
+        RequeueRun.objects.filter(pk=run.pk).update(failed=5)
+        one.step()
+
+        assert (noted.note, noted.wait, noted.explanation) == ("look first", "", "look first")
+        assert (now(run).note, now(run).wait) == ("", "guard")
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_first_message_without_an_outcome_is_a_persons_to_judge(self) -> None:
+        run, clock = started(2, canary=True), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        one.step()
+        RequeueItem.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
+        clock.now += 1
+        one.step()
+
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_SILENT)
+
+
+class TestKeys:
+    @pytest.mark.usefixtures("wired")
+    def test_messages_of_one_key_follow_each_others_outcomes(self) -> None:
+        run, clock = started(4, key=lambda number: f"payment:{number % 2}", rate=100), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        for _ in range(3):
+            one.step()
+            clock.now += 1
+        assert states(run) == ["sent", "sent", "pending", "pending"]
+        assert now(run).wait == RunWait.KEYS_WAIT
+        outcome(run, 1, good=True)
+        outcome(run, 2, good=False)
+        one.step()
+
+        assert states(run) == ["processed", "failed", "sent", "skipped"]
+        assert run.items.get(place=4).skip_code == ItemReason.KEY_FAILED
+
+    @pytest.mark.usefixtures("wired")
+    def test_duplicates_that_were_included_do_not_wait(self) -> None:
+        run = started(3, key=lambda _: "payment:7", rate=100, include=["duplicates"])
+        drive_run(run)
+
+        assert states(run) == ["sent", "sent", "sent"]
+
+
+class TestDepths:
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_waits_while_the_queue_is_deep(self) -> None:
+        run, clock, depths = started(5, max_depth=3, rate=100), Clock(), Depths(2)
+        one = driver_of(run, clock=clock, depths=depths)
+        for _ in range(3):
+            clock.now += 1
+            one.step()
+        assert (now(run).sent, now(run).wait) == (2, RunWait.QUEUE_DEEP)
+        depths.depth = 0
+        clock.now += 1
+        one.step()
+
+        assert (now(run).sent, now(run).wait) == (5, "")
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_waits_while_nobody_knows_how_deep_it_is(self) -> None:
+        run = started(max_depth=3)
+        driver_of(run, depths=Depths(None)).step()
+
+        assert (now(run).sent, now(run).wait) == (0, RunWait.DEPTH_UNKNOWN)
+
+    def test_the_broker_is_asked(self, wired: BlockingChannel) -> None:
+        for _ in range(3):
+            wired.basic_publish("", QUEUE, b"{}")
+        run = drive_run(started(2, max_depth=2), outcomes=True, for_seconds=1)
+        assert (run.sent, run.wait) == (0, RunWait.QUEUE_DEEP)
+        wired.queue_purge(QUEUE)
+
+        assert drive_run(run).sent == 2
+
+
+class TestBroker:
+    @pytest.mark.usefixtures("wired")
+    def test_a_planned_run_starts_when_the_broker_answers(self) -> None:
+        run, clock, depths = started(planned=True), Clock(), Depths(answers=False)
+        one = driver_of(run, clock=clock, depths=depths)
+        one.step()
+        assert (now(run).state, now(run).wait) == (RunState.PLANNED, RunWait.BROKER_AWAY)
+        depths.reachable = True
+        one.step()
+        one.step()
+
+        assert (now(run).state, now(run).sent, now(run).wait) == (RunState.RUNNING, 1, "")
+
+    def test_a_run_continues_by_itself_when_the_broker_is_back(
+        self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel
+    ) -> None:
+        run = started(2, rate=100)
+        drive_run(run, outcomes=True, for_seconds=1)
+        assert (states(run), now(run).wait) == (["pending", "pending"], RunWait.BROKER_AWAY)
+        amqp.queue_declare(QUEUE)
+        change_broker(settings, broker_url)
+        drive_run(run)
+
+        assert (states(run), depth(amqp)) == (["sent", "sent"], 2)
+
+    def test_a_full_queue_is_tried_again(self, wired: BlockingChannel) -> None:
+        wired.queue_delete(QUEUE)
+        wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        run = started(2, rate=100)
+        drive_run(run, outcomes=True, for_seconds=1.5)
+        assert (sorted(states(run)), now(run).wait) == (["pending", "sent"], RunWait.QUEUE_FULL)
+        wired.queue_purge(QUEUE)
+        drive_run(run)
+
+        check_counters()
+        assert states(run) == ["sent", "sent"]
+
+    def test_confirms_that_never_come_pause_the_run_and_nothing_is_doubled(
+        self, settings: Any, broker_url: str, amqp: BlockingChannel
+    ) -> None:
+        amqp.queue_declare(QUEUE)
+        parts = urlsplit(broker_url)
+        run, clock = started(30, rate=10), Clock()
+        with proxy_to(parts.port or 5672) as proxy:
+            address = f"guest:guest@127.0.0.1:{proxy.port}{parts.path}"
+            change_broker(settings, f"amqp://{address}", PUBLISH_TIMEOUT=10)
+            one = driver_of(run, clock=clock, depths=Depths())
+            one.step()
+            settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 0.5}
+            silent = driver_of(run, clock=clock, depths=Depths())
+            proxy.set(Mode.BLACKHOLE_TO_CLIENT)
+            for _ in range(3):
+                silent.step()
+                clock.now += 0.5
+            proxy.set(Mode.PASS)
+            change_broker(settings, broker_url)
+        told = now(run)
+
+        assert (told.state, told.wait, told.sent) == (RunState.PAUSED, RunWait.NOT_CONFIRMED, 1)
+        assert told.unconfirmed == 2
+        assert ParkedMessage.objects.filter(unconfirmed=True, state=State.PARKED).count() == 2
+        wait_until(lambda: depth(amqp) == 3, what="what was sent before nobody confirmed")
+        check_counters()
+
+
+class TestLeases:
+    @pytest.mark.usefixtures("wired")
+    def test_one_driver_at_a_time(self) -> None:
+        run, clock = started(4), Clock()
+        first = driver_of(run, "first", clock=clock, depths=Depths())
+        first.step()
+
+        assert driver_of(run, "second", depths=Depths()).step() is None
+        assert now(run).sent == 1
+        first.end()
+        assert driver_of(run, "second", depths=Depths()).step() is not None
+        assert first.step() is None
+        assert now(run).sent == 2
+
+    def test_a_driver_that_lost_its_lease_claims_nothing(self) -> None:
+        run = started()
+        RequeueRun.objects.filter(pk=run.pk).update(driver="other")
+
+        assert claimed_of(run) == []
+        assert states(run) == ["pending"]
+
+    def test_nothing_is_claimed_from_a_run_that_was_paused_meanwhile(self) -> None:
+        run = started()
+        RequeueRun.objects.filter(pk=run.pk).update(driver="me")
+        pause(run.pk, ANN)
+
+        assert claimed_of(run) == []
+        check_counters()
+        assert again(run.items.get().message).state == State.PARKED
+
+    def test_a_claim_that_ran_out_may_have_been_delivered(self) -> None:
+        run = started()
+        RequeueRun.objects.filter(pk=run.pk).update(driver="me")
+        [one] = claimed_of(run)
+        assert end_expired_claims() == 0
+        ParkedMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=5))
+        assert end_expired_claims() == 1
+        message = ParkedMessage.objects.get()
+
+        assert (message.state, message.unconfirmed, message.cycle) == (State.PARKED, True, one.cycle)
+        check_counters()
+        assert (states(run), now(run).unconfirmed) == (["unconfirmed"], 1)
+        assert drive_run(run, outcomes=True, for_seconds=5).state == RunState.FINISHED
+
+    def test_what_may_have_been_delivered_is_not_sent_again_without_a_word(self, wired: BlockingChannel) -> None:
+        one = record(unconfirmed=True)
+        left_out = drive_run(requeue_run([one.pk]))
+        assert (states(left_out), depth(wired)) == (["skipped"], 0)
+        drive_run(requeue_run([one.pk], include=["unconfirmed"]))
+
+        assert depth(wired) == 1
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_success_closes_the_run(self) -> None:
+        run = started()
+        drive_run(run)
+        outcome(run, 1, good=True)
+        ended = drive_run(run, outcomes=True, for_seconds=5)
+
+        assert (ended.state, ended.processed, ended.sent) == (RunState.FINISHED, 1, 1)
+        assert ended.leased_until is None
+
+    @pytest.mark.usefixtures("wired")
+    def test_outcomes_are_not_waited_for_longer_than_an_hour(self) -> None:
+        run = started()
+        drive_run(run)
+        RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
+
+        assert drive_run(run, outcomes=True, for_seconds=5).wait == RunWait.NO_OUTCOME
+
+    def test_a_driver_ends_when_it_is_asked_to(self) -> None:
+        run, ended = started(planned=True), threading.Event()
+        ended.set()
+
+        assert drive_run(run, outcomes=True, ended=ended).leased_until is None

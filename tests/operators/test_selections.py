@@ -1,0 +1,199 @@
+"""Selections: chosen, frozen and counted before an action."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core import signing
+from django.utils import timezone
+
+from django_rmq_retry.models import MessageVersion, ParkedMessage, State
+from django_rmq_retry.parked import selection
+from django_rmq_retry.parked.findings import Report, Terms, report
+from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.selection import Selection
+from tests.operators.made import group, record, requeue_run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+PARKED = {"state": ["parked"]}
+HOUR = timedelta(hours=1)
+
+
+def counts(found: Report) -> dict[str, int]:
+    return {one.name: one.count for one in found.findings}
+
+
+class TestSelection:
+    def test_a_token_means_what_was_frozen(self) -> None:
+        one = record()
+        frozen = Selection.of_filter(PARKED)
+        read = Selection.read(frozen.token())
+
+        assert read == frozen
+        assert [row.pk for row in read.queryset()] == [one.pk]
+
+    def test_what_is_parked_or_parked_again_later_is_not_in_it(self) -> None:
+        one, two = record(), record(state=State.REQUEUED)
+        frozen = Selection.of_filter(PARKED)
+        record()
+        ParkedMessage.objects.filter(pk=two.pk).update(state=State.PARKED, parked_at=timezone.now() + HOUR)
+
+        assert [row.pk for row in frozen.queryset()] == [one.pk]
+
+    def test_a_worker_whose_clock_is_ahead_hides_nothing(self) -> None:
+        record(parked_at=timezone.now() + HOUR)
+
+        assert Selection.of_filter(PARKED).queryset().count() == 1
+
+    def test_a_forged_or_old_token_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        token = Selection.of_filter(PARKED).token()
+        with pytest.raises(Outdated, match="this site did not sign it"):
+            Selection.read(token + "x")
+        with pytest.raises(Outdated, match="this site did not sign it"):
+            Selection.read(signing.dumps({"filter": PARKED}, salt="other"))
+        monkeypatch.setattr(selection, "VALID_FOR", -1)
+
+        with pytest.raises(Outdated, match="older than an hour"):
+            Selection.read(token)
+
+    def test_ids_beyond_200_make_no_token(self) -> None:
+        many = Selection(revisions=dict.fromkeys(range(201), 1), as_of=timezone.now(), count=201)
+
+        with pytest.raises(Refused, match="At most 200"):
+            many.token()
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"colour": "red"}, {"state": ["lost"]}, {"group": "x"}, {"parked_after": "yesterday"}, {"without": ["x"]}],
+    )
+    def test_an_invalid_filter_is_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(Refused, match="The filter cannot be used"):
+            Selection.of_filter(wrong)
+
+    @pytest.mark.parametrize("text", ["payment:7", "m-id", "c-id"])
+    def test_one_word_finds_a_message_by_whatever_id_an_operator_has(self, text: str) -> None:
+        one = record(key="payment:7", message_id="m-id", correlation_id="c-id")
+        record()
+
+        assert Selection.of_filter({"search": text}).queryset().get() == one
+        assert Selection.of_filter({"search": f"#{one.pk}"}).queryset().get() == one
+        assert Selection.of_filter({"search": "9" * 40}).count == 0
+
+    @pytest.mark.parametrize("most", [1, 1000])
+    def test_all_messages_of_an_id_are_found_however_many_they_are(
+        self, most: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(selection, "MOST_SEARCHED_IDS", most)
+        alike = [record(key="order:1").pk, record(correlation_id="order:1").pk, record(message_id="order:1").pk]
+        record(key="order:2")
+        found = Selection.of_filter({"search": "order:1", "state": ["parked"]})
+
+        assert sorted(row.pk for row in found.queryset()) == alike
+        assert requeue_run(found, reason="x").total == 3
+
+    def test_a_search_whose_messages_are_gone_starts_nothing(self) -> None:
+        record(key="order:1")
+        found = Selection.of_filter({"search": "order:1"})
+        ParkedMessage.objects.all().delete()
+
+        with pytest.raises(NothingChosen):
+            requeue_run(found, reason="x")
+
+    def test_all_filters_narrow_together(self) -> None:
+        one = record(type="card", group=group("g"), cycle=3)
+        record(type="card", cycle=1)
+        words = {
+            "type": ["card", "cash"],
+            "group": one.group_id,
+            "cycle_min": 2,
+            "parked_after": "2020-01-01T00:00:00Z",
+        }
+
+        assert Selection.of_filter(words).queryset().get() == one
+        assert Selection.of_filter({**words, "without": [one.pk]}).count == 0
+
+
+class TestReport:
+    def test_each_objection_is_counted_with_examples(self, settings: Any) -> None:
+        settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
+        fine = record(key="payment:1")
+        record(succeeded_at=timezone.now())
+        record(unconfirmed=True)
+        record(reason="permanent")
+        record(published_at=timezone.now() - 2 * HOUR)
+        record(queue="")
+        record(queue="others")
+        record(key="payment:1", version=2)
+        record(state=State.ON_HOLD)
+        found = report(Selection.of_filter({"state": ["parked", "on_hold"]}))
+
+        assert counts(found) == {
+            "succeeded": 1, "unconfirmed": 1, "permanent": 1, "late": 1, "no_queue": 1, "unhandled": 1,
+            "edited": 1, "held": 1, "duplicates": 2,
+        }  # fmt: skip
+        assert (found.total, found.sendable, found.left_out) == (9, 3, 6)
+        assert {one.name for one in found.findings if not one.left_out} == {"edited", "held", "duplicates"}
+        assert found.findings[-1].examples[-1] == (fine.pk, "payment:1")
+        assert found.queues == (("payments.charge", 3),)
+
+    @pytest.mark.parametrize("name", ["succeeded", "unconfirmed", "permanent", "unhandled"])
+    def test_what_is_included_is_sent(self, name: str) -> None:
+        record(succeeded_at=timezone.now(), unconfirmed=True, reason="permanent", queue="others")
+        others = {"succeeded", "unconfirmed", "unhandled"}
+        without = Terms(include=others - {name}, confirmed_permanent=name != "permanent")
+
+        assert report(Selection.of_filter(PARKED), without).sendable == 0
+        assert report(Selection.of_filter(PARKED), Terms(include=others, confirmed_permanent=True)).sendable == 1
+
+    @pytest.mark.parametrize("lacking", ["published_at", "failed_at", "parked_at"])
+    def test_the_age_is_the_best_that_is_known(self, settings: Any, lacking: str) -> None:
+        settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
+        known = ["published_at", "failed_at", "parked_at"]
+        old, young = timezone.now() - 2 * HOUR, timezone.now() - HOUR / 2
+        before, after = known[: known.index(lacking)], known[known.index(lacking) + 1 :]
+        times: dict[str, Any] = {**dict.fromkeys(before), lacking: old, **dict.fromkeys(after, young)}
+        record(**times)
+        times[lacking] = young
+        record(**times)
+
+        assert counts(report(Selection.of_filter(PARKED)))["late"] == 1
+
+    def test_another_target_needs_no_queue_of_its_own(self) -> None:
+        record(queue="")
+
+        assert report(Selection.of_filter(PARKED), Terms(target="payments.charge")).sendable == 1
+
+    def test_what_changed_since_is_reported(self) -> None:
+        one, two = record(), record()
+        named, filtered = Selection.of_ids([one.pk, two.pk]), Selection.of_filter(PARKED)
+        ParkedMessage.objects.filter(pk=one.pk).update(revision=2)
+        MessageVersion.objects.create(
+            message=two, number=2, body=b"", properties=b"", sha256="", at=timezone.now() + HOUR, by="bob", reason=""
+        )
+
+        assert counts(report(named)) == {"changed": 1}
+        assert counts(report(filtered)) == {"changed": 1}
+
+    def test_the_numbers_of_a_report_are_those_of_the_run(self) -> None:
+        record(succeeded_at=timezone.now())
+        record()
+        frozen = Selection.of_filter(PARKED)
+        run = requeue_run(frozen)
+
+        assert (run.total, run.total - run.skipped) == (report(frozen).total, report(frozen).sendable)
+
+    def test_a_report_and_a_start_ask_the_database_a_handful_of_times(self, django_assert_max_num_queries: Any) -> None:
+        for number in range(300):
+            record(key=f"payment:{number % 250}")
+        frozen = Selection.of_filter(PARKED)
+        with django_assert_max_num_queries(8):
+            report(frozen)
+
+        with django_assert_max_num_queries(24):
+            requeue_run(frozen, reason="x")
+
+    def test_items_stand_in_the_order_of_parking(self) -> None:
+        late, early = record(), record(parked_at=timezone.now() - HOUR)
+        run = requeue_run([late.pk, early.pk])
+
+        assert [(one.message_id, one.place) for one in run.items.order_by("place")] == [(early.pk, 1), (late.pk, 2)]

@@ -1,0 +1,375 @@
+"""The effect of an arriving parked copy on its record: the seven rules."""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models.parked import RESOLVED
+from tests.operators.invariants import check_counters
+from tests.parked.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, ticket_header, untaken
+from tests.parked.made import item
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+SECOND = 1000
+NO_ID: dict[str, Any] = {"id": None}
+
+
+def at(milliseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+
+
+@pytest.fixture(autouse=True)
+def counters_agree() -> Any:
+    """Whatever happened, the groups' counters say what their messages are."""
+    yield
+    check_counters()
+
+
+def first(**told: Any) -> ParkedMessage:
+    store(by_us(**told))
+    return the_record()
+
+
+def requeued(record: ParkedMessage, *, later: int = 60 * SECOND, state: State = State.REQUEUED) -> ParkedMessage:
+    """As it is once an operator has sent it."""
+    sent = None if state == State.REQUEUEING else at(DAWN + later)
+    claimed = at(DAWN + later + 60 * SECOND) if state == State.REQUEUEING else None
+    ErrorGroup.objects.filter(pk=record.group_id).update(parked=0, requeued=1)
+    return change(record, state=state, cycle=2, requeued_at=sent, claimed_until=claimed)
+
+
+def resolved(record: ParkedMessage, state: State = State.DISCARDED) -> ParkedMessage:
+    ErrorGroup.objects.filter(pk=record.group_id).update(**{"parked": 0, "requeued": 0, state.value: 1})
+    return change(record, state=state, resolved_at=at(DAWN + 60 * SECOND), resolution="a twin")
+
+
+class TestNew:
+    def test_a_message_is_recorded_whole(self) -> None:
+        before = datetime.now(UTC)
+        record = first(body=b'{"n": 1}', type="charge", correlation_id="c", content_type="application/json",
+                       timestamp=1_600_000_000, exchange="shop", routing_key="pay")  # fmt: skip
+
+        told = (record.state, record.queue, record.parked_in, record.exchange, record.routing_key)
+        assert told == ("parked", "payments", "payments.parked", "shop", "pay")
+        assert (bytes(record.body), record.size, record.message_id, record.type) == (b'{"n": 1}', 8, "m-1", "charge")
+        assert record.sha256 == hashlib.sha256(b'{"n": 1}').hexdigest()
+        assert (record.reason, record.detail, record.error, record.error_text, record.attempts) == (
+            "retries_exhausted", "after 5 attempts", "BankDown", "timeout", 5
+        )  # fmt: skip
+        assert (record.published_at, record.parked_at) == (at(1_600_000_000_000), at(DAWN))
+        assert (record.cycle, record.copies, record.revision, record.handler) == (1, 1, 1, "payments.charge")
+        # By the database's clock, as it was asked a moment ago.
+        assert abs(record.recorded_at - before) < timedelta(seconds=30)
+
+    def test_what_no_handler_took_was_never_tried(self) -> None:
+        store(untaken())
+
+        told = the_record()
+        assert (told.reason, told.attempts, told.summary, told.failed_at) == ("no_handler", 0, "", None)
+        assert told.parked_at == at(DAWN)
+
+    def test_its_group_begins_with_it(self) -> None:
+        first()
+        group = the_group()
+
+        assert (group.title, group.reason, group.parked, group.arrived) == ("BankDown", "retries_exhausted", 1, 1)
+        assert (group.first_seen, group.last_seen, group.regressed_at) == (at(DAWN), at(DAWN), None)
+
+    def test_many_are_one_group_and_it_knows_the_first_and_the_last(self) -> None:
+        store(*(by_us(id=f"m-{n}", at=DAWN + n * SECOND) for n in (3, 1, 2)))
+        group = the_group()
+
+        assert (group.parked, group.arrived) == (3, 3)
+        assert (group.first_seen, group.last_seen) == (at(DAWN + SECOND), at(DAWN + 3 * SECOND))
+
+    def test_another_error_is_another_group(self) -> None:
+        store(by_us(id="m-1"), by_us(id="m-2", error="CardExpired"))
+
+        assert sorted(ErrorGroup.objects.values_list("title", "parked")) == [("BankDown", 1), ("CardExpired", 1)]
+
+    def test_the_workers_fingerprint_is_the_groups(self) -> None:
+        store(foreign(headers={"rmq-retry-reason": "x", "rmq-retry-fingerprint": "a" * 40, "rmq-retry-culprit": "b:p"}))
+
+        assert (the_group().fingerprint, the_group().culprit) == ("a" * 40, "b:p")
+
+    @pytest.mark.parametrize("forged", ["a" * 39, "A" * 40, "g" * 40, "a" * 41, "💥" * 40, ""])
+    def test_what_is_no_fingerprint_is_none(self, forged: str) -> None:
+        store(foreign(headers={"rmq-retry-reason": "x", "rmq-retry-fingerprint": forged}))
+
+        assert len(the_group().fingerprint) == 40
+        assert the_group().fingerprint != forged
+
+    def test_times_that_cannot_be_are_left_out(self) -> None:
+        tomorrow = int(datetime.now(UTC).timestamp() * 1000) + 86_400_000
+        record = first(at=tomorrow, timestamp=1_700_000_000_000)
+
+        assert record.published_at is None
+        assert record.parked_at <= datetime.now(UTC)
+
+    def test_a_project_without_time_zones_has_its_own_time(self, settings: Any) -> None:
+        settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Kyiv"
+        store(by_us(timestamp=1_600_000_000))
+        store(by_us(timestamp=1_600_000_000, at=DAWN + SECOND))
+
+        assert the_record().published_at == datetime(2020, 9, 13, 15, 26, 40)  # noqa: DTZ001 - as it is stored
+        assert (the_record().parked_at.tzinfo, the_record().copies) == (None, 2)
+
+
+class TestCopies:
+    def test_a_copy_that_is_delivered_twice_changes_nothing(self) -> None:
+        record = first()
+        store(by_us(again=True))
+        store(by_us())
+
+        again = the_record()
+        assert (again.copies, again.revision, again.state) == (1, record.revision, "parked")
+        assert the_group().arrived == 1
+
+    def test_nor_does_it_in_one_batch(self) -> None:
+        store(by_us(), by_us(), by_us(again=True))
+
+        assert the_record().copies == 1
+
+    def test_a_newer_failure_of_what_waits_for_an_operator_is_taken_over(self) -> None:
+        record = first()
+        store(by_us(at=DAWN + SECOND, error="CardExpired"))
+
+        again = the_record()
+        assert (again.copies, again.error, again.parked_at, again.state) == (
+            2,
+            "CardExpired",
+            at(DAWN + SECOND),
+            "parked",
+        )
+        assert (again.group.title, again.revision) == ("CardExpired", record.revision + 1)
+
+    def test_an_older_one_is_counted_only(self) -> None:
+        first()
+        store(by_us(at=DAWN - SECOND, error="CardExpired"))
+
+        assert (the_record().copies, the_record().error, the_record().parked_at) == (2, "BankDown", at(DAWN))
+
+    def test_what_is_on_hold_stays_on_hold(self) -> None:
+        change(first(), state=State.ON_HOLD)
+        store(by_us(at=DAWN + SECOND))
+
+        assert (the_record().state, the_record().copies) == ("on_hold", 2)
+
+    def test_an_edited_or_first_body_is_never_replaced(self) -> None:
+        record = first(body=b"first")
+        second = hashlib.sha256(b"second").hexdigest()
+        told = {"body": b"second", "properties": b"", "sha256": second, "by": "ann", "reason": "typo", "at": at(DAWN)}
+        MessageVersion.objects.create(message=record, number=2, **told)
+        record = requeued(record)
+        store(by_us(body=b"second", ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        assert (bytes(the_record().body), the_record().state) == (b"first", "parked")
+
+
+class TestRequeued:
+    def test_a_copy_that_fails_again_opens_the_same_record(self) -> None:
+        record = requeued(first())
+        place = item(record, cycle=2)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND, error="CardExpired"))
+
+        again = the_record()
+        assert (again.state, again.cycle, again.copies, again.error) == ("parked", 2, 2, "CardExpired")
+        assert (again.revision, again.unconfirmed, again.parked_at) == (
+            record.revision + 1,
+            False,
+            at(DAWN + 90 * SECOND),
+        )
+        place.refresh_from_db()
+        assert (place.state, place.run.failed) == (ItemState.FAILED, 1)
+        assert ErrorGroup.objects.get(title="BankDown").failed_again == 1
+
+    def test_also_where_its_id_was_never_one(self) -> None:
+        record = requeued(first(**NO_ID))
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND, **NO_ID))
+
+        assert (the_record().state, the_record().copies) == ("parked", 2)
+
+    def test_also_before_the_confirm_was_written_down(self) -> None:
+        record = requeued(first(), state=State.REQUEUEING)
+        place = item(record, cycle=2, state=ItemState.CLAIMED)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        assert (the_record().state, the_record().claimed_until) == ("parked", None)
+        place.refresh_from_db()
+        assert place.state == ItemState.FAILED
+
+    def test_also_where_nobody_knew_whether_it_was_sent(self) -> None:
+        record = first()
+        ErrorGroup.objects.update(arrived=1)
+        record = change(record, cycle=2, unconfirmed=True)
+        run = RequeueRun.objects.create(created_at=at(DAWN), by="ann", total=1, unconfirmed=1)
+        item(record, run=run, cycle=2, state=ItemState.UNCONFIRMED)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        run.refresh_from_db()
+        assert (the_record().unconfirmed, run.sent, run.failed, run.unconfirmed) == (False, 1, 1, 0)
+
+    def test_places_of_other_cycles_stay_as_they_are(self) -> None:
+        record = requeued(first())
+        older = item(record, cycle=1, state=ItemState.UNCONFIRMED)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        older.refresh_from_db()
+        assert (older.state, older.run.failed) == (ItemState.UNCONFIRMED, 0)
+
+    def test_a_hold_that_came_after_it_was_sent_is_kept(self) -> None:
+        record = change(first(), cycle=2, unconfirmed=True, state=State.ON_HOLD)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        assert (the_record().state, the_record().unconfirmed) == ("on_hold", False)
+
+    def test_an_older_copy_does_not_stop_the_newer_one(self) -> None:
+        record = change(requeued(first()), cycle=3)
+        place = item(record, cycle=3)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+
+        place.refresh_from_db()
+        assert (the_record().state, the_record().cycle, the_record().copies, place.state) == ("requeued", 3, 2, "sent")
+
+    def test_a_second_copy_of_the_same_cycle_is_counted_once_as_failed(self) -> None:
+        record = requeued(first())
+        item(record, cycle=2)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 91 * SECOND))
+
+        assert (the_record().copies, RequeueRun.objects.get().failed, the_group().failed_again) == (3, 1, 1)
+
+    @pytest.mark.parametrize("other", [{"body": b"another"}, {"id": "m-2"}, {"id": None}])
+    def test_a_ticket_that_another_message_carries_reports_nothing(self, other: dict[str, Any]) -> None:
+        record = requeued(first(body=b"one"))
+        copied = ticket_header(record.pk, 2, body=b"one")
+        store(by_us(**{"headers": copied, "at": DAWN + 90 * SECOND, "body": b"one", **other}))
+
+        assert list(ParkedMessage.objects.order_by("pk").values_list("state", flat=True)) == ["requeued", "parked"]
+
+    @pytest.mark.parametrize("text", ["1.2", "1.2:forged", "", "x" * 300])
+    def test_nor_does_one_that_we_did_not_sign(self, text: str) -> None:
+        requeued(first())
+        store(by_us(headers={"rmq-retry-ticket": text}, at=DAWN + 90 * SECOND))
+
+        # Found by its id, as a copy of unknown cycle.
+        assert (the_record().state, the_record().unconfirmed) == ("parked", True)
+
+    def test_a_record_that_is_gone_is_recreated(self) -> None:
+        store(by_us(ticket=(999_999, 2)))
+
+        assert (the_record().state, the_record().cycle) == ("parked", 1)
+
+
+class TestComingBack:
+    @pytest.mark.parametrize("state", RESOLVED)
+    def test_what_was_parked_before_it_was_resolved_is_stale(self, state: State) -> None:
+        resolved(first(), state)
+        store(by_us(at=DAWN + 59 * SECOND))
+
+        assert (the_record().state, the_record().copies, the_record().resolution) == (state, 2, "a twin")
+
+    @pytest.mark.parametrize("state", RESOLVED)
+    def test_what_was_parked_after_that_opens_it_again(self, state: State) -> None:
+        change(resolved(first(), state), succeeded_at=at(DAWN))
+        store(by_us(at=DAWN + 61 * SECOND))
+
+        again = the_record()
+        assert (again.state, again.copies, again.cycle, again.resolved_at, again.resolution) == (
+            "parked",
+            2,
+            1,
+            None,
+            "",
+        )
+        assert (again.succeeded_at, again.unconfirmed) == (at(DAWN), False)
+
+    @pytest.mark.parametrize(("later", "state"), [(59, "processed"), (61, "parked")])
+    def test_a_twin_of_the_copy_that_succeeded_counts_by_when_it_failed(self, later: int, state: str) -> None:
+        record = change(resolved(first(), State.PROCESSED), cycle=2)
+        store(by_us(ticket=(record.pk, 2), at=DAWN + later * SECOND))
+
+        assert (the_record().state, the_record().copies) == (state, 2)
+
+    def test_the_group_has_come_back_then(self) -> None:
+        resolved(first())
+        store(by_us(at=DAWN + 61 * SECOND, id="m-2"))
+
+        assert the_group().regressed_at is not None
+
+    def test_it_has_not_while_others_wait(self) -> None:
+        resolved(first())
+        ErrorGroup.objects.update(discarded=0)
+        store(by_us(id="m-0"))
+        ErrorGroup.objects.update(regressed_at=None, discarded=1)
+        store(by_us(at=DAWN + 61 * SECOND, id="m-2"))
+
+        assert the_group().regressed_at is None
+
+    def test_what_is_in_flight_and_comes_once_more_is_open_and_may_yet_be_delivered(self) -> None:
+        requeued(first())
+        store(by_us(at=DAWN + 61 * SECOND))
+
+        assert (the_record().state, the_record().unconfirmed, the_record().cycle) == ("parked", True, 2)
+
+    def test_what_was_parked_before_it_was_sent_does_not_stop_it(self) -> None:
+        requeued(first())
+        store(by_us(at=DAWN + 59 * SECOND))
+
+        assert (the_record().state, the_record().copies) == ("requeued", 2)
+
+    def test_what_is_being_sent_is_not_taken_from_any_process_that_sends_it(self) -> None:
+        requeued(first(), state=State.REQUEUEING)
+        store(by_us(at=DAWN + 61 * SECOND))
+
+        assert (the_record().state, the_record().copies) == ("requeueing", 2)
+
+    def test_a_foreign_message_that_nobody_dated_opens_it_again(self) -> None:
+        store(foreign())
+        resolved(the_record())
+        store(foreign())
+
+        assert (the_record().state, the_record().copies) == ("parked", 2)
+
+    def test_unless_the_broker_delivers_it_once_more(self) -> None:
+        store(foreign())
+        resolved(the_record())
+        store(foreign(again=True))
+
+        assert (the_record().state, the_record().copies) == ("discarded", 1)
+
+    def test_nobody_knows_when_another_copy_came_that_is_delivered_once_more(self) -> None:
+        store(foreign())
+        resolved(the_record())
+        store(foreign(again=True, headers={"a": 1}))
+
+        assert (the_record().state, the_record().copies) == ("discarded", 2)
+
+
+class TestWithoutId:
+    def test_two_with_the_same_bytes_may_be_two_payments(self) -> None:
+        store(by_us(**NO_ID))
+        store(by_us(**NO_ID))
+        store(by_us(**NO_ID), by_us(**NO_ID))
+
+        assert ParkedMessage.objects.count() == 4
+
+    def test_one_that_the_broker_delivers_again_is_one(self) -> None:
+        store(by_us(**NO_ID))
+        store(by_us(**NO_ID, again=True))
+
+        assert (the_record().copies, the_record().revision) == (1, 1)
+
+    def test_two_that_are_unacked_at_once_are_two_although_both_are_delivered_again(self) -> None:
+        store(by_us(**NO_ID, again=True), by_us(**NO_ID, again=True))
+
+        assert ParkedMessage.objects.count() == 2
+
+    def test_a_foreign_one_is_rather_recorded_twice_than_lost(self) -> None:
+        store(foreign(**NO_ID))
+        store(foreign(**NO_ID, again=True))
+
+        assert ParkedMessage.objects.count() == 2

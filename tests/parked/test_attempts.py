@@ -1,0 +1,142 @@
+"""Attempts in their table, found again from a record, and what waits."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_rmq_retry.handlers.ticket import Ticket
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.models import Attempt
+from django_rmq_retry.parked import history
+from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, identity_of, waiting
+from django_rmq_retry.policies import halt, park
+from tests.core.made import delivery
+from tests.core.raising import BankDown
+from tests.parked.attempted import failure, success
+from tests.parked.made import NOON, minutes, parked
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -> Draft:
+    """An attempt that ended this number of minutes after noon."""
+    return draft_of(attempt or failure(), ticket)._replace(ended=minutes(at).timestamp())
+
+
+SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
+write = history.Writer(SCRIBE)
+
+
+def test_what_was_written_can_be_read() -> None:
+    one = draft()
+
+    write([one])
+    row = SCRIBE.row(one)
+
+    found = Attempt.objects.get()
+    for name in set(Row._fields) - {"chain"}:
+        assert getattr(found, name) == getattr(row, name), name
+    assert found.chain == json.loads(row.chain)
+
+
+def test_many_are_written_at_once() -> None:
+    write([draft(failure(delivery(message_id=f"m-{number}"))) for number in range(250)])
+
+    assert Attempt.objects.count() == 250
+    assert Attempt.objects.values("message_id").distinct().count() == 250
+
+
+def test_all_or_none_are_written() -> None:
+    good = SCRIBE.row(draft())
+
+    with pytest.raises(Exception, match=r"(?i)constraint|json"):
+        history.write([good, good._replace(chain="{")])
+
+    assert Attempt.objects.count() == 0
+
+
+def test_plain_rows_hold_ascii_only() -> None:
+    write([draft(failure(delivery(message_id="m-1"), error=Exception("\U0001f4a9 é")))], plain=True)
+
+    found = Attempt.objects.get()
+
+    assert (found.error_text, found.message_id, found.chain[0]["text"]) == ("? ?", "m-1", "\U0001f4a9 é")
+
+
+@override_settings(USE_TZ=False, TIME_ZONE="Asia/Kathmandu")
+def test_a_project_without_time_zones_gets_its_own_time() -> None:
+    write([draft()])
+
+    found = Attempt.objects.get()
+
+    assert found.started_at.isoformat() == "2026-11-21T17:44:58.500000"
+
+
+def test_whatever_a_text_holds_it_can_be_stored() -> None:
+    error = Exception("\0 \udcff \U0001f4a9 ' %s \\")
+    write([draft(failure(delivery(message_id="m", queue="q'%s\udcff"), error=error))])
+
+    found = Attempt.objects.get()
+
+    assert found.error_text == "\\x00 \\udcff \U0001f4a9 ' %s \\"
+    assert (found.queue, found.chain[0]["text"]) == ("q'%s\\udcff", found.error_text)
+
+
+def test_the_attempts_of_a_record_are_found_by_its_id() -> None:
+    arrival = delivery(message_id="m-1", body=b"1")
+    record = parked(identity=SCRIBE.row(draft(failure(arrival))).identity, body=b"1", message_id="m-1")
+    write([draft(failure(arrival), at=1), draft(failure(arrival), at=2), draft(failure(delivery(message_id="m-2")))])
+
+    assert [found.started_at for found in attempts_of(record)] == [
+        minutes(2) - timedelta(seconds=1.5),
+        minutes(1) - timedelta(seconds=1.5),
+    ]
+
+
+def test_the_attempts_of_a_record_without_an_id_are_found_by_its_bytes() -> None:
+    record = parked(identity="copy:1", message_id="", body=b"1")
+    other = parked(identity="copy:2", message_id="", body=b"2")
+    write([draft(failure(delivery(body=b"1")))])
+
+    assert [found.identity for found in attempts_of(record)] == [identity_of("payments", "", b"1")]
+    assert not attempts_of(other).exists()
+
+
+def test_what_was_requeued_elsewhere_or_edited_still_belongs_to_its_record() -> None:
+    record = parked(identity="message:7", message_id="m-1", body=b"1")
+    edited = failure(delivery(queue="other", message_id="m-1", body=b"2"))
+
+    write(
+        [
+            draft(edited, ticket=Ticket(record=record.pk, cycle=2)),
+            draft(edited, ticket=Ticket(record=record.pk + 1, cycle=2)),
+        ]
+    )
+
+    assert attempts_of(record).count() == 1
+
+
+def test_what_waits_is_reported_with_the_time_of_its_next_attempt() -> None:
+    def of(name: str, **told: Any) -> Any:
+        return failure(delivery(message_id=name), **told)
+
+    given_up = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(BankDown("no")))
+    write([draft(of(name)) for name in ("again", "parked", "handled")])
+    write([draft(of("halted", verdict=halt(90, ErrorNote.of(BankDown("no")))))])
+    write([draft(of("again"), at=1), draft(of("parked", verdict=given_up), at=1)])
+    write([draft(success(delivery(message_id="handled", attempt=2)), at=1), draft(of("forgotten"), at=-90)])
+
+    found = [(one.message_id, one.next_at) for one in waiting(minutes(1))]
+
+    assert found == [("halted", NOON + timedelta(seconds=90)), ("again", minutes(1) + timedelta(seconds=30))]
+
+
+def test_what_is_overdue_waits_for_a_while() -> None:
+    write([draft()])
+
+    assert waiting(minutes(50)).count() == 1
+    assert waiting(minutes(61)).count() == 0
+    assert waiting(minutes(61), overdue=timedelta(days=1)).count() == 1

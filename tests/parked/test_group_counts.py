@@ -1,0 +1,70 @@
+"""The counters of error groups."""
+
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.models import ErrorGroup, State
+from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS
+from django_rmq_retry.parked.groups import recount
+from tests.parked.made import group, parked
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+def counts(pk: int) -> list[int]:
+    return [getattr(ErrorGroup.objects.get(pk=pk), name) for name in COUNTERS]
+
+
+def test_each_state_is_counted_somewhere() -> None:
+    assert COUNTED_AS.keys() == set(State)
+    assert set(COUNTED_AS.values()) == set(COUNTERS)
+
+
+def test_a_message_that_changes_its_state_moves_from_one_counter_to_another() -> None:
+    bank = group(parked=3, processed=1)
+
+    ErrorGroup.objects.count_moved(bank.pk, State.PARKED, State.REQUEUEING, 2)
+    ErrorGroup.objects.count_moved(bank.pk, State.REQUEUEING, State.REQUEUED)
+
+    assert counts(bank.pk) == [1, 2, 1, 0]
+
+    ErrorGroup.objects.count_moved(bank.pk, None, State.PARKED)
+    ErrorGroup.objects.count_moved(bank.pk, State.PROCESSED, None)
+
+    assert counts(bank.pk) == [2, 2, 0, 0]
+
+
+def test_a_counter_that_was_wrong_stops_at_zero() -> None:
+    bank = group(parked=1)
+
+    ErrorGroup.objects.count_moved(bank.pk, State.PARKED, State.DISCARDED, 3)
+
+    assert counts(bank.pk) == [0, 0, 0, 3]
+
+
+def test_messages_of_many_groups_that_are_gone_are_counted_no_more(django_assert_num_queries: Any) -> None:
+    bank, card, rest = group(processed=5, discarded=2), group(processed=3, discarded=4), group(processed=9)
+    counted: dict[tuple[int, str], int] = {
+        (bank.pk, State.PROCESSED): 2,
+        (bank.pk, State.DISCARDED): 2,
+        (card.pk, State.PROCESSED): 2,
+    }
+    with django_assert_num_queries(3):
+        ErrorGroup.objects.count_deleted(counted)
+
+    assert [counts(one.pk) for one in (bank, card, rest)] == [[0, 0, 3, 0], [0, 0, 1, 4], [0, 0, 9, 0]]
+
+
+def test_counting_again_repairs_what_is_wrong_and_states_how_many_were() -> None:
+    bank, card, rest = group(parked=7), group(requeued=1), group(discarded=4)
+    parked(group=bank)
+    parked(group=bank, state=State.ON_HOLD)
+    parked(group=bank, state=State.PROCESSED)
+    parked(group=card, state=State.REQUEUEING)
+
+    assert recount([bank.pk, card.pk]) == 1
+    assert [counts(one.pk) for one in (bank, card, rest)] == [[2, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 4]]
+
+    assert recount() == 1
+    assert counts(rest.pk) == [0, 0, 0, 0]
