@@ -279,7 +279,7 @@ class OpenLine:
             # The line was closed while the channel was opening.
             if channel.is_open:
                 channel.close()
-        elif self.line.alone:
+        elif self.line.quarantine:
             self._owner.opened(self)
         else:
             self.subscribe()
