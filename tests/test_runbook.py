@@ -87,7 +87,7 @@ def without_broker(night: Night) -> Steps:
             night.manage("rmq_declare")
             consumer.enter_context(night.consumer())
             night.logs("event=connected")
-        night.logs("event=lost")
+        night.logs("event=disconnected")
         night.call("send('charge', 1, 2)")
         yield
         yield

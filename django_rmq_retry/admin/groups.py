@@ -130,7 +130,7 @@ class ErrorGroupAdmin(Pages):
             trend=trend,
             plain=plain_words(group),
             is_permanent=is_permanent(group),
-            buttons=self._buttons(request, group, alone=True),
+            buttons=self._buttons(request, group, own_page=True),
             why_no_trace=no_trace,
             trace=trace,
             deploys=deploys,
@@ -156,7 +156,7 @@ class ErrorGroupAdmin(Pages):
             show="parked",
         )
 
-    def _buttons(self, request: HttpRequest, group: Any, *, alone: bool = False) -> list[Button]:
+    def _buttons(self, request: HttpRequest, group: Any, *, own_page: bool = False) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
         counted = {"count": ready}
@@ -167,7 +167,7 @@ class ErrorGroupAdmin(Pages):
                 label=_("Try one first"),
                 address=f"{preview}{selected}&canary=1",
                 why=pages.refusal(request, "requeue"),
-                kind="main" if alone else "",
+                kind="main" if own_page else "",
             ),
             Button(
                 label=_("Requeue %(count)d…") % counted,
@@ -186,7 +186,7 @@ class ErrorGroupAdmin(Pages):
             ),
         ]
         buttons = buttons if ready else []
-        if alone:
+        if own_page:
             note = self.address("errorgroup_note", group.pk)
             why = pages.refusal(request, "note")
             return [*buttons, Button(label=_("Note…"), address=note, why=why)]

@@ -27,7 +27,7 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badg
 
 SLICE = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
-ALONE = 10.0
+UNSCRIPTED = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
 SILENT = timedelta(seconds=30)
 LISTED = 50
@@ -137,12 +137,12 @@ class RequeueRunAdmin(Pages):
         if run is None:
             raise Http404(_("There is no such requeue run."))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
-        run = drive(pk, driver_name("page"), for_seconds=SLICE if scripted else ALONE, outcomes=scripted)
+        run = drive(pk, driver_name("page"), for_seconds=SLICE if scripted else UNSCRIPTED, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
         driven, now = run.state in DRIVEN, timezone.now()
-        alone = driven and (run.leased_until is None or run.leased_until < now)
+        undriven = driven and (run.leased_until is None or run.leased_until < now)
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
         skipped = list(light.filter(state=ItemState.SKIPPED)[:LISTED]) if run.skipped else []
@@ -153,9 +153,9 @@ class RequeueRunAdmin(Pages):
             title=str(run),
             run=run,
             driven=driven,
-            alone=alone,
+            undriven=undriven,
             sending=bool(request.GET.get("fragment")) and request.method == "POST",
-            silent=alone and (run.beat_at or run.created_at) < now - SILENT,
+            silent=undriven and (run.beat_at or run.created_at) < now - SILENT,
             mine=run.by_user_id == request.user.pk,
             why_not_send=pages.refusal(request, "requeue"),
             why=run.explanation,

@@ -177,7 +177,7 @@ class PikaCaller:
             return
         request = self._open.pop(name, None)
         if request is None:
-            log.info("An answer came after its caller had gone")
+            log.info("An answer came after its caller had gone", extra={"event": "answer_late"})
             return
         request.end(answer=delivery)
 
@@ -203,7 +203,8 @@ class PikaCaller:
             connection.channel(on_open_callback=self._channel_opened)
 
     def _lost(self, reason: str, retry_in: float) -> None:
-        log.warning("No connection for calls (%s), next try in %.1f s", reason, retry_in)
+        text = "No connection for calls (%s), reconnecting in %.1f s"
+        log.warning(text, reason, retry_in, extra={"event": "no_connection", "purpose": "call"})
         self._end_sent(reason)
 
     def _end_sent(self, reason: str) -> None:

@@ -266,7 +266,11 @@ class OpenLine:
 
         def declared(frame: "frame.Method[Any]") -> None:
             self.name = frame.method.queue
-            log.info("Queue %r is %r on this connection", self.line.queue, self.name)
+            log.info(
+                "Queue %r is %r on this connection",
+                *(self.line.queue, self.name),
+                extra={"event": "queue_named", "queue": self.line.queue, "own_name": self.name},
+            )
             bind()
 
         declaring(queue, wanted(queue))(channel, declared)
@@ -279,7 +283,7 @@ class OpenLine:
             # The line was closed while the channel was opening.
             if channel.is_open:
                 channel.close()
-        elif self.line.alone:
+        elif self.line.quarantine:
             self._owner.opened(self)
         else:
             self.subscribe()

@@ -122,7 +122,7 @@ class Line:
     """True if the queue dead-letters rejected messages to the parked queue."""
     keyed: bool = False
     """True if order matters among messages with the same ordering key; several messages may be unacked at once."""
-    alone: bool = False
+    quarantine: bool = False
     """True for a quarantine queue, whose messages may kill the process.
 
     A connection consumes one such queue at a time. Each message is passed to the receiver only when a crash would

@@ -520,7 +520,9 @@ class PikaPublisher:
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._trouble = reason
-        log.log(self.losses, "No connection to %s (%s), next try in %.1f s", self.purpose, reason, retry_in)
+        text = "No connection to %s (%s), reconnecting in %.1f s"
+        extra = {"event": "no_connection", "purpose": self.purpose}
+        log.log(self.losses, text, self.purpose, reason, retry_in, extra=extra)
         channels, self._channels = self._channels, {}
         self._closing.clear()
         self._queued.clear()

@@ -227,7 +227,8 @@ class Settler:
                 return
             wait = self._about(pause)
             log.error(
-                "A copy of message %r to %r is not stored (%s%s); the message stays unacked, next try in %.1f s.%s",
+                "A copy of message %r to %r is not stored (%s%s); the message stays unacked, and is copied again "
+                "in %.1f s.%s",
                 copy.properties.message_id,
                 copy.routing_key,
                 result.kind.value,
@@ -263,7 +264,7 @@ class Settler:
         wait = self._about(LARGE_PAUSE)
         log.error(
             "Message %r of queue %r is too large to be copied (%s); it stays unacked, and its place is taken until the "
-            "broker takes it: next try in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
+            "broker takes it: copied again in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
             copy.properties.message_id,
             delivery.queue,
             reason,

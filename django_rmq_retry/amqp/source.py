@@ -112,7 +112,7 @@ class PikaSource:
 
     def arrived(self, delivery: Delivery) -> None:
         line: OpenLine = delivery.channel
-        if line.line.alone:
+        if line.line.quarantine:
             # It may be the copy of a message whose ack is still pending: if the copy kills this process before the
             # broker receives the ack, both remain.
             self._settler.when_copied(
@@ -295,7 +295,7 @@ class PikaSource:
             log.warning(
                 "Queue %r: %s messages that had arrived and were not begun are lost (ack='auto')",
                 *(queue, count),
-                extra={"event": "lost", "queue": queue},
+                extra={"event": "messages_lost", "queue": queue},
             )
         self._messages_lost.clear()
         self._link.close(self._drained)

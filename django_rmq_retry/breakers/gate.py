@@ -262,12 +262,12 @@ def log_change(local: LocalQueue, before: QueueState, mode: Consuming, now: floa
 def log_store_away(error: Exception, *, warn: bool) -> None:
     text = "The shared state of breakers and pauses cannot be read (%s). Until it can, this process uses its own state"
     words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-    log.log(logging.WARNING if warn else logging.DEBUG, text, words, extra={"event": "alone"})
+    log.log(logging.WARNING if warn else logging.DEBUG, text, words, extra={"event": "unshared"})
 
 
 def log_store_back(*, warn: bool) -> None:
     level = logging.INFO if warn else logging.DEBUG
-    log.log(level, "The shared state of breakers and pauses can be read again", extra={"event": "together"})
+    log.log(level, "The shared state of breakers and pauses can be read again", extra={"event": "shared"})
 
 
 def _send(signal: object, queue: str, circuit: Circuit) -> None:

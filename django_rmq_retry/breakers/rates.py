@@ -164,10 +164,10 @@ class Pace:
             if not self._database_away:
                 text = "Processes cannot share the rate (%s). Until they can, each process uses the whole rate"
                 words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-                log.warning(text, words, extra={"event": "alone", "handler": handler})
+                log.warning(text, words, extra={"event": "unshared", "handler": handler})
             self._database_away = True
             return self._own.take(handler, count, rate, now)
         if self._database_away:
-            log.info("The rate is shared by all processes again", extra={"event": "together"})
+            log.info("The rate is shared by all processes again", extra={"event": "shared"})
         self._database_away = False
         return first

@@ -58,8 +58,7 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
     """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
 
     All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
-    moved is first processed alone: at its third return it goes to quarantine, and it is parked after CRASH_LIMIT
-    returns there.
+    moved goes to quarantine at its third return, and is parked after CRASH_LIMIT returns there.
     """
     came_back = returns(delivery.headers, redelivered=delivery.redelivered)
     # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.

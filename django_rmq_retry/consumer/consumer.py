@@ -222,7 +222,7 @@ def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
     if work_queue.quarantine is None:
         return [work]
     # One message in quarantine at a time: if it kills its worker, no other message is counted.
-    return [work, Line(queue=work_queue.quarantine, prefetch=1, parks=True, alone=True)]
+    return [work, Line(queue=work_queue.quarantine, prefetch=1, parks=True, quarantine=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +363,7 @@ class Consumer:
             reason,
             retry_in,
             self._tries,
-            extra={"event": "lost"},
+            extra={"event": "disconnected"},
         )
 
     def failed(self, error: BaseException) -> None:

@@ -171,7 +171,7 @@ class Drainer:
         self._arrived.put((self._session, delivery))
 
     def connected(self, server: Server) -> None:
-        log.debug("The drainer is connected to %s", server)
+        log.debug("The drainer is connected to %s", server, extra={"event": "drainer_connected", "broker": str(server)})
 
     def lost(self, reason: str, retry_in: float) -> None:
         self._session += 1

@@ -122,9 +122,9 @@ def _quarantine(work_queue: WorkQueue) -> Topology:
     """
     if work_queue.quarantine is None:
         return Topology()
-    alone = Queue(work_queue.quarantine)
-    arguments = {**alone.plain_arguments(), **dead_letter("", work_queue.park, safe=True)}
-    return Topology(queues={alone.name: QueueDeclaration(name=alone.name, role=Role.QUARANTINE, arguments=arguments)})
+    queue = Queue(work_queue.quarantine)
+    arguments = {**queue.plain_arguments(), **dead_letter("", work_queue.park, safe=True)}
+    return Topology(queues={queue.name: QueueDeclaration(name=queue.name, role=Role.QUARANTINE, arguments=arguments)})
 
 
 def _parked(work_queue: WorkQueue) -> Topology:

@@ -235,7 +235,7 @@ class WorkQueue:
 
     @property
     def quarantine(self) -> str | None:
-        """The queue in which a message that may have killed its worker is processed alone; None if there cannot be one.
+        """The queue in which a message that may have killed its worker is attempted; None if there cannot be one.
 
         A classic queue does not count returns, an ordered queue must keep its order, and some carriers work only on
         one queue.

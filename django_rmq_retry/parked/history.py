@@ -129,7 +129,7 @@ class Buffer:
             log.error(
                 "%s attempts and outcomes were not recorded, because the database was unavailable.",
                 left + self._dropped,
-                extra={"event": "lost"},
+                extra={"event": "attempts_lost"},
             )
         self._dropped = 0
 

@@ -243,9 +243,10 @@ class Keys:
         self._logged.add((name, type(error)))
         log.log(
             logging.WARNING if first else logging.DEBUG,
-            "The keys function of handler %r raised %s: the parked message has no business keys. Fix the function; "
+            "The keys function of handler %r raised %s: the parked message has no business keys. Correct the function; "
             "further errors of this type are logged at level debug.",
             name,
             type(error).__name__,
             exc_info=error,
+            extra={"event": "keys_failed", "handler": name},
         )

@@ -379,7 +379,8 @@ class WakeUps:
             try:
                 self._listening[using] = _listening(using)
             except Exception as error:  # noqa: BLE001 - on any driver error the relay polls more often instead
-                log.debug("The relay cannot receive notifications of database %r: %s", using, error)
+                text = "The relay cannot receive notifications of database %r, and polls it: %s"
+                log.debug(text, using, error, extra={"event": "relay_polls", "database": using})
         return using in self._listening
 
     def wait(self, seconds: float) -> None:
@@ -388,7 +389,8 @@ class WakeUps:
         try:
             signalled = self._signalled(seconds)
         except Exception as error:  # noqa: BLE001 - a driver's connection that was closed raises errors of its own
-            log.debug("The relay cannot watch its connections: %s", error)
+            text = "The relay cannot watch its connections, and polls its databases: %s"
+            log.debug(text, error, extra={"event": "relay_polls"})
             self.stop_listening()
             # Without this wait an error that remains would make the relay ask its databases without a pause.
             self._woken.wait(min(seconds, AGAIN))

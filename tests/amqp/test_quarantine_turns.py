@@ -17,7 +17,7 @@ from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 NAMES = ("a.quarantine", "b.quarantine", "c.quarantine")
-LINES = [Line(queue=name, prefetch=1, parks=True, alone=True) for name in NAMES]
+LINES = [Line(queue=name, prefetch=1, parks=True, quarantine=True) for name in NAMES]
 LONGER_THAN_A_TURN = 2.5
 Fill = Callable[..., None]
 

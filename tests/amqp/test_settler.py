@@ -22,7 +22,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = pytest.mark.contract
 
 COPY = Settlement(instruction=Instruction.ACK, copy=to("waiting", b"copy"))
-ALONE = Line(queue="quarantine", prefetch=1, alone=True)
+QUARANTINE = Line(queue="quarantine", prefetch=1, quarantine=True)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_what_may_end_the_process_is_handed_over_when_no_copy_is_in_flight(
     queue(amqp, "quarantine")
     fill(amqp, b"1")
     held = Held()
-    with consuming(broker_url, LINE, ALONE, publisher=held) as (
+    with consuming(broker_url, LINE, QUARANTINE, publisher=held) as (
         source,
         seen,
     ):
@@ -101,7 +101,7 @@ def test_a_copy_that_follows_delays_no_process(broker_url: str, amqp: BlockingCh
     queue(amqp, "quarantine")
     fill(amqp, b"1", b"2")
     held = Held()
-    with consuming(broker_url, LINE, ALONE, publisher=held) as (
+    with consuming(broker_url, LINE, QUARANTINE, publisher=held) as (
         source,
         seen,
     ):

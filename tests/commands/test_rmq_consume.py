@@ -210,10 +210,10 @@ def test_only_the_queues_named_are_consumed(shop: Shop, send: Send, amqp: Blocki
 
 def test_without_a_broker_it_reports_it_once_for_each_wait(no_broker: Shop) -> None:
     with no_broker.running("rmq_consume") as consumer:
-        consumer.says("event=lost", times=3)
+        consumer.says("event=disconnected", times=3)
         consumer.signal()
         code = consumer.code()
-    lost = [line for line in consumer.text.splitlines() if "event=lost" in line]
+    lost = [line for line in consumer.text.splitlines() if "event=disconnected" in line]
 
     assert code == 0
     assert "No broker since " in lost[2]
