@@ -36,8 +36,8 @@ def run(services: Services) -> Iterator[Run]:
 
 
 @pytest.mark.long
-def test_three_minutes_of_faults_lose_nothing_and_double_nothing(run: Run) -> None:
-    code, said = run("--short", "--rate", "1000")
+def test_a_short_storm_of_faults_loses_nothing_and_doubles_nothing(run: Run) -> None:
+    code, said = run("--only", "storm", "--minutes", "1.3", "--rate", "1000")
 
     assert (code, "BROKEN" in said) == (0, False), said
     assert "lost 0 unexpected 0 effect-duplicates 0" in said

@@ -1,19 +1,17 @@
 """Runs the tests on each supported Django, and names aloud each that this machine cannot run.
 
-    python -m tests.tooling.lanes [--main | --pika | --venvs] [pytest's arguments]
+    python -m tests.tooling.lanes [--main | --pika] [pytest's arguments]
 
-With --main everything but what is marked `long` runs here first, then the short form of the suite of faults by itself.
-Then the other lanes run beside each other, because each waits for brokers and databases most of the time: what is
-marked `database` on each database other than SQLite that is found (on PostgreSQL with what is `long`, the kills
-between two steps, on MariaDB without that and without what is `slow`), and the other Djangos without what is `slow`.
-The output of a lane is printed when it ends.
+With --main everything but what is marked `long` runs here. The other lanes run one after another beside it, because
+tests wait for brokers and databases half of their time: what is marked `database` on each database other than SQLite
+that is found (on PostgreSQL with what is `long`, the kills between two steps, on MariaDB without that and without what
+is `slow`), then the other Djangos without what is `slow`. Their output is printed when each ends. At last a storm of
+the suite of faults runs by itself.
 
 The lane of the oldest Django, on the oldest Python, leaves out the tests that know no Django. It finds what an old
 Django or Python lacks, in rows of a database as well as in pages and commands. No code here asks for the version of
 Django, so a Django in between can differ only by a defect of its own: its lane runs the pages, the forms, the
 migrations, the checks and the texts of commands. Rights are the same code on each Django, and are left to the others.
-
-With --venvs only the virtual environments of the other lanes are made; the main lane has this done beside itself.
 
 With --pika only `tests/amqp` runs, on the newest pika that pip finds, pre-releases included.
 """
@@ -23,9 +21,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -58,17 +56,17 @@ BETWEEN = (
 )
 """The tests that run between the oldest and the newest Django."""
 CORES = os.cpu_count() or 2
-ALONE = ("-n", str(CORES * 3), "--dist", "worksteal")
-"""The workers of a lane that runs by itself: more than cores, because tests wait for brokers and for commands."""
+FIRST = ("-n", str(CORES * 2), "--dist", "worksteal")
+"""The workers of the lane whose output is shown: more than cores, because tests wait for brokers and commands."""
 BESIDE = ("-n", str(CORES), "--dist", "worksteal")
-"""The workers of each of several lanes that run at the same time."""
+"""The workers of a lane that runs beside another one."""
 EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
 """pika 1.5 announces the end of the connection that the tests use as a client of their own."""
 STORM = (
     *("-n", "0", "-m", "long"),
-    "tests/chaos/test_chaos.py::test_three_minutes_of_faults_lose_nothing_and_double_nothing",
+    "tests/chaos/test_chaos.py::test_a_short_storm_of_faults_loses_nothing_and_doubles_nothing",
 )
-"""The chaos suite, which needs the whole machine for three minutes."""
+"""A storm of the chaos suite, which needs the whole machine."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
 RUNNING: set["subprocess.Popen[str]"] = set()
 NOTHING = 5
@@ -93,7 +91,7 @@ def here() -> str:
 def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = False, **environment: str) -> Result:
     """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
-    command = [python, "-m", "pytest", *(BESIDE if beside else ALONE), *colour, *arguments]
+    command = [python, "-m", "pytest", *(BESIDE if beside else FIRST), *colour, *arguments]
     summary = "pytest printed nothing"
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
@@ -116,16 +114,21 @@ def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = Fa
     return Result(name=name, summary=summary, code=run.returncode)
 
 
-def run_beside(lanes: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run lanes at the same time; return their results in the same order."""
-    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
-        runs = [pool.submit(lane) for lane in lanes]
+def run_beside(*streams: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run streams of lanes at the same time, the lanes of each one after another; return all results in order."""
+    with ThreadPoolExecutor(len(streams)) as pool:
+        running = [pool.submit(run_each, stream) for stream in streams]
         try:
-            return [run.result() for run in runs]
+            return [result for stream in running for result in stream.result()]
         except BaseException:
-            for running in [*RUNNING]:
-                running.terminate()
+            for run in [*RUNNING]:
+                run.terminate()
             raise
+
+
+def run_each(stream: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run lanes one after another."""
+    return [lane() for lane in stream]
 
 
 def run_database(kind: str, arguments: list[str]) -> Result:
@@ -174,25 +177,6 @@ def find_python(django: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(finder, capture_output=True, text=True, check=False)
 
 
-@contextmanager
-def venvs_in_background() -> Iterator["subprocess.Popen[bytes]"]:
-    """Make the venvs of the other lanes in a process that ends with the block; a lane makes what it left undone."""
-    with subprocess.Popen([sys.executable, "-m", "tests.tooling.lanes", "--venvs"], cwd=ROOT) as making:
-        try:
-            yield making
-        finally:
-            making.terminate()
-
-
-def make_venvs() -> int:
-    """Make the venv of each lane for which an interpreter is found."""
-    for django in LANES:
-        found = find_python(django)
-        if django != here() and not found.returncode:
-            prepare(f"django-{django}", found.stdout.strip(), f"django=={django}.*")
-    return 0
-
-
 def run_next_pika(arguments: list[str]) -> Result:
     """Run the tests of the connection on the newest pika, also on one that pyproject.toml does not allow yet."""
     python = prepare("pika", sys.executable)
@@ -229,20 +213,16 @@ def main(arguments: list[str]) -> int:
     """Run the lanes; return the exit code of the first one that failed, or 0."""
     if arguments[:1] == ["--pika"]:
         return shown([run_next_pika(arguments[1:])])
-    if arguments[:1] == ["--venvs"]:
-        return make_venvs()
     with_main = arguments[:1] == ["--main"]
     rest = arguments[1:] if with_main else arguments
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
-    results = []
-    if with_main:
-        with venvs_in_background() as making:
-            results += [run_tests(name, sys.executable, rest)]
-            making.wait()
-    results += [run_tests("three minutes of faults", sys.executable, [*STORM])] if with_main and not rest else []
     others = [partial(run_database, kind, rest) for kind in databases.KINDS] if with_main else []
     others += [partial(run_lane, django, rest) for django in LANES if django != here()]
-    return shown(results + run_beside(others))
+    if not with_main:
+        return shown(run_beside(others))
+    results = run_beside([partial(run_tests, name, sys.executable, rest)], others)
+    results += [] if rest else [run_tests("a storm of faults", sys.executable, [*STORM])]
+    return shown(results)
 
 
 def shown(results: list[Result]) -> int:
