@@ -348,7 +348,7 @@ class Consumer:
         if refusal:
             self.failed(BrokerUnfit(refusal))
             return
-        log.info("Connected to %s", server, extra={"event": "connected", "broker": str(server)})
+        log.info("Connected to %s", server.title, extra={"event": "connected", "broker": str(server)})
 
     def lost(self, reason: str, retry_in: float) -> None:
         self.online = False

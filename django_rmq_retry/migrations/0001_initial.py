@@ -392,8 +392,8 @@ class Migration(migrations.Migration):
                 ("halted_message", models.CharField(blank=True, db_default="", default="", max_length=255)),
             ],
             options={
-                "verbose_name": "queue control",
-                "verbose_name_plural": "queue controls",
+                "verbose_name": "queue",
+                "verbose_name_plural": "queues",
                 "permissions": (("pause_queue", "Can pause and resume queues"),),
                 "default_permissions": ("view",),
                 "constraints": [models.UniqueConstraint(fields=("queue",), name="rmq_control_once")],

@@ -37,8 +37,8 @@ class QueueControl(models.Model):
     halted_message = models.CharField(max_length=255, blank=True, db_default="", default="")
 
     class Meta:
-        verbose_name = _("queue control")
-        verbose_name_plural = _("queue controls")
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
         default_permissions = ("view",)
         permissions = (("pause_queue", _("Can pause and resume queues")),)
         constraints = (models.UniqueConstraint(fields=["queue"], name="rmq_control_once"),)

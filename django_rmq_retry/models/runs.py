@@ -137,7 +137,7 @@ class RequeueRun(models.Model):
         indexes = (models.Index(fields=["state", "-id"], name="rmq_run_state"),)
 
     def __str__(self) -> str:
-        return str(_("Run %(number)s") % {"number": self.pk})
+        return str(_("Requeue run %(number)s") % {"number": self.pk})
 
     @property
     def active(self) -> bool:

@@ -82,7 +82,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view_group": ("view_errorgroup", gettext_lazy("Can view error group")),
     "view_run": ("view_requeuerun", gettext_lazy("Can view requeue run")),
     "view_status": ("view_livestatus", gettext_lazy("Can view live status")),
-    "view_queue": ("view_queuecontrol", gettext_lazy("Can view queue control")),
+    "view_queue": ("view_queuecontrol", gettext_lazy("Can view queue")),
     "view_key": ("view_blockedkey", gettext_lazy("Can view blocked key")),
     "view_outbox": ("view_outboxmessage", gettext_lazy("Can view outbox message")),
     "view_audit": ("view_operatoraction", gettext_lazy("Can view action")),

@@ -539,6 +539,11 @@ class Server:
     def __str__(self) -> str:
         return f"{self.product} {'.'.join(map(str, self.version))}"
 
+    @property
+    def title(self) -> str:
+        """The broker in a sentence; the embedded one reports the version that it behaves as."""
+        return f"the embedded broker, which behaves as {self}" if self.cluster.startswith("embedded@") else str(self)
+
     def at_least(self, version: tuple[int, int]) -> bool:
         """True if the version is at least this one. An unknown product counts as older than every version."""
         return self.product == "RabbitMQ" and self.version >= version

@@ -139,7 +139,7 @@ def test_what_a_retry_needs_is_compared(amqp: BlockingChannel) -> None:
     assert ran.code == Exit.DRIFT
     assert rows("--check")["retry-queue"] == ["!", "x-message-ttl: here 3000, broker 60000"]
     assert rows("--check")["main-queue"] == ["!", "x-dead-letter-exchange: here retry-exchange, broker none"]
-    assert "Queue 'main-queue' is declared elsewhere (existing=True) and was not changed." in ran.err
+    assert "Queue 'main-queue' is declared elsewhere (existing=True) and is never changed." in ran.err
     assert "--recreate" not in ran.err
 
 

@@ -203,19 +203,19 @@ class Command(RmqCommand):
         for item in plan.of(State.DIFFERS):
             if getattr(item.declaration, "existing", False):
                 self.say(
-                    f"{item.kind.capitalize()} {item.name!r} is declared elsewhere (existing=True) and was not "
+                    f"{item.kind.capitalize()} {item.name!r} is declared elsewhere (existing=True) and is never "
                     "changed. Write its definition as the broker has it, or ask its owner to change it."
                 )
             elif item.kind == "queue":
                 self.say(
-                    f"A queue cannot be changed in place, so {item.name!r} was not changed. To recreate it with its "
-                    "messages, stop its consumers and its publishers, then run: "
+                    f"A queue cannot be changed in place, and {item.name!r} differs. To recreate it with its messages, "
+                    "stop its consumers and its publishers, then run: "
                     f"manage.py rmq_declare --recreate {item.name}; if it is declared elsewhere, write "
                     f"Queue({item.name!r}, existing=True)."
                 )
             else:
                 self.say(
-                    f"Exchange {item.name!r} was not changed. Define it as the broker has it, or choose another name."
+                    f"Exchange {item.name!r} cannot be changed in place. Define it as the broker has it, or rename it."
                 )
         if plan.of(State.UNSEEN):
             self.say('Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
