@@ -154,7 +154,7 @@ def test_handlers_without_once_get_no_findings() -> None:
     assert ids(INBOX_DAYS=1) == []
 
 
-def test_once_on_a_handler_that_answers_calls_is_refused() -> None:
+def test_once_with_a_one_shot_policy_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Each call needs an answer, and once=… has none for a duplicate"):
         once(policy=OneShot())
 

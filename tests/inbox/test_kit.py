@@ -75,7 +75,7 @@ class TestOfDjango(RmqTestMixin, TestCase):
 
 
 class TestWithoutDatabases(RmqTestMixin, SimpleTestCase):
-    def test_it_is_reported(self) -> None:
+    def test_a_database_that_the_test_must_not_use_is_refused(self) -> None:
         charging().publish("a")
 
         with pytest.raises(NoDatabase, match="which this test must not use"):

@@ -203,7 +203,7 @@ def test_a_message_routed_by_its_routing_key_finds_its_handler_after_waiting(rmq
 
 
 @pytest.mark.parametrize("fault", ["crash before ack", "duplicate delivery", "broker loss"])
-def test_a_key_resumes_in_order_after_any_fault_behind_its_handler(bank: Bank, rmq: RmqTest, fault: str) -> None:
+def test_a_key_resumes_in_order_after_any_fault_that_follows_its_handler(bank: Bank, rmq: RmqTest, fault: str) -> None:
     bank.down[1] = 1
     bank.publish(1, 2, 3)
     rmq.advance(5)

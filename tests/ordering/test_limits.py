@@ -182,7 +182,7 @@ def test_a_lost_commit_answer_stores_a_message_without_an_id_once(
 
 
 @pytest.mark.parametrize(("step", "down"), [("block", 1), ("pass_on", 1), ("add_waiting", 1)])
-def test_without_a_database_a_handled_message_stays_unacked_and_runs_once(
+def test_without_a_database_a_handled_message_stays_unacked_and_is_not_rerun(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch, step: str, down: int
 ) -> None:
     bank.down[1] = down
