@@ -57,7 +57,7 @@ def test_each_service_waits_for_what_it_needs() -> None:
     assert SERVICES["consumer"]["deploy"] == {"replicas": 2}
 
 
-def test_its_ports_are_open_to_this_machine_alone() -> None:
+def test_its_ports_are_bound_to_localhost() -> None:
     ports = [port for one in SERVICES.values() for port in one.get("ports", [])]
 
     assert len(ports) == 2
