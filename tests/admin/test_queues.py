@@ -51,7 +51,7 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
 
 
-def test_an_exclusive_queue_cannot_be_paused(page: Client) -> None:
+def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
     said = (
         "Queue rates cannot be paused: with auto_delete=True the broker deletes it with its messages when its last "
         "consumer stops. Stop the publishers, or declare it with exclusive=True."

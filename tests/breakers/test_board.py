@@ -100,7 +100,7 @@ def row() -> QueueControl:
     return QueueControl.objects.get()
 
 
-def test_an_exclusive_queue_keeps_flowing_whatever_its_row_states() -> None:
+def test_an_auto_delete_queue_keeps_flowing_whatever_its_row_states() -> None:
     QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)

@@ -18,7 +18,7 @@ from tests.core.made import delivery
 from tests.core.parked import read_back
 from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
 
-HERE = "tests.consumer.test_group_pages_are_translated"
+HERE = "tests.consumer.test_groups"
 
 
 def settled(
