@@ -207,7 +207,7 @@ def test_an_unresponsive_broker_delays_a_page_by_less_than_a_second(
     assert "secret" not in content
 
 
-def test_the_live_status_counts_what_is_parked_and_names_the_last_cause(page: Client) -> None:
+def test_the_live_status_counts_parked_messages_and_names_the_last_cause(page: Client) -> None:
     now = timezone.now()
     made.message(made.group(title="BankDown"), parked_at=now)
     old = made.message(made.group(last_seen=now - timedelta(hours=1)), parked_at=now - timedelta(hours=1))

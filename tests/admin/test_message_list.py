@@ -179,7 +179,7 @@ def test_select_all_excludes_messages_parked_later(page: Client) -> None:
     assert chosen.count == 2
 
 
-def test_ids_that_were_not_listed_are_refused(page: Client) -> None:
+def test_ids_that_were_not_listed_are_ignored(page: Client) -> None:
     made.message()
     response = page.post(LIST, {"action": "requeue", "_selected_action": ["-1", "999999"]})
 

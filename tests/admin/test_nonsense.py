@@ -30,7 +30,7 @@ def test_no_page_fails_on_random_input(address: Any, page: Client) -> None:
 
 @pytest.mark.parametrize("pk", ["0", "-1", "abc", "99999999999999999999999", "1%00", "%F0%9F%92%A5", "1 OR 1=1"])
 @pytest.mark.parametrize("kind", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction"])
-def test_an_invalid_number_answers_404(kind: str, pk: str, page: Client) -> None:
+def test_an_invalid_id_never_causes_a_server_error(kind: str, pk: str, page: Client) -> None:
     page.raise_request_exception = False
     answer = page.get(f"/admin/rmq_retry/{kind}/{pk}/change/")
 

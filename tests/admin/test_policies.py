@@ -8,7 +8,7 @@ from django.template import Context, Template
 TAG = Template("{% load rmq_retry %}<link{% rmq_nonce %}>")
 
 
-def test_an_unused_csp_nonce_is_still_written() -> None:
+def test_an_unread_lazy_csp_nonce_is_still_written() -> None:
     csp: Any = pytest.importorskip("django.utils.csp", reason="Django makes none before 6.0")
     nonce = csp.LazyNonce()
     written = TAG.render(Context({"csp_nonce": nonce}))

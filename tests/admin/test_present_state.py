@@ -72,7 +72,7 @@ def test_a_processed_message_shows_no_stale_requeue_failure(page: Client, settin
     assert ("The payment was not sent." in under_way, "The payment was not sent." in after) == (False, False)
 
 
-def test_a_discarded_message_reports_it_before_what_was_earlier(page: Client) -> None:
+def test_a_discarded_message_shows_its_discard_before_earlier_failures(page: Client) -> None:
     one = made.message(state=State.DISCARDED, resolved_at=timezone.now(), resolution="duplicate")
 
     text = shown(page, f"parkedmessage/{one.pk}/change/")

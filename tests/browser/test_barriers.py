@@ -112,7 +112,7 @@ def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
 
 
 @TWO
-def test_pages_have_no_barriers_while_the_broker_is_away(sit: Sit, scheme: str, width: int) -> None:
+def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width, cookies={"broker": "away"})
     pages = {name: PAGES[name] for name in ("status", "preview", "run running", "message", "groups")}
 

@@ -104,7 +104,7 @@ def test_control_characters_in_a_cell_are_escaped() -> None:
     assert out.getvalue() == "a\\tb\tc\\nd\ne\tf\n"
 
 
-def test_only_the_last_column_is_cut_to_the_terminal_width() -> None:
+def test_a_row_is_cut_to_the_terminal_width_only_on_request() -> None:
     master, slave = open_terminal()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
     with os.fdopen(slave, "w", encoding="utf-8") as stream:

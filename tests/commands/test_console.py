@@ -88,7 +88,7 @@ def test_a_verdict_is_one_line() -> None:
         ({"handler": "-", "message_id": None}, "✕ payments attempt 5/5"),
     ],
 )
-def test_each_verdict_states_what_becomes_of_the_message(changed: dict[str, Any], said: str) -> None:
+def test_each_verdict_line_states_the_next_step_of_its_message(changed: dict[str, Any], said: str) -> None:
     assert said in line(**{**VERDICT, **changed})
 
 
@@ -207,7 +207,7 @@ def test_verbosity_selects_the_logged_events(verbosity: int, said: list[str]) ->
 
 
 @pytest.mark.usefixtures("loggers")
-def test_pika_logs_only_at_the_highest_verbosity() -> None:
+def test_pika_log_lines_are_hidden_by_default() -> None:
     stream = io.StringIO()
     install(stream)
     logging.getLogger("pika.adapters").error("connection lost")

@@ -357,7 +357,7 @@ def test_the_liveness_file_of_a_stopped_process_goes_stale(shop: Shop, tmp_path:
 
 
 @pytest.mark.parametrize("words", [(), ("--processes", "2")])
-def test_a_blocked_log_reader_does_not_delay_messages(shop: Shop, send: Send, words: tuple[str, ...]) -> None:
+def test_a_closed_log_pipe_does_not_stop_the_consumer(shop: Shop, send: Send, words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     command = shop.command(("rmq_consume", *words))
     process = subprocess.Popen(

@@ -282,7 +282,7 @@ class TestRuns:
 
 
 class TestActs:
-    def test_messages_can_be_discarded_restored_held_and_unheld(self) -> None:
+    def test_messages_can_be_discarded_restored_put_on_hold_and_taken_off_hold(self) -> None:
         number = str(record().pk)
 
         assert parked("discard", number, "--category", "duplicate").out == "1 message discarded.\n"
