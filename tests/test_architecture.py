@@ -49,7 +49,7 @@ def test_the_picture_shows_every_package_once() -> None:
     assert sorted(shown) == sorted(there)
 
 
-def test_the_picture_has_the_order_in_which_packages_import() -> None:
+def test_the_picture_shows_packages_in_their_import_order() -> None:
     order = [heights(name)[0] for line in packages() for name in line]
 
     assert order == sorted(order, reverse=True)
@@ -69,7 +69,7 @@ def test_every_function_and_class_on_the_page_is_defined() -> None:
     assert missing == ["rmq_status"], "a command is a module"
 
 
-def test_the_public_names_of_parked_are_those_that_tests_may_import() -> None:
+def test_the_page_lists_the_public_names_of_parked() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \| `(parked\.\w+)` \|$", PAGE, re.MULTILINE)) == sorted(
         (name, module) for module, name in OPERATING
     )
@@ -82,21 +82,21 @@ def test_each_public_name_of_parked_is_defined_in_its_module(module: str, name: 
     assert re.search(rf"^(?:def|class) {name}\b", code, re.MULTILINE)
 
 
-def test_every_thread_is_on_the_page() -> None:
+def test_every_thread_name_is_on_the_page() -> None:
     code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if "testing" not in path.parts)
     started = set(re.findall(r'(?:name(?:: str)? ?= ?|io\()"(rmq-[a-z-]+)"', code))
 
     assert {name.removesuffix("-1") for name in first_column("Thread")} == started
 
 
-def test_the_steps_of_an_attempt_stand_in_their_order() -> None:
+def test_the_page_lists_the_steps_of_an_attempt_in_order() -> None:
     steps = re.findall(r"[a-z]+", picture("attempt")[0])
     heading = (PACKAGE / "consumer" / "attempt.py").read_text().splitlines()[0]
 
     assert f": {', '.join(steps)}." in heading
 
 
-def test_verdicts_and_states_are_those_of_the_code() -> None:
+def test_verdicts_and_states_on_the_page_equal_those_of_the_code() -> None:
     drawn = set(re.findall(r"[a-z_]+", "\n".join(picture("states"))))
 
     assert first_column("Verdict") == list(Kind)

@@ -36,7 +36,7 @@ def named(vhost: Vhost) -> list[str]:
 
 
 @pytest.mark.usefixtures("wired")
-def test_nothing_is_connected_before_something_is_published(vhost: Vhost) -> None:
+def test_no_connection_is_opened_before_the_first_publish(vhost: Vhost) -> None:
     assert broker_connections.current.publisher is not None
     assert broker_connections.current.caller() is not None
 
@@ -56,7 +56,7 @@ def test_all_threads_share_one_publisher() -> None:
 
 
 @pytest.mark.usefixtures("wired")
-def test_after_closing_everything_is_opened_again(amqp: BlockingChannel) -> None:
+def test_closed_connections_are_reopened(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
     for _ in range(3):
         broker_connections.current.publisher.publish(to("q"))
@@ -66,7 +66,7 @@ def test_after_closing_everything_is_opened_again(amqp: BlockingChannel) -> None
 
 
 @pytest.mark.usefixtures("wired")
-def test_closing_what_was_never_opened_is_nothing() -> None:
+def test_closing_unopened_connections_does_nothing() -> None:
     broker_connections.close()
     broker_connections.close()
 
@@ -87,7 +87,7 @@ def test_a_dead_io_thread_is_replaced_once_for_all_threads(amqp: BlockingChannel
 
 
 @pytest.mark.usefixtures("wired")
-def test_publishing_and_calling_have_connections_of_their_own(vhost: Vhost) -> None:
+def test_publishing_and_calling_use_separate_connections(vhost: Vhost) -> None:
     with pytest.raises(MessageUnsent):
         broker_connections.current.publisher.publish(to("k" * 300))
     caller: Any = broker_connections.current.caller()
@@ -97,7 +97,7 @@ def test_publishing_and_calling_have_connections_of_their_own(vhost: Vhost) -> N
 
 
 @pytest.mark.usefixtures("wired")
-def test_the_embedded_broker_that_nobody_runs_is_a_sentence(tmp_path: Path) -> None:
+def test_an_embedded_broker_that_is_not_running_is_reported_with_its_command(tmp_path: Path) -> None:
     broker_connections.close()
     with override_settings(RMQ_RETRY={"URL": f"embedded://{tmp_path}"}):
         with pytest.raises(MessageUnsent, match="rmq_broker"):

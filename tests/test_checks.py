@@ -84,7 +84,7 @@ def test_a_sound_project_gets_no_warning() -> None:
     assert found(URL="amqp://app:pw@h", TOPOLOGY=[Queue("archive")]) == []
 
 
-def test_wrong_settings_are_one_error_and_keep_the_others_quiet() -> None:
+def test_invalid_settings_are_one_error_and_suppress_other_checks() -> None:
     handle("payments", policy=RetryThenPark(via=AckFirst()))
 
     (message,) = found(PREFECH=1, deploy=True)
@@ -93,7 +93,7 @@ def test_wrong_settings_are_one_error_and_keep_the_others_quiet() -> None:
     assert message.msg == "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"
 
 
-def test_a_handler_that_does_not_fit_the_default_policy_is_named() -> None:
+def test_a_handler_incompatible_with_the_default_policy_is_named() -> None:
     handle("payments", name="payments.handlers.charge")
 
     fitting = found(POLICY=RetryThenPark(via=NackRequeue(), attempts=2))
@@ -110,7 +110,7 @@ def test_handlers_that_disagree_about_their_queue_are_an_error() -> None:
     assert ids(found()) == ["E003"]
 
 
-def test_two_ways_to_declare_one_name_are_an_error() -> None:
+def test_two_declarations_of_one_name_are_an_error() -> None:
     handle(Queue("payments", bindings=[Exchange("main", "direct").bind("a")]))
     handle(Queue("ledger", bindings=[Exchange("main", "topic").bind("b")]))
 
@@ -226,7 +226,7 @@ def test_each_hazard_of_a_handler_or_its_queue_is_reported(
         ),
     ],
 )
-def test_what_a_queue_drops_on_purpose_is_named(options: dict[str, Any], lost: str) -> None:
+def test_messages_that_a_queue_drops_by_its_arguments_are_reported(options: dict[str, Any], lost: str) -> None:
     handle(Queue("prices", expired="drop", **options))
 
     (message,) = found()
@@ -255,14 +255,14 @@ def test_what_a_queue_drops_on_purpose_is_named(options: dict[str, Any], lost: s
         ),
     ],
 )
-def test_what_a_transient_queue_loses_is_named(queue: Queue, said: str) -> None:
+def test_messages_that_a_transient_queue_loses_are_reported(queue: Queue, said: str) -> None:
     handle(queue)
 
     assert [message.msg for message in found()] == [said]
 
 
 @pytest.mark.parametrize(("second", "expected"), [(10, []), (60, ["W004"])])
-def test_two_waits_in_one_wait_queue_are_reported(second: float, expected: list[str]) -> None:
+def test_two_delays_in_one_waiting_queue_are_reported(second: float, expected: list[str]) -> None:
     bank = Exchange("bank", "direct")
     for queue, wait in (("card", 10), ("cash", second)):
         policy = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Fixed(wait))
@@ -273,7 +273,7 @@ def test_two_waits_in_one_wait_queue_are_reported(second: float, expected: list[
     assert all("'wait-queue' (card 10 s, cash 60 s)" in message.msg for message in messages)
 
 
-def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_reported() -> None:
+def test_a_dead_letter_exchange_without_a_binding_is_reported() -> None:
     handle(Queue("q", arguments={"x-dead-letter-exchange": "letters"}))
 
     (message,) = found(TOPOLOGY=[Exchange("letters", "fanout")])
@@ -287,12 +287,12 @@ def test_a_dead_letter_exchange_of_another_project_is_trusted() -> None:
     assert found(TOPOLOGY=[Exchange("letters", "fanout", existing=True)]) == []
 
 
-def test_answers_to_any_queue_are_reported() -> None:
+def test_a_reply_to_setting_that_allows_any_queue_is_reported() -> None:
     assert ids(found(REPLY_TO=["*"])) == ["W011"]
     assert ids(found(REPLY_TO=["bank.*"])) == []
 
 
-def test_threads_that_never_work_are_reported() -> None:
+def test_threads_that_can_never_be_busy_are_reported() -> None:
     handle("ledger.post", policy=StopTheLine())
 
     assert ids(found(THREADS=2)) == ["W012"]
@@ -322,12 +322,12 @@ def test_threads_that_never_work_are_reported() -> None:
         ({"URL": lambda: pytest.fail("a check asked for the URL")}, []),
     ],
 )
-def test_what_is_wrong_in_production_is_reported_before_a_deployment(keys: dict[str, Any], expected: list[str]) -> None:
+def test_production_problems_are_reported_by_the_deploy_check(keys: dict[str, Any], expected: list[str]) -> None:
     assert ids(found(deploy=True, **keys)) == expected
     assert ids(found(deploy=False, **keys)) == []
 
 
-def test_the_embedded_broker_is_refused_where_debug_is_off_and_warned_of_where_it_is_on() -> None:
+def test_the_embedded_broker_is_an_error_without_debug_and_a_warning_with_it() -> None:
     (refused,) = found(deploy=True)
     with override_settings(DEBUG=True):
         warned = found(deploy=True)
@@ -354,7 +354,7 @@ def test_a_worker_with_debug_on_is_reported() -> None:
         ("postgresql", {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, []),
     ],
 )
-def test_how_workers_reach_a_database_is_looked_at_before_a_deployment(
+def test_the_deploy_check_examines_database_connections(
     engine: str, keys: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, value in {"ENGINE": f"django.db.backends.{engine}", "CONN_HEALTH_CHECKS": False, **keys}.items():
@@ -364,7 +364,7 @@ def test_how_workers_reach_a_database_is_looked_at_before_a_deployment(
     assert ids(found(deploy=False, URL=SAFE_URL, PASSWORD="pw")) == []
 
 
-def test_a_url_in_another_setting_is_found_and_not_quoted() -> None:
+def test_a_url_in_another_setting_is_found_and_not_printed() -> None:
     with override_settings(BANK={"brokers": [{"url": "amqp://bank:s3cret@h"}]}):
         (message,) = found(deploy=True, URL=SAFE_URL, PASSWORD="pw")
 
@@ -382,7 +382,7 @@ def test_a_url_in_another_setting_is_found_and_not_quoted() -> None:
         ({"URL": lambda: "amqp://bank:s3cret@h"}, False),
     ],
 )
-def test_djangos_error_page_shows_what_the_check_states_it_shows(keys: dict[str, Any], shown: bool) -> None:
+def test_the_debug_page_shows_a_secret_exactly_if_the_check_warns(keys: dict[str, Any], shown: bool) -> None:
     with override_settings(RMQ_RETRY=keys):
         page = repr(SafeExceptionReporterFilter().get_safe_settings()["RMQ_RETRY"])
 
@@ -390,7 +390,7 @@ def test_djangos_error_page_shows_what_the_check_states_it_shows(keys: dict[str,
     assert ("W023" in ids(found(deploy=True, **keys))) is shown
 
 
-def test_every_id_of_the_code_has_its_entry_in_the_docs_and_every_entry_its_id() -> None:
+def test_check_ids_in_the_code_and_in_the_docs_are_equal() -> None:
     code = "".join(path.read_text() for path in sorted((ROOT / "django_rmq_retry" / "checks").glob("*.py")))
     docs = page("checks.md").read_text()
 

@@ -89,7 +89,7 @@ def handle(name: str) -> None:
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(("zones", "zone"), [(True, "UTC"), (True, "Asia/Kathmandu"), (False, "Asia/Kathmandu")])
-def test_the_time_is_the_databases_in_whatever_zone(
+def test_the_time_comes_from_the_database_in_any_time_zone(
     wrong: float, zones: bool, zone: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.USE_TZ, settings.TIME_ZONE = zones, zone
@@ -103,9 +103,7 @@ def test_the_time_is_the_databases_in_whatever_zone(
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_a_clock_that_jumps_between_two_questions_changes_nothing(
-    right: datetime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jumping_host_clock_does_not_change_the_time(right: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for wrong in (0.0, 8 * YEAR, -8 * YEAR, 0.0):
         shifted(monkeypatch, wrong)
@@ -139,7 +137,7 @@ class Slow:
         return (self.answer,)
 
 
-def test_a_slow_answer_of_the_database_puts_no_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_database_answer_does_not_set_the_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_readings", {})
     slow: Any = Slow(monkeypatch, 0.4)
     server._fresh(slow)
@@ -156,7 +154,7 @@ def test_a_slow_answer_of_the_database_puts_no_clock_back(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_in_a_transaction_the_time_continues() -> None:
+def test_the_time_advances_inside_a_transaction() -> None:
     begun = time.monotonic()
     with transaction.atomic():
         first = server.ahead("default")
@@ -168,7 +166,7 @@ def test_in_a_transaction_the_time_continues() -> None:
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_entry_of_a_wrong_host_is_as_old_as_it_is(
+def test_an_inbox_entry_has_the_right_age_despite_a_wrong_host_clock(
     wrong: float, right: datetime, handled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shifted(monkeypatch, wrong)
@@ -182,7 +180,7 @@ def test_an_entry_of_a_wrong_host_is_as_old_as_it_is(
 
 @pytest.mark.usefixtures("own_clock", "handled")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_host_forgets_nothing_and_reports_it_once(
+def test_a_wrong_host_clock_deletes_no_inbox_entry_and_is_logged_once(
     wrong: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "django_rmq_retry")
@@ -205,7 +203,7 @@ def test_a_wrong_host_forgets_nothing_and_reports_it_once(
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_a_wrong_host_deletes_no_record_and_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_host_clock_deletes_no_record_and_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
     parked(message_id="m", state=State.PROCESSED, resolved_at=now)
     Attempt.objects.create(identity="n", queue="q", number=1, started_at=now, seconds=0.1, verdict="retry", pid=1)
@@ -217,7 +215,7 @@ def test_a_wrong_host_deletes_no_record_and_no_attempt(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("dry", [True, False])
-def test_an_operator_cannot_purge_from_a_wrong_host(dry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_is_refused_on_a_host_with_a_wrong_clock(dry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parked(message_id="m", state=State.PROCESSED, resolved_at=timezone.now())
     shifted(monkeypatch, 8 * YEAR)
     said = f"The clock of this host differs from the clock of the database by 2920 d. {REFUSED}"
@@ -231,7 +229,7 @@ def test_an_operator_cannot_purge_from_a_wrong_host(dry: bool, monkeypatch: pyte
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_row_of_the_outbox_is_due_at_once_whatever_its_host_states(
+def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shifted(monkeypatch, wrong)
@@ -249,7 +247,7 @@ def test_a_row_of_the_outbox_is_due_at_once_whatever_its_host_states(
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize(("wrong", "word"), [(240.0, ""), (3600.0, "60 min ahead of"), (-300 * DAY, "300 d behind")])
-def test_the_difference_is_a_problem_of_the_status(
+def test_a_clock_difference_is_a_status_problem(
     wrong: float, word: str, monkeypatch: pytest.MonkeyPatch, rf: Any, admin_user: Any
 ) -> None:
     shifted(monkeypatch, wrong)
@@ -286,7 +284,7 @@ def tried(arrival: Delivery) -> Message:
 @pytest.mark.usefixtures("own_clock", "unrecorded")
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("state", [State.DISCARDED, State.PROCESSED])
-def test_what_a_wrong_host_parks_after_it_was_resolved_is_open_again(
+def test_a_message_parked_after_its_resolution_reopens_despite_a_wrong_clock(
     wrong: float, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with isolated_handlers():
@@ -308,7 +306,9 @@ def test_what_a_wrong_host_parks_after_it_was_resolved_is_open_again(
 
 @pytest.mark.usefixtures("own_clock", "unrecorded")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_budget_is_kept_between_hosts_whose_clocks_differ(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_budget_is_kept_between_hosts_with_different_clocks(
+    wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.now("default")
     with isolated_handlers():
         policy = RetryThenPark(attempts=None, backoff=Fixed(1), budget=600, via=Ladder())
@@ -334,7 +334,7 @@ class Strict:
 
 
 @pytest.mark.usefixtures("unrecorded")
-def test_a_router_that_raises_keeps_no_failed_message_from_its_retry(settings: Any) -> None:
+def test_a_raising_database_router_does_not_prevent_a_retry(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Strict()]
     with isolated_handlers():
 
@@ -347,7 +347,7 @@ def test_a_router_that_raises_keeps_no_failed_message_from_its_retry(settings: A
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_whether_a_message_is_too_old_to_requeue_goes_by_the_databases_clock(
+def test_the_requeue_age_limit_uses_the_database_clock(
     wrong: float, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": DAY}}
@@ -362,7 +362,7 @@ def test_whether_a_message_is_too_old_to_requeue_goes_by_the_databases_clock(
 
 @pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_when_a_queue_was_first_declared_goes_by_the_databases_clock(
+def test_the_first_declaration_time_uses_the_database_clock(
     wrong: float, right: datetime, broker_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.RMQ_RETRY = {"URL": broker_url}
@@ -376,7 +376,7 @@ def test_when_a_queue_was_first_declared_goes_by_the_databases_clock(
     assert max(abs(at - right) for at in kept) < NEAR
 
 
-def test_on_sqlite_the_databases_clock_is_the_hosts(right: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_sqlite_the_database_clock_is_the_host_clock(right: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor != "sqlite":
         pytest.skip("others have a clock of their own")
     shifted(monkeypatch, DAY)

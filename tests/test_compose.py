@@ -57,14 +57,14 @@ def test_each_service_waits_for_what_it_needs() -> None:
     assert SERVICES["consumer"]["deploy"] == {"replicas": 2}
 
 
-def test_its_ports_are_open_to_this_machine_alone() -> None:
+def test_the_compose_ports_are_bound_to_localhost() -> None:
     ports = [port for one in SERVICES.values() for port in one.get("ports", [])]
 
     assert len(ports) == 2
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
-def test_its_images_have_supported_versions() -> None:
+def test_the_compose_images_have_supported_versions() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     supported = (ROOT / "README.md").read_text() + (ROOT / "docs" / "start" / "install.md").read_text()
     python = (ROOT / "testproject" / "Dockerfile").read_text().partition("FROM python:")[2].partition("-")[0]
@@ -169,7 +169,7 @@ class Stack:
 
 
 @pytest.mark.slow
-def test_its_services_start_and_are_healthy(environment: dict[str, str], tmp_path: Path, vhost: Vhost) -> None:
+def test_the_compose_services_start_and_are_healthy(environment: dict[str, str], tmp_path: Path, vhost: Vhost) -> None:
     stack = Stack(environment=environment, folder=tmp_path, port=free_ports(1)[0])
     for words in commands("setup"):
         done = stack.run(words)

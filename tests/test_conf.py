@@ -30,7 +30,7 @@ def read(**keys: Any) -> conf.Settings:
         return conf.settings()
 
 
-def test_nothing_set_means_the_defaults() -> None:
+def test_empty_settings_give_the_defaults() -> None:
     found = read()
 
     assert found == conf.Settings()
@@ -39,26 +39,26 @@ def test_nothing_set_means_the_defaults() -> None:
     assert found.reply_to == ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
-def test_to_connect_to_an_embedded_broker_that_nobody_runs_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_connecting_to_a_stopped_embedded_broker_names_the_command(tmp_path: Path) -> None:
     access = read(URL=f"embedded://{tmp_path}/none").access()
 
     with pytest.raises(ConfigurationError, match="Start `manage"):
         access.current()
 
 
-def test_every_key_has_its_field_and_every_field_its_key() -> None:
+def test_settings_keys_and_fields_correspond() -> None:
     assert {key.lower() for key in conf.KEYS} == set(conf.Settings.__dataclass_fields__)
     assert {key.lower() for key in conf.OPERATOR_KEYS} == set(conf.Operators.__dataclass_fields__)
 
 
-def test_every_key_stands_in_the_docs() -> None:
+def test_every_key_is_in_the_docs() -> None:
     docs = page("settings.md").read_text()
     table = docs.partition("## The URL")[0]
 
     assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]
 
 
-def test_the_settings_are_read_once_and_again_when_they_change() -> None:
+def test_the_settings_are_cached_until_they_change() -> None:
     with override_settings(RMQ_RETRY={"PREFETCH": 1}):
         first = conf.settings()
         again = conf.settings()
@@ -69,7 +69,7 @@ def test_the_settings_are_read_once_and_again_when_they_change() -> None:
     assert (first.prefetch, changed.prefetch) == (1, 2)
 
 
-def test_everything_can_be_set() -> None:
+def test_every_setting_can_be_set() -> None:
     found = read(
         URL=["amqps://app@h1/v", "amqps://app@h2/v"],
         PASSWORD="p#w",
@@ -103,11 +103,11 @@ def test_everything_can_be_set() -> None:
     )
 
 
-def test_a_policy_may_be_named_by_its_dotted_path() -> None:
+def test_a_policy_may_be_given_by_its_dotted_path() -> None:
     assert read(POLICY="tests.test_conf.POLICY").policy == POLICY
 
 
-def test_a_function_for_the_url_is_not_asked_before_somebody_connects() -> None:
+def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
     asked: list[int] = []
 
     def url() -> str:
@@ -155,7 +155,7 @@ def test_a_function_for_the_url_is_not_asked_before_somebody_connects() -> None:
         ({"TOPOLOGY": [5]}, "not 5."),
     ],
 )
-def test_what_is_invalid_is_refused_with_what_to_do(keys: dict[str, Any], said: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_fix(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ImproperlyConfigured) as caught:
         read(**keys)
 
@@ -163,7 +163,7 @@ def test_what_is_invalid_is_refused_with_what_to_do(keys: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize("value", [None, 5, "amqp://h"])
-def test_the_whole_must_be_a_dict(value: object) -> None:
+def test_the_settings_must_be_a_dict(value: object) -> None:
     with override_settings(RMQ_RETRY=value), pytest.raises(ImproperlyConfigured, match="takes a dict"):
         conf.settings()
 
@@ -181,7 +181,7 @@ def test_the_whole_must_be_a_dict(value: object) -> None:
         {"URL": "s3cret"},
     ],
 )
-def test_no_error_and_no_frame_of_ours_shows_a_password(keys: dict[str, Any]) -> None:
+def test_no_error_and_no_traceback_frame_contains_a_password(keys: dict[str, Any]) -> None:
     with override_settings(RMQ_RETRY=keys), pytest.raises(ImproperlyConfigured) as caught:
         conf.settings()
 
@@ -195,7 +195,7 @@ def test_no_error_and_no_frame_of_ours_shows_a_password(keys: dict[str, Any]) ->
     assert not [frame for frame in ours if "s3c" in repr(frame.f_locals)]
 
 
-def test_the_settings_show_no_password() -> None:
+def test_the_repr_of_the_settings_contains_no_password() -> None:
     found = read(URL="amqp://app@h", PASSWORD="s3cret", OPERATORS={"MANAGEMENT_URL": "http://app:s3cret@h:15672"})
 
     assert "s3cret" not in repr(found)

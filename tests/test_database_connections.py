@@ -38,7 +38,7 @@ def ask(connection: BaseDatabaseWrapper) -> None:
         cursor.execute("SELECT 1")
 
 
-def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
+def test_a_connection_opened_by_the_first_handler_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
     def attempt() -> None:
         connection = bank(tmp_path, max_age=0)
         with server.FreshConnections():
@@ -50,7 +50,7 @@ def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run
     worker(attempt)
 
 
-def test_a_connection_that_grew_old_between_messages_is_closed_before_the_next(worker: Run, tmp_path: Path) -> None:
+def test_an_expired_connection_is_closed_before_the_next_message(worker: Run, tmp_path: Path) -> None:
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         with server.FreshConnections():
@@ -63,7 +63,7 @@ def test_a_connection_that_grew_old_between_messages_is_closed_before_the_next(w
     worker(attempts)
 
 
-def test_a_connection_that_was_interrupted_before_the_attempt_is_not_used_in_it(worker: Run, tmp_path: Path) -> None:
+def test_a_connection_interrupted_between_attempts_is_not_reused(worker: Run, tmp_path: Path) -> None:
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         ask(connection)
@@ -74,7 +74,7 @@ def test_a_connection_that_was_interrupted_before_the_attempt_is_not_used_in_it(
     worker(attempts)
 
 
-def test_queries_are_logged_for_one_message_only(worker: Run, tmp_path: Path) -> None:
+def test_the_query_log_is_reset_for_each_message(worker: Run, tmp_path: Path) -> None:
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         for _ in range(3):

@@ -135,7 +135,7 @@ def test_every_setting_that_is_documented_exists() -> None:
     assert of_operators - set(conf.OPERATOR_KEYS) == set()
 
 
-def test_every_variable_of_the_environment_that_is_documented_is_read() -> None:
+def test_every_documented_environment_variable_is_read() -> None:
     named = {name for name in re.findall(r"\bRMQ_[A-Z_]+\b", ALL) if not CONTRIBUTORS.fullmatch(name)}
 
     bare = {name.removeprefix("RMQ_") for name in named}
@@ -173,7 +173,7 @@ def test_every_event_of_the_outbox_is_documented() -> None:
     assert {event for event in named if f"`{event}`" not in TEXTS["logs.md"]} == set()
 
 
-def test_every_test_that_is_cited_exists() -> None:
+def test_every_cited_test_exists() -> None:
     written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     cited = set(re.findall(r"`(test_\w+)`", ALL))
 
@@ -181,7 +181,7 @@ def test_every_test_that_is_cited_exists() -> None:
     assert {name for name in cited if f"def {name}(" not in written} == set()
 
 
-def test_names_of_tests_stand_only_in_the_last_section_of_a_page() -> None:
+def test_test_names_appear_only_in_the_last_section_of_a_page() -> None:
     elsewhere = {}
     for name in TEXTS.keys() - {"proofs.md"}:
         text, *last = re.split(r"^## Tested by\n", FENCE.sub("", TEXTS[name]), flags=re.MULTILINE)
@@ -234,7 +234,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_link_of_the_readme_leads_somewhere() -> None:
+def test_every_link_of_the_readme_resolves() -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", TEXTS["README.md"])
 
     assert len(links) > 15
@@ -252,9 +252,9 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
         f"{SOURCE}/wiki",
     ],
 )
-def test_a_link_of_the_readme_that_leads_nowhere_is_found(link: str) -> None:
+def test_a_broken_link_of_the_readme_is_detected(link: str) -> None:
     assert missing(link)
 
 
-def test_no_page_names_a_machine() -> None:
+def test_no_page_contains_a_local_path() -> None:
     assert re.findall(r"/(?:home|root|work)/\S*", ALL) == []

@@ -23,13 +23,13 @@ def test_an_empty_environment_leaves_the_defaults() -> None:
     assert rmq_settings(env_of()) == {}
 
 
-def test_without_an_env_the_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_env_argument_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMQ_PREFETCH", "7")
 
     assert rmq_settings()["PREFETCH"] == 7
 
 
-def test_the_url_and_the_rest_are_taken_over() -> None:
+def test_the_url_and_the_other_variables_are_read() -> None:
     found = rmq_settings(
         env_of(
             RMQ_URL="amqps://app:pw@h/v",
@@ -52,27 +52,27 @@ def test_the_url_and_the_rest_are_taken_over() -> None:
     }
 
 
-def test_the_environment_wins_over_what_the_file_states() -> None:
+def test_the_environment_overrides_the_settings_file() -> None:
     found = rmq_settings(env_of(RMQ_PREFETCH="7", RMQ_TLS_CA_FILE="/a"), PREFETCH=1, THREADS=2, TLS={"VERIFY": True})
 
     assert found == {"PREFETCH": 7, "THREADS": 2, "TLS": {"VERIFY": True, "CA_FILE": "/a"}}
 
 
-def test_operators_settings_of_the_environment_join_those_of_the_file() -> None:
+def test_operator_settings_of_the_environment_are_merged_with_the_file() -> None:
     env = env_of(RMQ_OPERATORS_CONTACT="ann", RMQ_OPERATORS_RESOLVED_DAYS="7")
     found = rmq_settings(env, OPERATORS={"CONTACT": "bob", "ENVIRONMENT": "TEST"})
 
     assert found == {"OPERATORS": {"CONTACT": "ann", "ENVIRONMENT": "TEST", "RESOLVED_DAYS": 7}}
 
 
-def test_a_password_that_begins_with_a_dollar_is_taken_as_it_is() -> None:
+def test_a_password_that_begins_with_a_dollar_sign_is_kept() -> None:
     env = env_of(RMQ_PASSWORD="$ecret", RMQ_URL="amqp://app@h", ecret="somebody else's")
 
     assert env("RMQ_PASSWORD") == "somebody else's"
     assert rmq_settings(env)["PASSWORD"] == Secret("$ecret")
 
 
-def test_percent_encoding_is_decoded_once_and_by_our_parser() -> None:
+def test_percent_encoding_is_decoded_once() -> None:
     found = rmq_settings(env_of(RMQ_URL="amqp://a%40b:p%2525@h/t%2Fen"))
 
     with override_settings(RMQ_RETRY=found):
@@ -81,7 +81,7 @@ def test_percent_encoding_is_decoded_once_and_by_our_parser() -> None:
     assert (access.user, access.password.reveal(), access.vhost) == ("a@b", "p%25", "t/en")
 
 
-def test_a_password_by_itself_is_not_decoded() -> None:
+def test_a_separate_password_is_not_percent_decoded() -> None:
     with override_settings(RMQ_RETRY=rmq_settings(env_of(RMQ_URL="amqp://app@h", RMQ_PASSWORD="p%40"))):
         access = conf.settings().access()
 
@@ -100,7 +100,7 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path, kind: Any) -> None:
     assert rmq_settings(env) == {"URL": Secret("amqp://app:s3cret@h/v")}
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_secret_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"RMQ_URL_FILE names the file .*No such file"):
         rmq_settings(env_of(RMQ_URL_FILE=str(tmp_path / "url")))
 
@@ -117,14 +117,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"RMQ_CONNECT_TIMEOUT": "soon"}, "RMQ_CONNECT_TIMEOUT takes a number"),
     ],
 )
-def test_a_wrong_variable_is_refused_with_a_word_of_help(variables: dict[str, Any], said: str) -> None:
+def test_an_invalid_variable_is_refused_with_a_hint(variables: dict[str, Any], said: str) -> None:
     with pytest.raises(ImproperlyConfigured) as caught:
         rmq_settings(env_of(**variables))
 
     assert said in str(caught.value)
 
 
-def test_variables_of_other_projects_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     assert rmq_settings(env_of(RMQ_TEST_BROKERS="4.3", RMQ_HOME="/", AMQP_URL="x")) == {}
 
 
@@ -132,7 +132,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     assert rmq_settings(env_of(RMQ_URL="", RMQ_PREFETCH="")) == {}
 
 
-def test_every_key_of_the_settings_but_dicts_has_its_variable() -> None:
+def test_every_setting_except_dicts_has_its_variable() -> None:
     nested = {name for name in VARIABLES if name.startswith(("TLS_", "OPERATORS_"))}
     of_operators = {name.removeprefix("OPERATORS_") for name in nested if name.startswith("OPERATORS_")}
 
@@ -144,11 +144,11 @@ def test_every_key_of_the_settings_but_dicts_has_its_variable() -> None:
     ("text", "expected"),
     [("false", False), ("True", True), ("no", False), ("on", True), ("default, ledger", ["default", "ledger"])],
 )
-def test_an_outbox_is_there_or_not_or_in_some_databases(text: str, expected: object) -> None:
+def test_the_outbox_variable_accepts_booleans_and_database_lists(text: str, expected: object) -> None:
     assert rmq_settings(env_of(RMQ_OUTBOX=text)) == {"OUTBOX": expected}
 
 
-def test_each_variable_is_one_that_the_settings_take() -> None:
+def test_each_variable_is_accepted_by_the_settings() -> None:
     told = rmq_settings(
         env_of(
             RMQ_URL="amqp://app:pw@rabbit/bank",

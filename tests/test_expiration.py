@@ -12,7 +12,7 @@ from tests.core.made import subscription, topology_of
 LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
 
 
-def test_a_handler_in_a_dead_letter_loop_takes_no_expiration() -> None:
+def test_a_handler_in_a_dead_letter_loop_refuses_an_expiration() -> None:
     with pytest.raises(NotExpirable) as caught:
         message_of(1, options=Options(expiration=5), destination=destination_of(subscription(RetryThenPark(via=LOOP))))
 
@@ -24,7 +24,7 @@ def test_a_handler_in_a_dead_letter_loop_takes_no_expiration() -> None:
     )
 
 
-def test_without_an_expiration_it_is_published_to() -> None:
+def test_a_handler_in_a_dead_letter_loop_accepts_messages_without_expiration() -> None:
     message = message_of(1, destination=destination_of(subscription(RetryThenPark(via=LOOP))))
 
     assert message.properties.expiration is None
@@ -35,7 +35,7 @@ def test_without_an_expiration_it_is_published_to() -> None:
     [Ladder(), WaitQueue("wait-exchange", "wait-queue"), NackRequeue(), Republish(), Native(5)],
     ids=lambda via: type(via).__name__,
 )
-def test_where_an_expired_message_is_parked_it_may_expire(via: Carrier) -> None:
+def test_a_queue_that_parks_expired_messages_accepts_an_expiration(via: Carrier) -> None:
     charge = subscription(RetryThenPark(attempts=2, via=via))
     message = message_of(1, options=Options(expiration=5), destination=destination_of(charge))
     work = topology_of(charge).queues["payments"].arguments

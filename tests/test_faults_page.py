@@ -25,7 +25,7 @@ def proofs() -> dict[str, list[str]]:
     return {cells[0]: CITED.findall(cells[1]) for cells in rows(PROOFS)}
 
 
-def test_each_failure_of_the_catalogue_stands_in_the_matrix_once() -> None:
+def test_each_failure_of_the_catalogue_is_in_the_matrix_once() -> None:
     assert sorted(cells[0] for cells in rows(MATRIX)) == sorted(WANTED)
 
 
@@ -53,7 +53,7 @@ def test_each_test_that_a_row_names_exists_and_is_run() -> None:
     assert {name for name in CITED.findall(PROOFS) if name not in defined} == set()
 
 
-def test_names_of_tests_stay_out_of_the_text_of_concepts_and_evidence() -> None:
+def test_test_names_stay_out_of_concept_and_evidence_pages() -> None:
     pages = [*(DOCS / "concepts").glob("*.md"), *(DOCS / "evidence").glob("*.md")]
     citing = {path.name for path in pages if CITED.search(path.read_text())}
 

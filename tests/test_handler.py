@@ -42,7 +42,7 @@ def no_other_handlers() -> Iterator[None]:
         yield
 
 
-def test_a_handler_is_still_the_function() -> None:
+def test_a_decorated_handler_is_still_a_plain_function() -> None:
     @handler("payments.charge")
     def charge(message: Delivery) -> str:
         """Charge it."""
@@ -54,7 +54,7 @@ def test_a_handler_is_still_the_function() -> None:
     assert repr(charge) == f"<Handler {charge.name}>"
 
 
-def test_what_is_left_open_is_filled_in_with_defaults() -> None:
+def test_omitted_options_get_defaults() -> None:
     @handler("payments.charge", name="charge")
     def charge(message: Delivery) -> None: ...
 
@@ -68,14 +68,14 @@ def test_what_is_left_open_is_filled_in_with_defaults() -> None:
     assert isinstance(found.codec, Json)
 
 
-def test_the_name_is_where_the_function_stands() -> None:
+def test_the_default_name_is_the_dotted_path_of_the_function() -> None:
     @handler("payments.charge")
     def charge(message: Delivery) -> None: ...
 
-    assert charge.name == f"{__name__}.test_the_name_is_where_the_function_stands.<locals>.charge"
+    assert charge.name == f"{__name__}.test_the_default_name_is_the_dotted_path_of_the_function.<locals>.charge"
 
 
-def test_everything_can_be_written_down() -> None:
+def test_every_option_can_be_given() -> None:
     codec = Raw()
     policy = RetryThenPark(attempts=2, backoff=Fixed(3))
 
@@ -107,7 +107,7 @@ def test_everything_can_be_written_down() -> None:
     assert found.match == Match(type="charge", routing_key="bank.*", headers={"kind": 1})
 
 
-def test_the_settings_state_the_default_policy_and_type_of_queue() -> None:
+def test_the_settings_define_the_default_policy_and_queue_type() -> None:
     @handler("payments.charge")
     def charge(message: Delivery) -> None: ...
 
@@ -120,7 +120,7 @@ def test_the_settings_state_the_default_policy_and_type_of_queue() -> None:
     assert (before.queue.type, charge.subscription.queue.type) == ("quorum", "quorum")
 
 
-def test_an_ordered_policy_asks_for_a_single_active_consumer() -> None:
+def test_an_ordered_policy_sets_single_active_consumer() -> None:
     @handler("ledger.post", policy=StopTheLine())
     def post(message: Delivery) -> None: ...
 
@@ -171,7 +171,7 @@ def test_an_async_handler_called_directly_is_awaited_by_the_caller() -> None:
         waiting.send(None)
 
 
-def test_a_decorator_below_ours_may_hide_that_a_function_is_async() -> None:
+def test_an_inner_decorator_may_hide_that_a_function_is_async() -> None:
     def counted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(function)
         def call(message: Any) -> Any:
@@ -235,18 +235,18 @@ class Bank:
         ("charge", "decorates a function, not 'charge'"),
     ],
 )
-def test_what_cannot_be_a_handler_is_refused_where_it_is_written(function: Any, said: str) -> None:
+def test_an_invalid_handler_function_is_refused_at_its_definition(function: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         handler("payments.charge")(function)
 
     assert registry.subscriptions() == ()
 
 
-def test_arguments_with_defaults_do_no_harm() -> None:
+def test_arguments_with_defaults_are_allowed() -> None:
     assert handler("payments.charge")(takes_one_and_defaults).queue.name == "payments.charge"
 
 
-def test_the_decorator_needs_its_queue() -> None:
+def test_the_decorator_requires_a_queue() -> None:
     with pytest.raises(ConfigurationError, match="@handler needs the name of a queue"):
         handler(takes_one_and_defaults)  # type: ignore[arg-type]  # that is the mistake
 
@@ -281,14 +281,14 @@ def test_the_decorator_needs_its_queue() -> None:
         ),
     ],
 )
-def test_what_is_invalid_is_refused_where_it_is_written(queue: Any, options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused_at_the_definition(queue: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         handler(queue, **options)(takes_one_and_defaults)
 
     assert registry.registrations() == {}
 
 
-def test_the_three_scenarios_and_a_topology_taken_over_read_as_in_the_documentation() -> None:
+def test_the_documented_handler_examples_can_be_defined() -> None:
     main = Exchange("main-exchange", "direct")
 
     @handler("ledger.post", policy=StopTheLine())
@@ -317,7 +317,7 @@ def test_the_three_scenarios_and_a_topology_taken_over_read_as_in_the_documentat
     ]
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     assert [name for name in django_rmq_retry.__all__ if not hasattr(django_rmq_retry, name)] == []
 
 
@@ -342,7 +342,7 @@ def taken() -> Iterator[Taken]:
         yield publisher
 
 
-def test_publishing_to_a_handler_reaches_its_queue_and_fits_its_condition(taken: Taken) -> None:
+def test_a_message_published_to_a_handler_reaches_its_queue_with_its_type(taken: Taken) -> None:
     @handler("payments", type="charge", headers={"bank": "a"}, codec=Raw())
     def charge(message: Delivery) -> None: ...
 
@@ -355,7 +355,7 @@ def test_publishing_to_a_handler_reaches_its_queue_and_fits_its_condition(taken:
     assert dict(message.headers) == {"bank": "a", "trace": "t"}
 
 
-def test_publishing_with_a_delay_goes_by_way_of_the_waiting_queue(taken: Taken) -> None:
+def test_a_delayed_publish_uses_the_waiting_queue(taken: Taken) -> None:
     @handler("payments", policy=RetryThenPark(attempts=2, backoff=Fixed(30)))
     def charge(message: Delivery) -> None: ...
 
@@ -372,7 +372,7 @@ def test_publishing_from_async_code_awaits_the_confirm(taken: Taken) -> None:
     assert [message.body for message in taken.messages] == [b'{"payment":7}']
 
 
-def test_an_option_that_is_not_known_is_refused(taken: Taken) -> None:
+def test_an_unknown_publish_option_is_refused(taken: Taken) -> None:
     @handler("payments")
     def charge(message: Delivery) -> None: ...
 
@@ -382,7 +382,7 @@ def test_an_option_that_is_not_known_is_refused(taken: Taken) -> None:
     assert taken.messages == []
 
 
-def test_a_call_asks_the_handlers_queue_and_gives_the_answer() -> None:
+def test_a_call_uses_the_handlers_queue_and_returns_the_answer() -> None:
     asked: list[tuple[object, ...]] = []
 
     class Caller:
@@ -402,7 +402,7 @@ def test_a_call_asks_the_handlers_queue_and_gives_the_answer() -> None:
     assert asked == [(False,), ("rates.quote", "spot", 2), (False,), ("rates.quote", None, 3)]
 
 
-def test_a_queue_for_each_process_is_published_to_by_its_exchange_only(taken: Taken) -> None:
+def test_a_queue_per_process_is_published_to_only_by_its_exchange(taken: Taken) -> None:
     prices = Exchange("prices", "topic")
 
     @handler(Broadcast("prices.cache", bindings=[prices.bind("eur.#")]), name="remember")
@@ -419,7 +419,7 @@ def test_a_queue_for_each_process_is_published_to_by_its_exchange_only(taken: Ta
     assert [(message.exchange, message.routing_key) for message in taken.messages] == [("prices", "eur.usd")]
 
 
-def test_without_a_carrier_of_its_own_a_transient_queue_keeps_retries_unacked() -> None:
+def test_a_transient_queue_without_a_carrier_keeps_retries_unacked() -> None:
     prices = Exchange("prices", "topic")
 
     @handler(Broadcast("prices.cache", bindings=[prices.bind("#")]), policy=RetryThenPark(attempts=3))

@@ -20,7 +20,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("measure", "limit"), LIMITS.items(), ids=[measure.__name__ for measure in LIMITS])
-def test_the_product_keeps_its_shape(measure: Callable[[], Figure], limit: float) -> None:
+def test_the_package_stays_within_its_size_limits(measure: Callable[[], Figure], limit: float) -> None:
     assert measure().value <= limit, str(measure())
 
 
@@ -32,25 +32,25 @@ def made(folder: Path, **files: str) -> House:
     return House(folder / "shop")
 
 
-def test_the_longest_chain_is_found_in_its_order(tmp_path: Path) -> None:
+def test_the_longest_import_chain_is_found_in_order(tmp_path: Path) -> None:
     house = made(tmp_path, top="from shop import middle, low\n", middle="from shop.low import x\n", low="x = 1\n")
 
     assert house.chain().details == ("top", "middle", "low")
 
 
-def test_imports_are_measured_with_all_their_lines(tmp_path: Path) -> None:
+def test_imports_are_counted_with_all_their_lines(tmp_path: Path) -> None:
     house = made(tmp_path, one="from os import (\n    path,\n)\n\nx = path\n")
 
     assert house.import_share().value == 60
 
 
-def test_a_name_in_three_packages_and_a_gerund_are_found(tmp_path: Path) -> None:
+def test_names_in_three_packages_and_gerunds_are_found(tmp_path: Path) -> None:
     house = made(tmp_path, a__row="", b__row="", c__row="", a__testing="", b__parking="")
 
     assert (house.shared_names().details, house.gerunds().details) == (("row",), ("b.parking",))
 
 
-def test_a_small_module_with_one_importer_is_a_slip_and_a_command_is_none(tmp_path: Path) -> None:
+def test_a_small_module_with_one_importer_is_found_unless_it_is_a_command(tmp_path: Path) -> None:
     house = made(
         tmp_path,
         one="from shop import small, shared, errors\nfrom shop.management.commands import run\n",

@@ -130,7 +130,7 @@ def test_worker_and_consumer_run_side_by_side(bank: Bank) -> None:
     assert sorted(bank.noted()) == ["charge 1", "charge 2"]
 
 
-def test_a_bridge_hands_each_call_by_name_to_the_handler(bank: Bank) -> None:
+def test_a_celery_bridge_passes_each_call_by_name_to_the_handler(bank: Bank) -> None:
     bank.written(tasks=example(TASK, "self.request.id"))
     # Outside of manage.py the worker of a Django project starts Django itself.
     bank.written(bank=f"import django\n\ndjango.setup()\n{CELERY}")
@@ -145,7 +145,7 @@ def test_a_bridge_hands_each_call_by_name_to_the_handler(bank: Bank) -> None:
     assert bank.noted() == ["charge 3"]
 
 
-def test_a_worker_without_the_task_discards_its_message(bank: Bank, amqp: BlockingChannel) -> None:
+def test_a_celery_worker_without_the_task_discards_its_message(bank: Bank, amqp: BlockingChannel) -> None:
     bank.celery_sends("charge.delay(1)")
     with bank.worker(WITHOUT_TASK="1"):
         wait_until(lambda: "Received unregistered task" in bank.log.read_text())
@@ -154,7 +154,7 @@ def test_a_worker_without_the_task_discards_its_message(bank: Bank, amqp: Blocki
     assert bank.noted() == []
 
 
-def test_messages_of_celery_are_handed_over_with_their_ids_and_countdowns(
+def test_celery_messages_are_moved_with_their_ids_and_countdowns(
     bank: Bank, amqp: BlockingChannel, vhost: Vhost
 ) -> None:
     with bank.worker():

@@ -94,7 +94,7 @@ def ready(amqp: BlockingChannel, queue: str) -> int:
     return int(amqp.queue_declare(queue, passive=True).method.message_count)
 
 
-def test_a_loop_is_taken_over_with_the_messages_in_each_of_its_queues(orders: Orders, amqp: BlockingChannel) -> None:
+def test_a_dead_letter_loop_is_migrated_with_the_messages_in_its_queues(orders: Orders, amqp: BlockingChannel) -> None:
     declare_by_hand(amqp)
     for order in (1, 2, 3, 4):
         place(amqp, order)
@@ -126,7 +126,7 @@ def test_a_loop_is_taken_over_with_the_messages_in_each_of_its_queues(orders: Or
     assert [ready(amqp, f"orders.invoice{end}") for end in ("", ".retry", ".failed")] == [0, 0, 0]
 
 
-def test_the_loop_is_replaced_and_its_last_retry_is_handled(orders: Orders, amqp: BlockingChannel) -> None:
+def test_after_the_migration_the_last_retry_of_the_loop_is_handled(orders: Orders, amqp: BlockingChannel) -> None:
     declare_by_hand(amqp)
     orders.written(changed(steps()[0], "after=30", "after=1"))
     orders.declared()

@@ -79,7 +79,7 @@ def breaches(folder: Path, **files: str) -> list[str]:
     return MADE_UP.broken(folder / "made_up")
 
 
-def test_imports_only_go_down_the_ladder() -> None:
+def test_imports_only_go_down_the_layers() -> None:
     assert ORDER.broken(PACKAGE) == []
 
 
@@ -102,7 +102,7 @@ def test_the_public_names_need_no_settings_and_no_consumer() -> None:
 
 
 @pytest.mark.parametrize("front", [messages, topology, policies, amqp, handlers])
-def test_a_front_offers_nothing_that_the_public_package_exports(front: ModuleType) -> None:
+def test_a_front_module_exports_no_name_of_the_public_package(front: ModuleType) -> None:
     assert front.__all__
     assert set(front.__all__) & set(django_rmq_retry.__all__) == set()
     assert [name for name in front.__all__ if isinstance(getattr(front, name), ModuleType)] == []
@@ -125,7 +125,7 @@ def test_the_web_process_never_imports_the_consumer() -> None:
     assert (ended.stdout.strip(), ended.stderr) == ("[]", "")
 
 
-def test_imports_downwards_and_into_a_pair_are_fine(tmp_path: Path) -> None:
+def test_imports_downwards_and_within_a_pair_are_allowed(tmp_path: Path) -> None:
     assert not breaches(
         tmp_path,
         core__low="import json\n",
@@ -150,7 +150,7 @@ def test_imports_downwards_and_into_a_pair_are_fine(tmp_path: Path) -> None:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING: from .high import x",
     ],
 )
-def test_an_import_upwards_is_named_with_its_rungs(tmp_path: Path, line: str) -> None:
+def test_an_upward_import_is_reported_with_both_layers(tmp_path: Path, line: str) -> None:
     number = line.count("\n") + 1
     sentence = (
         f"core/low.py:{number} imports core.high: imports only go down, but core.high is in layer 2"
@@ -160,17 +160,17 @@ def test_an_import_upwards_is_named_with_its_rungs(tmp_path: Path, line: str) ->
     assert breaches(tmp_path, core__low=line, core__high="") == [sentence]
 
 
-def test_an_import_inside_a_function_is_named(tmp_path: Path) -> None:
+def test_an_import_inside_a_function_is_reported(tmp_path: Path) -> None:
     assert breaches(tmp_path, core__high="def f():\n    from .low import x\n", core__low="") == [
         "core/high.py:2 imports core.low inside a function: imports stand at the top of a module."
     ]
 
 
-def test_a_module_without_a_rung_is_named(tmp_path: Path) -> None:
+def test_a_module_without_a_layer_is_reported(tmp_path: Path) -> None:
     assert breaches(tmp_path, core__new="") == ["core/new.py has no layer: add 'core.new' to LAYERS where it belongs."]
 
 
-def test_a_circle_on_one_rung_is_named(tmp_path: Path) -> None:
+def test_an_import_cycle_within_a_layer_is_reported(tmp_path: Path) -> None:
     assert breaches(tmp_path, core__pair__one="from . import two", core__pair__two="from . import one") == [
         "core.pair.one imports itself in a circle through core.pair.two.",
         "core.pair.two imports itself in a circle through core.pair.one.",
@@ -199,7 +199,9 @@ def test_a_circle_on_one_rung_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_import_that_its_room_may_not_have_is_named(tmp_path: Path, module: str, line: str, sentence: str) -> None:
+def test_an_import_that_its_package_may_not_have_is_reported(
+    tmp_path: Path, module: str, line: str, sentence: str
+) -> None:
     files = {"broker__wire": "", module: line}
 
     assert breaches(tmp_path, **files) == [sentence]

@@ -77,7 +77,7 @@ def rows(head: str) -> list[str]:
     return [row.split("|")[1].strip() for table in tables for row in table.splitlines()]
 
 
-def test_every_event_at_warning_and_above_is_on_the_page_of_logs() -> None:
+def test_every_event_at_warning_and_above_is_on_the_logs_page() -> None:
     written = {event for row in rows("`event=`") for event in EVENT.findall(row)}
 
     assert len(events()) > 30
@@ -85,12 +85,12 @@ def test_every_event_at_warning_and_above_is_on_the_page_of_logs() -> None:
     assert written - events() == set(), "docs/reference/logs.md: no code writes these events"
 
 
-def test_every_record_without_an_event_is_on_the_page_of_logs() -> None:
+def test_every_record_without_an_event_is_on_the_logs_page() -> None:
     assert sentences() - set(rows("Record")) == set(), "docs/reference/logs.md: add these records to the table"
     assert set(rows("Record")) - sentences() == set(), "docs/reference/logs.md: no code writes these records"
 
 
-def test_every_event_below_warning_is_on_the_page_of_logs_too() -> None:
+def test_every_event_below_warning_is_on_the_logs_page() -> None:
     sources = "".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
     literal = set(re.findall(r'"event": "([a-z_]+)"', sources))
     written = {event for head in ("Event", "`event=`") for row in rows(head) for event in EVENT.findall(row)}

@@ -45,12 +45,12 @@ from tests.tooling.waiting import wait_until
         ({"user_id": "root"}, "The broker refuses user_id='root'.* which is 'guest'"),
     ],
 )
-def test_what_cannot_be_reported_is_a_sentence(options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused_with_a_clear_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         message_of({}, options=Options(**options))
 
 
-def test_headers_that_no_frame_holds_are_refused_before_anything_is_sent() -> None:
+def test_headers_too_large_for_a_frame_are_refused_before_sending() -> None:
     with pytest.raises(HeadersTooLarge):
         message_of({}, options=Options(headers={"x": "x" * 200_000}))
 
@@ -124,7 +124,7 @@ def test_every_property_that_a_caller_sets_reaches_the_broker(
     assert ({name: getattr(properties, name) for name in ARRIVED}, body) == (ARRIVED, b"x")
 
 
-def test_a_user_that_is_not_the_connections_harms_no_other_message(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_with_another_user_id_fails_alone(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("scans", durable=True)
     with publishing(vhost.url) as publisher:
         foreign = Message(body=b"1", routing_key="scans", properties=Properties(user_id="root"))
@@ -135,7 +135,7 @@ def test_a_user_that_is_not_the_connections_harms_no_other_message(vhost: Vhost,
     assert amqp.queue_declare("scans", passive=True).method.message_count == 1
 
 
-def test_a_reply_address_that_others_may_not_send_harms_no_other_message(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_with_a_forbidden_reply_address_fails_alone(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("scans", durable=True)
     with publishing(vhost.url) as publisher:
         bare = Message(body=b"1", routing_key="scans", properties=Properties(reply_to="amq.rabbitmq.reply-to"))
@@ -169,7 +169,7 @@ def test_every_property_survives_retry_and_parking_in_the_test_kit(scan: Handler
     assert (parked.headers["tenant"], parked.properties.user_id) == ("acme", None)
 
 
-def test_a_message_for_a_test_has_them_too(scan: Handler[None]) -> None:
+def test_a_test_message_accepts_every_property(scan: Handler[None]) -> None:
     made = kit_message_of(b"x", handler=scan, **GIVEN)
 
     assert made.properties.app_id == "scanner"
@@ -177,7 +177,7 @@ def test_a_message_for_a_test_has_them_too(scan: Handler[None]) -> None:
 
 
 @override_settings(RMQ_RETRY={"URL": "amqp://bank:secret@rabbit/"})
-def test_a_call_and_the_test_kit_take_the_user_of_the_settings(scan: Handler[None]) -> None:
+def test_calls_and_the_test_kit_use_the_user_id_of_the_settings(scan: Handler[None]) -> None:
     @handler("questions", name="question")
     def question(message: Delivery) -> object:
         return [message.properties.user_id, message.properties.app_id, message.properties.timestamp]

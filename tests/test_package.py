@@ -57,7 +57,7 @@ def test_the_sdist_holds_each_file_of_the_repository(built: Built) -> None:
     assert package.wrong_in_sdist(built.in_sdist, ROOT) == []
 
 
-def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_unexpected_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "django_rmq_retry").mkdir()
     (tmp_path / "django_rmq_retry/py.typed").touch()
     files = {"django_rmq_retry-1.dist-info/WHEEL", "tests/conftest.py"}
@@ -72,7 +72,7 @@ def test_the_metadata_is_rendered_by_the_package_index(built: Built) -> None:
     assert package.rendered(built) == ""
 
 
-def test_each_supported_version_is_a_classifier_and_has_a_lane(built: Built) -> None:
+def test_each_supported_version_has_a_classifier_and_a_test_lane(built: Built) -> None:
     classifiers = built.metadata.get_all("Classifier", [])
 
     djangos = {name.rpartition(" ")[2] for name in classifiers if name.startswith("Framework :: Django ::")}
@@ -89,7 +89,7 @@ def test_the_metadata_names_the_projects_pages(built: Built) -> None:
     assert [url.partition(",")[0] for url in urls] == ["Documentation", "Source", "Changelog", "Issues"]
 
 
-def test_tests_of_an_unpacked_sdist_pass(unpacked: Path) -> None:
+def test_the_tests_of_an_unpacked_sdist_pass(unpacked: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"}
     chosen = ("tests/test_architecture.py", "tests/test_drawings.py", "tests/test_env.py")
@@ -101,6 +101,6 @@ def test_tests_of_an_unpacked_sdist_pass(unpacked: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
-def test_a_release_with_another_tag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_with_a_mismatched_tag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert package.main(["--tag", "v99"]) == 1
     assert "The tag is v99, and the package's version is" in capsys.readouterr().out

@@ -47,26 +47,26 @@ def both(command: list[str], env: dict[str, str], given: str = "") -> tuple[obje
     return tuple((one.args, one.returncode, one.stdout, one.stderr) for one in (own, forked))  # type: ignore[return-value]
 
 
-def test_a_fork_has_the_arguments_environment_input_and_exit_code(script: Path) -> None:
+def test_a_fork_has_the_same_arguments_environment_stdin_and_exit_code(script: Path) -> None:
     own, forked = both([sys.executable, str(script), "a", "b c"], environment(), "given ü")
 
     assert own == forked
 
 
-def test_a_forked_command_of_django_prints_the_same() -> None:
+def test_a_forked_django_command_prints_the_same_output() -> None:
     own, forked = both([sys.executable, "-W", "error", "-m", "django", "rmq_declare", "--help"], environment())
 
     assert own == forked
 
 
-def test_a_warning_is_an_error_where_it_was_asked_for(script: Path) -> None:
+def test_a_fork_turns_warnings_into_errors_on_request(script: Path) -> None:
     ended = processes.run([sys.executable, "-W", "error", str(script), "warn"], env=environment())
 
     assert (ended.returncode, "UserWarning: careful" in ended.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_ends_a_fork_and_leaves_nothing(script: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_a_fork_and_its_children(script: Path, number: signal.Signals) -> None:
     command = [sys.executable, str(script), "pause"]
     devnull, piped = subprocess.DEVNULL, subprocess.PIPE
     with processes.start(command, env=environment(), stdin=devnull, stdout=piped, text=True, session=True) as process:
@@ -93,15 +93,15 @@ def test_a_signal_ends_a_fork_and_leaves_nothing(script: Path, number: signal.Si
         ([sys.executable, "-m", "django"], {"PYTHONWARNINGS": "error"}),
     ],
 )
-def test_an_unusual_command_starts_an_interpreter_of_its_own(command: list[str], variables: dict[str, str]) -> None:
+def test_an_unusual_command_starts_its_own_interpreter(command: list[str], variables: dict[str, str]) -> None:
     assert not processes.forks(command, environment(**variables), processes.ROOT)
 
 
-def test_another_version_of_the_code_is_not_forked_from_this_one(tmp_path: Path) -> None:
+def test_another_version_of_the_code_is_not_forked(tmp_path: Path) -> None:
     assert not processes.forks([sys.executable, "-m", "django"], environment(), tmp_path)
 
 
-def test_a_fork_writes_in_the_encoding_that_its_environment_names(script: Path) -> None:
+def test_a_fork_writes_in_the_encoding_of_its_environment(script: Path) -> None:
     env = environment(PYTHONIOENCODING=LATIN)
     ended = processes.run([sys.executable, str(script)], env=env, given=b"", text=False)
 
@@ -109,7 +109,7 @@ def test_a_fork_writes_in_the_encoding_that_its_environment_names(script: Path) 
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
-def test_a_log_that_cannot_be_written_ends_a_fork_with_the_same_code(tmp_path: Path) -> None:
+def test_a_fork_with_an_unwritable_log_exits_with_the_same_code(tmp_path: Path) -> None:
     script = tmp_path / "logs.py"
     script.write_text(
         "import logging\n"

@@ -59,7 +59,7 @@ def post() -> Iterator[Post]:
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_outside_a_transaction_a_message_leaves_at_once(post: Post) -> None:
+def test_outside_a_transaction_a_message_is_sent_at_once(post: Post) -> None:
     name = publish({"a": 1}, routing_key="q")
 
     assert [message.properties.message_id for message in post.sent] == [name]
@@ -77,9 +77,7 @@ REPLY_ADDRESS = "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAxAAACBQAAAABjA1Ll.a2V5"
     [(REPLY_ADDRESS, {}), ("q", {"CC": ["other", REPLY_ADDRESS]}), ("q", {"BCC": [REPLY_ADDRESS]})],
     ids=["key", "CC", "BCC"],
 )
-def test_a_direct_reply_to_address_is_refused_before_anything_is_sent(
-    post: Post, key: str, headers: dict[str, object]
-) -> None:
+def test_a_direct_reply_to_address_is_refused_before_sending(post: Post, key: str, headers: dict[str, object]) -> None:
     refused = pytest.raises(ConfigurationError, match="Return the answer from the handler")
     with refused:
         publish(1, routing_key=key, headers=headers)
@@ -96,7 +94,7 @@ def test_a_direct_reply_to_address_is_refused_before_anything_is_sent(
 
 @pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, "2"])
-def test_a_time_that_is_none_is_refused_before_anything_is_sent_or_committed(post: Post, timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused_before_sending_or_committing(post: Post, timeout: Any) -> None:
     with pytest.raises(ConfigurationError, match="timeout=… takes seconds above 0"), transaction.atomic():
         publish(1, routing_key="q", timeout=timeout)
     with pytest.raises(ConfigurationError, match="timeout=… takes seconds above 0"):
@@ -109,21 +107,21 @@ def test_a_time_that_is_none_is_refused_before_anything_is_sent_or_committed(pos
 
 @pytest.mark.usefixtures("transactional_db")
 class TestTransactions:
-    def test_inside_one_it_leaves_on_commit(self, post: Post) -> None:
+    def test_inside_a_transaction_a_message_is_sent_on_commit(self, post: Post) -> None:
         with transaction.atomic():
             publish(1, routing_key="q")
             assert post.keys == []
 
         assert post.keys == ["q"]
 
-    def test_a_rollback_takes_it_back(self, post: Post) -> None:
+    def test_a_rollback_discards_the_message(self, post: Post) -> None:
         with transaction.atomic():
             publish(1, routing_key="q")
             transaction.set_rollback(True)
 
         assert post.keys == []
 
-    def test_a_savepoint_that_is_rolled_back_takes_only_its_own(self, post: Post) -> None:
+    def test_a_rolled_back_savepoint_discards_only_its_own_messages(self, post: Post) -> None:
         with transaction.atomic():
             publish(1, routing_key="outer")
             with transaction.atomic():
@@ -133,14 +131,14 @@ class TestTransactions:
 
         assert post.keys == ["outer", "last"]
 
-    def test_it_may_leave_at_once_all_the_same(self, post: Post) -> None:
+    def test_a_message_can_be_sent_immediately_inside_a_transaction(self, post: Post) -> None:
         with transaction.atomic():
             publish(1, routing_key="q", immediate=True)
             transaction.set_rollback(True)
 
         assert post.keys == ["q"]
 
-    def test_one_that_fails_after_the_commit_is_named_and_holds_no_other_back(
+    def test_a_message_that_fails_after_the_commit_is_logged_and_stops_no_other(
         self, post: Post, caplog: pytest.LogCaptureFixture
     ) -> None:
         post.bad.add("bad")
@@ -154,14 +152,14 @@ class TestTransactions:
         assert record.message_id == name  # type: ignore[attr-defined]  # from extra
         assert "The transaction was committed, but message" in record.getMessage()
 
-    def test_many_leave_on_commit_as_well(self, post: Post) -> None:
+    def test_a_batch_is_sent_on_commit(self, post: Post) -> None:
         with transaction.atomic():
             assert publish_many(message_of(number, routing_key="q") for number in range(3)) == 3
             assert post.keys == []
 
         assert post.keys == ["q", "q", "q"]
 
-    def test_a_rollback_takes_many_back(self, post: Post) -> None:
+    def test_a_rollback_discards_a_batch(self, post: Post) -> None:
         with transaction.atomic():
             publish_many([message_of(1, routing_key="q")])
             publish_many([message_of(1, routing_key="urgent")], immediate=True)
@@ -169,13 +167,13 @@ class TestTransactions:
 
         assert post.keys == ["urgent"]
 
-    def test_one_of_many_that_cannot_be_written_fails_inside_the_transaction(self, post: Post) -> None:
+    def test_an_unencodable_message_of_a_batch_fails_inside_the_transaction(self, post: Post) -> None:
         with pytest.raises(ValueError, match="takes 300 bytes"), transaction.atomic():
             publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
 
         assert post.keys == []
 
-    def test_many_of_which_one_fails_after_the_commit_are_named(
+    def test_failed_messages_of_a_batch_are_logged_after_the_commit(
         self, post: Post, caplog: pytest.LogCaptureFixture
     ) -> None:
         post.bad.add("bad")
@@ -189,7 +187,7 @@ class TestTransactions:
         assert record.message_ids == [one.properties.message_id for one in messages]  # type: ignore[attr-defined]  # from extra
 
     @pytest.mark.parametrize("error", [RuntimeError("x"), OSError("y"), ValueError("z")])
-    def test_whatever_fails_after_the_commit_names_the_message(
+    def test_any_failure_after_the_commit_is_logged_with_the_message_id(
         self, post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
     ) -> None:
         def fail(_message: Message, **_: object) -> None:
@@ -213,7 +211,7 @@ class TestTransactions:
         ],
         ids=lambda options: next(iter(options)),
     )
-    def test_what_cannot_be_written_fails_before_the_commit(self, post: Post, options: dict[str, Any]) -> None:
+    def test_an_unencodable_message_fails_before_the_commit(self, post: Post, options: dict[str, Any]) -> None:
         with pytest.raises((ValueError, HeadersTooLarge)), transaction.atomic():
             publish(1, **{"routing_key": "q", **options})
 
@@ -221,7 +219,7 @@ class TestTransactions:
 
 
 class TestInATestCase(TestCase):
-    def test_messages_are_seen_by_capturing_the_commit(self) -> None:
+    def test_capturing_on_commit_callbacks_sends_the_messages(self) -> None:
         post = Post()
         with publishing_by(post):
             with self.captureOnCommitCallbacks(execute=True) as callbacks:
@@ -232,7 +230,7 @@ class TestInATestCase(TestCase):
 
 
 @pytest.mark.parametrize("name", ["rmq-retry-attempts", "rmq-retry-new", "x-death", "x-delivery-count", "x-delay"])
-def test_headers_of_ours_and_of_the_brokers_are_not_a_publishers_to_set(name: str) -> None:
+def test_reserved_headers_cannot_be_set_by_a_publisher(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         message_of(1, options=Options(headers={name: 1}))
 
@@ -249,12 +247,12 @@ def test_headers_of_ours_and_of_the_brokers_are_not_a_publishers_to_set(name: st
     ],
     ids=str,
 )
-def test_what_would_cost_others_their_channel_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
+def test_options_that_would_close_a_shared_channel_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         message_of(1, options=options_of(options))
 
 
-def test_other_queues_may_be_named() -> None:
+def test_cc_headers_may_name_other_queues() -> None:
     assert message_of(1, options=Options(headers={"CC": ["a", "b"]})).headers["CC"] == ["a", "b"]
 
 
@@ -263,7 +261,7 @@ def test_an_option_that_is_not_known_is_refused() -> None:
         publish(1, routing_key="q", prio=3)
 
 
-def test_data_that_cannot_be_written_is_refused_where_it_is_written() -> None:
+def test_unencodable_data_is_refused_at_the_call() -> None:
     with pytest.raises(UnencodableData):
         message_of(object())
     with pytest.raises(UnencodableData):
@@ -274,7 +272,7 @@ def test_data_that_cannot_be_written_is_refused_where_it_is_written() -> None:
     ("delay", "key", "expiration"),
     [(30, "payments.retry.30s", None), (5, "payments.retry.30s", "5000"), (90, "payments.retry.30s", None)],
 )
-def test_a_delay_goes_through_the_ladder(delay: float, key: str, expiration: str | None) -> None:
+def test_a_delay_uses_the_waiting_queues(delay: float, key: str, expiration: str | None) -> None:
     handler = subscription(RetryThenPark(attempts=3, backoff=Fixed(30)))
     message = message_of(1, options=Options(delay=delay), destination=destination_of(handler))
 
@@ -284,36 +282,36 @@ def test_a_delay_goes_through_the_ladder(delay: float, key: str, expiration: str
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "5"])
-def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+def test_an_invalid_delay_is_refused(delay: Any) -> None:
     with pytest.raises(ConfigurationError):
         message_of(1, options=Options(delay=delay), destination=destination_of(subscription(RetryThenPark())))
 
 
-def test_who_is_waited_for_cannot_be_delayed() -> None:
+def test_a_message_to_a_handler_that_answers_calls_cannot_be_delayed() -> None:
     with pytest.raises(NotDelayable, match="Ladder"):
         message_of(1, options=Options(delay=5), destination=destination_of(subscription(OneShot())))
 
 
-def test_a_delay_needs_a_handler_and_no_expiration() -> None:
+def test_a_delay_requires_a_handler_and_excludes_an_expiration() -> None:
     with pytest.raises(ConfigurationError):
         message_of(1, options=Options(delay=5))
     with pytest.raises(ConfigurationError):
         message_of(1, options=Options(delay=5, expiration=5), destination=destination_of(subscription(RetryThenPark())))
 
 
-def test_publishing_awaits_its_confirm(post: Post) -> None:
+def test_an_awaited_publish_returns_after_the_confirm(post: Post) -> None:
     name = asyncio.run(apublish({"a": 1}, routing_key="q"))
 
     assert post.sent[0].properties.message_id == name
 
 
-def test_an_awaited_publish_raises_what_became_of_it(post: Post) -> None:
+def test_an_awaited_publish_raises_its_failure(post: Post) -> None:
     post.bad.add("q")
     with pytest.raises(MessageReturned):
         asyncio.run(apublish(1, routing_key="q"))
 
 
-def test_whoever_gave_up_waiting_harms_nobody(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_wait_does_not_affect_other_publishes(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[Done] = []
     monkeypatch.setattr(post, "send", lambda _message, done, **_: late.append(done))
 
@@ -327,7 +325,7 @@ def test_whoever_gave_up_waiting_harms_nobody(post: Post, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("own_database")
-def test_a_transaction_of_another_database_is_waited_for(post: Post) -> None:
+def test_a_publish_waits_for_a_transaction_of_another_database(post: Post) -> None:
     with transaction.atomic(using="own"):
         publish(1, routing_key="lost")
         publish_many([message_of(1, routing_key="lost")])
@@ -340,7 +338,7 @@ def test_a_transaction_of_another_database_is_waited_for(post: Post) -> None:
 
 
 @pytest.mark.usefixtures("own_database")
-def test_the_default_database_is_waited_for_before_another(post: Post) -> None:
+def test_a_publish_waits_for_the_default_database_first(post: Post) -> None:
     with transaction.atomic():
         with transaction.atomic(using="own"):
             publish(1, routing_key="q")
@@ -350,11 +348,11 @@ def test_the_default_database_is_waited_for_before_another(post: Post) -> None:
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_batch_leaves_at_once(post: Post) -> None:
+def test_a_batch_is_sent_at_once_outside_a_transaction(post: Post) -> None:
     assert publishing.publish_many([message_of(1, routing_key="q"), message_of(2, routing_key="q")]) == 2
     assert post.keys == ["q", "q"]
 
 
 @pytest.mark.usefixtures("transactional_db", "post")
-def test_the_id_that_was_given_is_kept() -> None:
+def test_a_given_message_id_is_kept() -> None:
     assert dispatch(message_of(1, routing_key="q", options=Options(message_id="mine"))) == "mine"

@@ -77,7 +77,7 @@ def commands() -> list[list[str]]:
     return [[*first.split(), *rest[:1]] for first, *rest in quoted]
 
 
-def test_the_opening_of_the_readme_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_quick_start_of_the_readme_works(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     reader.types("-m", "django", "startproject", "shop", ".")
     reader.types("manage.py", "startapp", "payments")
@@ -97,7 +97,7 @@ def test_the_opening_of_the_readme_works_as_it_is_written(tmp_path: Path) -> Non
     assert log.read_text().count("event=retry ") == 3
 
 
-def test_celery_has_the_defaults_that_the_comparison_states() -> None:
+def test_the_comparison_states_the_celery_defaults() -> None:
     task = peer("celery.app.task").Task
 
     assert peer("celery.app.defaults").NAMESPACES["task"]["acks_late"].default is False
@@ -105,7 +105,7 @@ def test_celery_has_the_defaults_that_the_comparison_states() -> None:
     assert not default(peer("amqp").Connection.__init__, "confirm_publish")
 
 
-def test_dramatiq_has_the_defaults_that_the_comparison_states() -> None:
+def test_the_comparison_states_the_dramatiq_defaults() -> None:
     broker = peer("dramatiq.brokers.rabbitmq")
 
     assert default(broker.RabbitmqBroker.__init__, "confirm_delivery") is False

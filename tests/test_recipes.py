@@ -108,7 +108,7 @@ def recipes() -> list[Block]:
     return [block for block in blocks(PAGE) if block.kind == "python" and "\ndef test_" in f"\n{block.text}"]
 
 
-def test_there_are_recipes() -> None:
+def test_the_recipes_page_has_recipes() -> None:
     assert len(recipes()) > 8
 
 

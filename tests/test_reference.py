@@ -54,7 +54,7 @@ def sent() -> dict[str, set[str]]:
     return {name: arguments or breakers for name, arguments in found.items()}
 
 
-def test_every_signal_is_on_its_page_with_its_arguments() -> None:
+def test_every_signal_is_documented_with_its_arguments() -> None:
     written = {NAME.findall(cells[0])[0]: set(NAME.findall(cells[2])) for cells in rows("signals.md", "Signal")}
     explained = {name for cells in rows("signals.md", "Argument") for name in NAME.findall(cells[0])}
 
@@ -76,7 +76,7 @@ def test_the_page_of_permissions_has_each_permission_with_its_roles() -> None:
     assert written == {role.removeprefix("rmq "): set(codes) for role, codes in granted.items()}
 
 
-def test_every_header_is_on_its_page() -> None:
+def test_every_header_is_documented() -> None:
     text = page("headers.md").read_text()
     cells = [row[0] for row in rows("headers.md", "Header")]
     written = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
@@ -91,15 +91,15 @@ def test_every_header_is_on_its_page() -> None:
     assert set(re.findall(r"`(rmq-retry-[\w-]+)`", text)) - named == set()
 
 
-def test_the_page_of_commands_equals_their_parsers() -> None:
+def test_the_commands_page_equals_the_parsers() -> None:
     assert commands.PAGE.read_text() == commands.page(), "run: .venv/bin/python -m tests.tooling.commands"
 
 
-def test_every_argument_of_a_command_has_a_sentence() -> None:
+def test_every_command_argument_has_help_text() -> None:
     assert re.findall(r"^\| .* \|\s*\|$", commands.page(), re.MULTILINE) == []
 
 
-def test_every_public_name_is_in_the_reference_of_the_api() -> None:
+def test_every_public_name_is_in_the_api_reference() -> None:
     written = re.findall(r"^\.\. auto\w+:: django_rmq_retry\.([\w.]+)", page("api.md").read_text(), re.MULTILINE)
     public = {name for name in django_rmq_retry.__all__ if not name.startswith("__")} - {"errors"}
     kit = {f"testing.{name}" for name in testing.__all__}
@@ -115,7 +115,7 @@ def found(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["handler", "RetryThenPark", "StopTheLine", "Queue"])
-def test_the_options_on_the_page_are_those_of_the_code(name: str) -> None:
+def test_the_documented_handler_options_equal_the_code(name: str) -> None:
     written = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("api.md", f"Option of `{name}`")}
     parameters = inspect.signature(getattr(django_rmq_retry, name)).parameters
     plain = (str, int, float, bool, tuple, type(None))
@@ -127,14 +127,14 @@ def test_the_options_on_the_page_are_those_of_the_code(name: str) -> None:
     }
 
 
-def test_the_options_of_a_publish_on_the_page_are_those_of_the_code() -> None:
+def test_the_documented_publish_options_equal_the_code() -> None:
     written = [cells[0].strip("`") for cells in rows("api.md", "Option of a publish")]
 
     with pytest.raises(TypeError, match=re.escape(f"Its options are {', '.join(written)}.")):
         django_rmq_retry.publish({}, routing_key="anywhere", wrong=1)
 
 
-def test_each_setting_has_its_default_on_the_page() -> None:
+def test_each_documented_setting_has_its_default() -> None:
     cells = [
         [one.strip() for one in row.split("|")[1:-1]]
         for row in re.findall(r"^\| `[A-Z_]+` \|.*", SETTINGS, re.MULTILINE)

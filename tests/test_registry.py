@@ -55,7 +55,7 @@ def test_handlers_are_found_in_each_installed_app() -> None:
     assert names() == ["shop.handlers.order"]
 
 
-def test_an_error_in_a_handlers_file_is_not_swallowed(shop: Path) -> None:
+def test_an_import_error_in_a_handlers_module_is_raised(shop: Path) -> None:
     shop.write_text("import a_module_that_is_missing\n")
 
     with (
@@ -65,7 +65,7 @@ def test_an_error_in_a_handlers_file_is_not_swallowed(shop: Path) -> None:
         registry.autodiscover()
 
 
-def test_a_reloaded_module_replaces_all_it_had(shop: Path) -> None:
+def test_a_reloaded_module_replaces_its_handlers(shop: Path) -> None:
     module = importlib.import_module("shop.handlers")
     shop.write_text(HANDLERS.replace("order", "parcel") + HANDLERS.replace("order", "bill").replace("1", "22"))
     importlib.reload(module)
@@ -74,7 +74,7 @@ def test_a_reloaded_module_replaces_all_it_had(shop: Path) -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_reloaded_module_may_say_the_same_again() -> None:
+def test_a_reloaded_module_may_define_the_same_handlers() -> None:
     module = importlib.import_module("shop.handlers")
     importlib.reload(module)
 
@@ -93,7 +93,7 @@ def test_one_name_for_two_functions_is_refused(shop: Path) -> None:
     )
 
 
-def test_a_queue_given_by_name_is_the_one_written_out_elsewhere() -> None:
+def test_a_queue_named_by_one_handler_and_defined_by_another_is_one_queue() -> None:
     written = Queue("payments", type="classic", max_priority=5)
 
     @handler("payments", name="cash", type="cash")
@@ -108,7 +108,7 @@ def test_a_queue_given_by_name_is_the_one_written_out_elsewhere() -> None:
     assert [found.name for found in work_queue.subscriptions] == ["cash", "card"]
 
 
-def test_a_handler_that_comes_later_still_writes_the_queue_out() -> None:
+def test_a_later_handler_may_define_the_queue() -> None:
     @handler("payments", name="cash", type="cash")
     def cash(message: Delivery) -> None: ...
 
@@ -120,7 +120,7 @@ def test_a_handler_that_comes_later_still_writes_the_queue_out() -> None:
     assert (before, cash.queue.type) == ("quorum", "classic")
 
 
-def test_the_settings_may_write_a_work_queue_out() -> None:
+def test_the_settings_may_define_a_work_queue() -> None:
     events = Exchange("events", "topic")
     written = Queue("payments", bindings=[events.bind("payment.#")])
 
@@ -136,7 +136,7 @@ def test_the_settings_may_write_a_work_queue_out() -> None:
     assert [binding.key for binding in found.bindings] == ["payment.#"]
 
 
-def test_two_handlers_for_every_message_of_one_queue_are_refused() -> None:
+def test_two_catch_all_handlers_of_one_queue_are_refused() -> None:
     @handler("payments", name="cash")
     def cash(message: Delivery) -> None: ...
 
@@ -158,7 +158,7 @@ def test_an_ordered_and_an_unordered_handler_cannot_share_a_queue() -> None:
         registry.topology()
 
 
-def test_a_broken_neighbour_keeps_no_handler_from_its_queue() -> None:
+def test_an_invalid_handler_does_not_remove_others_from_the_queue() -> None:
     @handler("payments", name="cash")
     def cash(message: Delivery) -> None: ...
 
@@ -168,7 +168,7 @@ def test_a_broken_neighbour_keeps_no_handler_from_its_queue() -> None:
     assert cash.subscription.queue == Queue("payments")
 
 
-def test_joining_is_done_once() -> None:
+def test_the_subscription_of_a_handler_is_computed_once() -> None:
     @handler("payments", name="cash")
     def cash(message: Delivery) -> None: ...
 
@@ -176,7 +176,7 @@ def test_joining_is_done_once() -> None:
 
 
 @override_settings(RMQ_RETRY={"TOPOLOGY": [Queue("parking-queue", type=None, arguments={"x-queue-mode": "lazy"})]})
-def test_a_parked_queue_is_declared_as_the_settings_write_it_out() -> None:
+def test_a_parked_queue_is_declared_as_defined_in_the_settings() -> None:
     @handler("main-queue", park="parking-queue")
     def cash(message: Delivery) -> None: ...
 

@@ -95,37 +95,37 @@ def wired(vhost: Vhost, settings: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_call_gets_what_the_handler_returns(exclusive: bool) -> None:
+def test_a_call_returns_the_result_of_the_handler(exclusive: bool) -> None:
     with served(subscribed()) as subscription:
         assert call("EURUSD", destination=destination_of(subscription), exclusive=exclusive) == {"asked": "EURUSD"}
 
 
-def test_none_is_an_answer_as_well() -> None:
+def test_a_call_can_return_none() -> None:
     with served(subscribed(lambda _: None)) as subscription:
         assert call(1, destination=destination_of(subscription)) is None
 
 
-def test_data_that_looks_like_an_error_is_data() -> None:
+def test_data_shaped_like_an_error_is_returned_as_data() -> None:
     looks = {"error": {"type": "NoRate", "message": "x"}}
     with served(subscribed(lambda _: looks)) as subscription:
         assert call(1, destination=destination_of(subscription)) == looks
 
 
-def test_an_error_of_the_handler_is_raised_where_it_was_called() -> None:
+def test_an_error_of_the_handler_is_raised_at_the_caller() -> None:
     with served(subscribed()) as subscription, pytest.raises(CallFailed) as caught:
         call("unknown", destination=destination_of(subscription))
 
     assert (caught.value.kind, caught.value.text) == ("NoRate", "for this pair")
 
 
-def test_raw_bytes_are_answered_with_bytes_and_errors_in_words() -> None:
+def test_raw_bytes_are_answered_with_bytes_and_errors_as_text() -> None:
     with served(subscribed(codec=Raw())) as subscription:
         assert call(b"abc", destination=destination_of(subscription)) == b"cba"
     with served(subscribed(lambda _: None, Raw())) as subscription, pytest.raises(CallFailed, match="takes bytes"):
         call(b"abc", destination=destination_of(subscription))
 
 
-def test_an_event_loop_is_not_blocked_while_it_awaits_an_answer() -> None:
+def test_the_event_loop_is_not_blocked_while_a_call_waits() -> None:
     async def many(subscription: Subscription) -> list[object]:
         return await asyncio.gather(*(acall(number, destination=destination_of(subscription)) for number in range(5)))
 
@@ -133,19 +133,19 @@ def test_an_event_loop_is_not_blocked_while_it_awaits_an_answer() -> None:
         assert asyncio.run(many(subscription)) == [{"asked": number} for number in range(5)]
 
 
-def test_nobody_there_ends_with_the_time() -> None:
+def test_a_call_without_a_consumer_ends_with_its_timeout() -> None:
     with pytest.raises(CallUnanswered, match="Is its consumer running"):
         call(1, destination=destination_of(subscribed()), timeout=0.3)
 
 
-def test_no_queue_is_reported_at_once(amqp: BlockingChannel) -> None:
+def test_a_call_to_a_missing_queue_fails_at_once(amqp: BlockingChannel) -> None:
     amqp.queue_delete("rates")
     with pytest.raises(MessageReturned):
         call(1, destination=destination_of(subscribed()), timeout=5)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, "2", None, True])
-def test_a_time_that_is_none_is_refused_before_anything_is_asked(timeout: Any, amqp: BlockingChannel) -> None:
+def test_an_invalid_timeout_is_refused_before_the_call_is_sent(timeout: Any, amqp: BlockingChannel) -> None:
     for ask in (call, lambda *given, **options: asyncio.run(acall(*given, **options))):
         with pytest.raises(ConfigurationError, match=r"timeout=… takes seconds above 0 and up to ten years, not "):
             ask(1, destination=destination_of(subscribed()), timeout=timeout)
@@ -158,12 +158,12 @@ def test_a_call_cannot_be_delayed() -> None:
         call(1, destination=destination_of(subscribed()), options=Options(delay=5))
 
 
-def test_a_correlation_id_of_the_callers_own_is_refused() -> None:
+def test_a_correlation_id_set_by_the_caller_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="sets correlation_id=… itself"):
         call(1, destination=destination_of(subscribed()), options=Options(correlation_id="mine"))
 
 
-def test_callers_are_answered_and_failures_retried_beside_invented_reply_addresses(
+def test_invented_reply_addresses_do_not_disturb_answers_and_retries(
     vhost: Vhost, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = RetryThenPark(attempts=2, backoff=Fixed(0.1))
@@ -199,7 +199,7 @@ def test_callers_are_answered_and_failures_retried_beside_invented_reply_address
     assert [one for one in caplog.messages if "not stored" in one] == []
 
 
-def test_no_sender_reaches_a_queue_of_another_project_by_reply_to(
+def test_reply_to_cannot_address_a_queue_of_another_project(
     amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("ledger", "answers.7"):

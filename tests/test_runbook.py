@@ -281,5 +281,5 @@ def test_every_symptom_of_the_runbook_is_produced() -> None:
         ("since 5 s ago\n", ["since 17 s ago"], []),
     ],
 )
-def test_a_block_that_differs_is_found(block: str, have: list[str], lost: list[str]) -> None:
+def test_a_differing_block_is_detected(block: str, have: list[str], lost: list[str]) -> None:
     assert missing(block, have) == lost

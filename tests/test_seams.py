@@ -68,7 +68,7 @@ def test_internal_names_are_counted_each(line: str, pairs: set[tuple[str, str]])
     assert seams.internals(line) == pairs
 
 
-def test_an_import_statement_of_several_internals_counts_once(tmp_path: Path) -> None:
+def test_a_statement_importing_several_internals_counts_once(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(
         "from django_rmq_retry.inbox.once import once, insert\n"
         "from django_rmq_retry.parked.requeue import pause, requeue\n"

@@ -54,9 +54,7 @@ def left_by(kind: str, pid: int) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_server_is_there_while_it_is_needed_and_gone_with_its_files_afterwards(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_server_exists_while_needed_and_leaves_no_files(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[Path] = []
     make = servers.folder_for
 
@@ -76,7 +74,7 @@ def test_a_server_is_there_while_it_is_needed_and_gone_with_its_files_afterwards
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_does_not_outlive_who_started_it(kind: str, sign: signal.Signals) -> None:
+def test_a_test_server_ends_with_its_parent_process(kind: str, sign: signal.Signals) -> None:
     command = [sys.executable, "-c", WAITS, kind]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -91,7 +89,7 @@ def test_a_server_does_not_outlive_who_started_it(kind: str, sign: signal.Signal
 
 
 @pytest.mark.slow
-def test_one_that_does_not_start_shows_its_last_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_shows_its_last_log_lines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -102,7 +100,7 @@ def test_one_that_does_not_start_shows_its_last_words(kind: str, monkeypatch: py
             pass
 
 
-def test_a_server_that_somebody_named_is_the_one_that_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_named_in_the_environment_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMQ_TEST_DATABASES", "private")
     assert servers.wanted(kind)
     monkeypatch.setenv(databases.KINDS[kind].variable, "x://127.0.0.1:1/x")
@@ -110,7 +108,7 @@ def test_a_server_that_somebody_named_is_the_one_that_is_used(kind: str, monkeyp
     assert not servers.wanted(kind)
 
 
-def test_one_that_answers_is_used_and_none_is_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_server_is_used_and_no_other_is_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases.Kind, "_silence", lambda _: "")
     monkeypatch.setattr(databases, "refusal", lambda _url, _driver: "")
     assert not servers.wanted(kind)
@@ -124,7 +122,7 @@ def test_one_that_answers_is_used_and_none_is_started(kind: str, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_server_that_refuses_the_login_is_named_in_one_sentence(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_refuses_the_login_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = databases.KINDS[kind]
     with servers.private(kind) as url:
         refused = url.replace("//rmq_retry@", "//visitor@").replace("//root@", "//visitor@")
@@ -141,7 +139,7 @@ def test_a_server_that_refuses_the_login_is_named_in_one_sentence(kind: str, mon
     assert welcome == ""
 
 
-def test_what_is_missing_is_installed_without_its_service_where_that_is_allowed(
+def test_missing_servers_are_installed_without_a_service_if_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     installed: list[str] = []

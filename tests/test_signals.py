@@ -46,11 +46,11 @@ def heard(connect: Callable[[Signal, Callable[..., Any]], None]) -> Heard:
     return found
 
 
-def test_nobody_is_told_where_nobody_listens() -> None:
+def test_without_receivers_no_observer_is_registered() -> None:
     assert events.observers() == ()
 
 
-def test_a_success_is_an_attempt(heard: Heard) -> None:
+def test_a_success_sends_the_attempted_signal(heard: Heard) -> None:
     (announcer,) = events.observers()
 
     announcer(attempt(ACK))
@@ -58,19 +58,19 @@ def test_a_success_is_an_attempt(heard: Heard) -> None:
     assert heard == [("attempted", "ledger.post")]
 
 
-def test_a_parked_message_is_announced_with_its_attempt(heard: Heard) -> None:
+def test_a_parked_message_sends_the_attempted_and_parked_signals(heard: Heard) -> None:
     events.Announcer()(attempt(park(Reason.PERMANENT, "closed")))
 
     assert heard == [("attempted", "ledger.post"), ("parked", "ledger.post")]
 
 
-def test_a_message_that_nobody_took_was_not_attempted(heard: Heard) -> None:
+def test_a_message_without_a_handler_sends_only_the_parked_signal(heard: Heard) -> None:
     events.Announcer()(attempt(park(Reason.UNHANDLED, "no_handler"), subscription=None))
 
     assert heard == [("parked", "")]
 
 
-def test_a_line_is_released_once(heard: Heard) -> None:
+def test_a_halted_queue_sends_the_resumed_signal_once(heard: Heard) -> None:
     announcer = events.Announcer()
 
     for verdict in (halt(10), halt(20), ACK, ACK):
@@ -82,7 +82,7 @@ def test_a_line_is_released_once(heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("raised", [ValueError, SystemExit])
-def test_a_receiver_that_fails_harms_nothing(
+def test_a_failing_signal_receiver_does_not_affect_the_consumer(
     connect: Callable[[Signal, Callable[..., Any]], None], raised: type[BaseException]
 ) -> None:
     def fail(**_: object) -> None:

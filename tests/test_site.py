@@ -109,7 +109,7 @@ def test_the_site_is_built_without_a_warning(built: Path) -> None:
     assert (built / "build.log").read_text() == ""
 
 
-def test_no_internal_link_and_no_anchor_is_dead(built: Path, pages: dict[Path, Page]) -> None:
+def test_no_internal_link_or_anchor_is_dead(built: Path, pages: dict[Path, Page]) -> None:
     dead = []
     for path, page in pages.items():
         for address in page.addresses:
@@ -133,7 +133,7 @@ def test_every_page_is_reached_from_the_home_page(built: Path, pages: dict[Path,
     assert [name for name in CAPTIONS if f'<span class="caption-text">{name}</span>' not in home] == []
 
 
-def test_every_page_has_its_address_and_a_card_for_links(built: Path, pages: dict[Path, Page]) -> None:
+def test_every_page_has_its_canonical_url_and_a_preview_card(built: Path, pages: dict[Path, Page]) -> None:
     named = {path: page for path, page in pages.items() if page.meta.get("og:title")}
 
     assert {path.name for path in pages.keys() - named.keys()} <= {"genindex.html", "search.html"}
@@ -143,19 +143,19 @@ def test_every_page_has_its_address_and_a_card_for_links(built: Path, pages: dic
         assert page.meta["og:description"]
 
 
-def test_the_card_has_the_size_that_link_previews_want() -> None:
+def test_the_preview_card_has_the_expected_size() -> None:
     head = (DOCS / "_static" / "card.png").read_bytes()[:24]
 
     assert struct.unpack(">II", head[16:]) == (1200, 630)
 
 
-def test_pages_load_nothing_from_elsewhere(built: Path, pages: dict[Path, Page]) -> None:
+def test_pages_load_nothing_from_other_hosts(built: Path, pages: dict[Path, Page]) -> None:
     loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|icon|preload)")[^>]*(?:src|href)="(?:https?:)?//[^"]+')
 
     assert {str(path.relative_to(built)) for path in pages if loaded.search(path.read_text())} == set()
 
 
-def test_names_of_tests_are_not_in_the_search_index(built: Path) -> None:
+def test_test_names_are_not_in_the_search_index(built: Path) -> None:
     text = (built / "searchindex.js").read_text()
     index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
 
@@ -202,7 +202,7 @@ def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[P
     [(OVERFLOWING, ".table-wrapper"), (OVERFLOWING, "div:not(.drawn, .columns) > .highlight > pre"), (BROKEN, None)],
     ids=["tables", "blocks", "names"],
 )
-def test_nothing_scrolls_sideways_and_no_short_name_in_a_table_breaks(
+def test_nothing_scrolls_sideways_and_short_names_in_tables_do_not_wrap(
     chromium: Any, built: Path, pages: dict[Path, Page], width: int, fault: tuple[str, str | None]
 ) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 850})
@@ -221,7 +221,7 @@ def test_nothing_scrolls_sideways_and_no_short_name_in_a_table_breaks(
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_a_table_on_a_phone_is_one_block_a_row_with_its_headings(chromium: Any, built: Path, width: int) -> None:
+def test_a_table_on_a_phone_shows_one_block_per_row_with_headings(chromium: Any, built: Path, width: int) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 850})
     try:
         page = context.new_page()
@@ -252,7 +252,7 @@ def test_an_empty_cell_takes_no_line_on_a_phone(chromium: Any, built: Path) -> N
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_have_contrast(chromium: Any, built: Path, scheme: str) -> None:
+def test_text_colours_have_enough_contrast(chromium: Any, built: Path, scheme: str) -> None:
     context = chromium.new_context(color_scheme=scheme)
     wrong = []
     try:
@@ -294,7 +294,7 @@ def test_drawings_follow_the_chosen_theme(chromium: Any, built: Path, system: st
     ],
     ids=["prompts", "comments"],
 )
-def test_the_button_copies_commands_without_prompts_and_output(
+def test_the_copy_button_copies_commands_without_prompts_and_output(
     chromium: Any, built: Path, shown: str, copied: str
 ) -> None:
     context = chromium.new_context()

@@ -57,20 +57,20 @@ def test_a_function_is_measured_from_def_to_its_last_line_without_its_docstring(
 
 
 @pytest.mark.parametrize(("head", "count"), [("self, a, b", 2), ("cls, a", 1), ("a, /, b, *, c", 2), ("*a, **b", 0)])
-def test_only_what_can_be_given_by_position_counts(head: str, count: int) -> None:
+def test_only_positional_parameters_are_counted(head: str, count: int) -> None:
     assert first(f"def f({head}): ...")[1] == count
 
 
 @pytest.mark.parametrize("line", ["time.sleep(1)", "sleep(0.1)", "await asyncio.sleep(1)"])
-def test_a_sleep_is_found_under_each_of_its_names(line: str) -> None:
+def test_a_sleep_is_found_under_each_import_name(line: str) -> None:
     assert sleeps(f"async def f():\n    {line}\n") == [2]
 
 
-def test_giving_way_to_others_is_no_sleep() -> None:
+def test_a_sleep_of_zero_seconds_is_allowed() -> None:
     assert sleeps("async def f():\n    await asyncio.sleep(0)\n") == []
 
 
-def test_a_word_to_a_tool_is_no_comment() -> None:
+def test_a_tool_directive_does_not_count_as_a_comment() -> None:
     assert comments("#!/usr/bin/python\na = 1  # why\n# noqa: E501\nb = '# text'\n") == 1
 
 

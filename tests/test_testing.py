@@ -141,7 +141,7 @@ def test_a_bank_that_comes_back_is_charged_once(rmq: RmqTest, made: Made, bank: 
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Carrier) else "",
 )
-def test_every_carrier_waits_as_its_messages_do(
+def test_every_carrier_waits_as_long_as_its_messages(
     rmq: RmqTest, made: Made, bank: Bank, via: Carrier, waits: list[float]
 ) -> None:
     backoff = None if via.pace else Exponential(10, factor=3)
@@ -165,7 +165,7 @@ def test_a_requeued_message_waits_unacked(rmq: RmqTest, made: Made, bank: Bank) 
 
 
 @pytest.mark.rmq(version="4.3")
-def test_the_brokers_own_delays_need_a_version_that_has_them(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_native_delays_work_on_a_broker_version_that_has_them(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=4, via=Native(10, cap=25)))
     bank.down = None
     charge.publish({"payment": 7})
@@ -175,14 +175,14 @@ def test_the_brokers_own_delays_need_a_version_that_has_them(rmq: RmqTest, made:
 
 
 @pytest.mark.usefixtures("rmq")
-def test_a_version_without_them_refuses_the_handler(made: Made) -> None:
+def test_a_broker_version_without_native_delays_refuses_the_handler(made: Made) -> None:
     charge = made(RetryThenPark(attempts=4, via=Native(10)))
 
     with pytest.raises(BrokerUnfit, match=r"needs RabbitMQ 4.3 or newer; this is RabbitMQ 4.0.5.*version='4.3'"):
         charge.publish({"payment": 7})
 
 
-def test_a_handlers_own_wait_is_kept(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_wait_chosen_by_the_handler_is_kept(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house())
     bank.down, bank.error = 1, Retry(after=25)
     charge.publish({"payment": 7})
@@ -201,7 +201,7 @@ def test_a_delayed_message_arrives_on_time(rmq: RmqTest, made: Made) -> None:
     assert [one.routing_key for one in rmq.published(charge)] == ["payments.charge"]
 
 
-def test_time_passes_only_as_far_as_the_test_moves_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_time_advances_only_when_the_test_advances_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house())
     bank.down = None
     charge.publish({"payment": 7})
@@ -211,7 +211,7 @@ def test_time_passes_only_as_far_as_the_test_moves_it(rmq: RmqTest, made: Made, 
     assert rmq.all_parked(charge) == []
 
 
-def test_nothing_passes_a_message_that_fails(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_no_message_overtakes_a_failing_ordered_message(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(StopTheLine(backoff=Exponential(1, factor=2, cap=60)))
     bank.down = 3
     for number in (1, 2, 3):
@@ -223,7 +223,7 @@ def test_nothing_passes_a_message_that_fails(rmq: RmqTest, made: Made, bank: Ban
     assert [one.number for one in rmq.attempts(charge)] == [1, 2, 3, 4, 1, 1]
 
 
-def test_a_line_that_never_continues_is_an_error_that_reports_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_an_ordered_queue_that_never_resumes_raises_an_error(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(StopTheLine())
     bank.down = None
     charge.publish({"payment": 7})
@@ -235,7 +235,7 @@ def test_a_line_that_never_continues_is_an_error_that_reports_it(rmq: RmqTest, m
     assert rmq.advance(120) == 2
 
 
-def test_a_message_that_is_requeued_forever_is_an_error_that_reports_it(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_message_requeued_forever_raises_an_error(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=None, backoff=Fixed(1), via=NackRequeue()))
     bank.down = None
     charge.publish({"payment": 7})
@@ -244,7 +244,7 @@ def test_a_message_that_is_requeued_forever_is_an_error_that_reports_it(rmq: Rmq
         rmq.drain(limit=30)
 
 
-def test_retries_that_take_no_time_are_an_error_even_for_a_while(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_endless_retries_without_a_delay_raise_an_error(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=None, backoff=Fixed(1)))
     bank.down, bank.error = None, Retry(after=0)
     charge.publish({"payment": 7})
@@ -253,7 +253,7 @@ def test_retries_that_take_no_time_are_an_error_even_for_a_while(rmq: RmqTest, m
         rmq.advance(1)
 
 
-def test_a_policy_with_more_attempts_has_them(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_policy_may_have_150_attempts(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=150, backoff=Fixed(60)))
     bank.down = None
     charge.publish({"payment": 7})
@@ -262,7 +262,7 @@ def test_a_policy_with_more_attempts_has_them(rmq: RmqTest, made: Made, bank: Ba
     assert rmq.parked(charge).attempts == 150
 
 
-def test_what_is_parked_for_other_reasons_states_them(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_each_parked_message_has_its_reason(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house())
     publish(b"{", routing_key="payments.charge", codec=Raw())
     rmq.drain()
@@ -279,7 +279,7 @@ def test_what_is_parked_for_other_reasons_states_them(rmq: RmqTest, made: Made, 
     )
 
 
-def test_what_the_broker_gives_up_is_parked_as_well(rmq: RmqTest, made: Made) -> None:
+def test_a_message_dead_lettered_by_the_broker_is_parked(rmq: RmqTest, made: Made) -> None:
     line = StopTheLine(attempts=2, backoff=Fixed(60))
     charge = made(line, Queue("payments.charge", message_ttl=30))
     rmq.fail_next(charge, BankDown, times=2)
@@ -292,7 +292,7 @@ def test_what_the_broker_gives_up_is_parked_as_well(rmq: RmqTest, made: Made) ->
     assert (failed.code, failed.data) == ("retries_exhausted", 1)
 
 
-def test_handlers_of_one_queue_are_distinguished(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_handlers_of_one_queue_have_separate_published_messages(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house(), type="card")
     other = handler("payments.charge", policy=house(), type="cash", name="other")(bank.charge)
     bank.down = None
@@ -306,7 +306,7 @@ def test_handlers_of_one_queue_are_distinguished(rmq: RmqTest, made: Made, bank:
     assert (len(rmq.attempts(charge)), len(rmq.attempts())) == (5, 10)
 
 
-def test_published_is_what_went_to_a_queue_through_its_bindings_too(rmq: RmqTest, made: Made) -> None:
+def test_published_includes_messages_routed_by_bindings(rmq: RmqTest, made: Made) -> None:
     main = Exchange("main", "topic")
     charge = made(house(), Queue("payments.charge", bindings=[main.bind("charge.#")]))
     publish({"payment": 0.5}, exchange="main", routing_key="charge.card", headers={"source": "import"})
@@ -317,7 +317,7 @@ def test_published_is_what_went_to_a_queue_through_its_bindings_too(rmq: RmqTest
     assert len(rmq.published()) == 1
 
 
-def test_what_no_queue_takes_is_returned_and_not_published(rmq: RmqTest) -> None:
+def test_an_unroutable_message_is_returned_and_not_published(rmq: RmqTest) -> None:
     with pytest.raises(MessageReturned):
         publish({}, routing_key="nowhere")
 
@@ -339,7 +339,7 @@ def test_a_call_is_answered_in_the_same_process(rmq: RmqTest) -> None:
     assert len(rmq.published(quote)) == 3
 
 
-def test_a_call_whose_answer_comes_too_late_has_waited_its_time(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_an_unanswered_call_waits_its_whole_timeout(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=3, backoff=Fixed(60)))
     bank.down = None
 
@@ -348,7 +348,7 @@ def test_a_call_whose_answer_comes_too_late_has_waited_its_time(rmq: RmqTest, ma
     assert (rmq.now, len(rmq.attempts())) == (2, 1)
 
 
-def test_a_handler_may_call_another_one(rmq: RmqTest) -> None:
+def test_a_handler_may_call_another_handler(rmq: RmqTest) -> None:
     quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda message: message.data + 1)
     answers: list[object] = []
 
@@ -365,7 +365,7 @@ def test_a_handler_may_call_another_one(rmq: RmqTest) -> None:
     assert rmq.all_parked(ask) == []
 
 
-def test_the_same_seed_gives_the_same_waits_in_the_same_order(made: Made, bank: Bank) -> None:
+def test_the_same_seed_gives_the_same_delays_and_order(made: Made, bank: Bank) -> None:
     charge = made(house())
     bank.down = None
 
@@ -384,7 +384,7 @@ def test_the_same_seed_gives_the_same_waits_in_the_same_order(made: Made, bank: 
     assert len(set(first[0])) > 10
 
 
-def test_a_thousand_messages_are_retried_over_a_week_in_a_moment(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_thousand_messages_are_retried_over_a_simulated_week_quickly(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(RetryThenPark(attempts=4, backoff=Steps([3600, DAY, 6 * DAY])))
     bank.down = None
     # What the machine does beside is not counted; alone it takes one second, and the bound is for slow ones.
@@ -418,7 +418,7 @@ def test_a_handler_is_called_directly_with_a_message(made: Made, bank: Bank) -> 
     assert (second.queue, second.type, second.redelivered) == ("payments.charge", "card", True)
 
 
-def test_an_async_handler_runs_as_well(rmq: RmqTest) -> None:
+def test_an_async_handler_runs_in_the_kit(rmq: RmqTest) -> None:
     done: list[object] = []
 
     @handler("payments.notify")
@@ -431,14 +431,14 @@ def test_an_async_handler_runs_as_well(rmq: RmqTest) -> None:
     assert done == [1]
 
 
-def test_what_async_code_publishes_is_there_too(rmq: RmqTest, made: Made) -> None:
+def test_messages_published_by_async_code_are_recorded(rmq: RmqTest, made: Made) -> None:
     charge = made(house())
     asyncio.run(charge.apublish(1))
 
     assert [one.data for one in rmq.published(charge)] == [1]
 
 
-def test_many_calls_at_once_are_each_answered(rmq: RmqTest) -> None:
+def test_many_concurrent_calls_are_each_answered(rmq: RmqTest) -> None:
     quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda message: message.data + 1)
 
     async def ask() -> list[object]:
@@ -448,7 +448,7 @@ def test_many_calls_at_once_are_each_answered(rmq: RmqTest) -> None:
     assert len(rmq.attempts(quote)) == 20
 
 
-def test_a_kit_that_cannot_begin_leaves_nothing_behind(made: Made) -> None:
+def test_a_kit_that_fails_to_start_restores_everything(made: Made) -> None:
     made(RetryThenPark(attempts=4, via=Native(10)))
 
     with pytest.raises(BrokerUnfit), RmqTest():
@@ -456,7 +456,7 @@ def test_a_kit_that_cannot_begin_leaves_nothing_behind(made: Made) -> None:
     assert not is_replaced()
 
 
-def test_ctrl_c_in_a_handler_ends_the_test_and_not_the_message(rmq: RmqTest) -> None:
+def test_ctrl_c_in_a_handler_ends_the_test(rmq: RmqTest) -> None:
     @handler("payments.notify")
     def notify(_message: Delivery) -> None:
         raise KeyboardInterrupt
@@ -467,7 +467,7 @@ def test_ctrl_c_in_a_handler_ends_the_test_and_not_the_message(rmq: RmqTest) -> 
         rmq.drain()
 
 
-def test_answers_lie_in_the_queue_that_was_asked_for(rmq: RmqTest, settings: Any) -> None:
+def test_answers_are_in_the_reply_queue(rmq: RmqTest, settings: Any) -> None:
     settings.RMQ_RETRY = {"TOPOLOGY": [Queue("replies")], "REPLY_TO": ["replies"]}
     quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda _message: {"rate": "1.0831"})
     quote.publish({"pair": "EURUSD"}, reply_to="replies", correlation_id="c-1")
@@ -477,7 +477,7 @@ def test_answers_lie_in_the_queue_that_was_asked_for(rmq: RmqTest, settings: Any
     assert (answer.correlation_id, answer.data) == ("c-1", {"rate": "1.0831"})
 
 
-def test_a_late_handler_is_retried_and_parked(rmq: RmqTest) -> None:
+def test_a_handler_that_exceeds_its_timeout_is_retried_and_parked(rmq: RmqTest) -> None:
     def charge(_: Delivery) -> None:
         while True:
             pass
@@ -491,7 +491,7 @@ def test_a_late_handler_is_retried_and_parked(rmq: RmqTest) -> None:
     assert rmq.parked(late).reason == said
 
 
-def test_a_deadline_can_be_played(rmq: RmqTest, made: Made, bank: Bank) -> None:
+def test_a_timeout_can_be_simulated(rmq: RmqTest, made: Made, bank: Bank) -> None:
     charge = made(house(), timeout=60)
     rmq.fail_next(charge, DeadlineExceeded)
     charge.publish({"payment": 7})

@@ -47,7 +47,7 @@ def charging() -> Handler[None]:
 
 
 @pytest.mark.django_db
-def test_what_is_published_outside_of_a_transaction_is_there_at_once(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_message_published_outside_a_transaction_is_recorded_at_once(rmq: RmqTest, charge: Handler[None]) -> None:
     charge.publish("a")
     rmq.drain()
 
@@ -55,7 +55,7 @@ def test_what_is_published_outside_of_a_transaction_is_there_at_once(rmq: RmqTes
 
 
 @pytest.mark.django_db
-def test_what_is_published_inside_of_a_transaction_leaves_on_its_commit(
+def test_a_message_published_inside_a_transaction_is_recorded_on_commit(
     rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
@@ -67,7 +67,7 @@ def test_what_is_published_inside_of_a_transaction_leaves_on_its_commit(
 
 
 @pytest.mark.django_db
-def test_whoever_forgets_to_capture_is_told_so(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_test_that_forgets_to_capture_commits_gets_a_hint(rmq: RmqTest, charge: Handler[None]) -> None:
     with transaction.atomic():
         charge.publish("a")
     rmq.drain()
@@ -77,7 +77,7 @@ def test_whoever_forgets_to_capture_is_told_so(rmq: RmqTest, charge: Handler[Non
 
 
 @pytest.mark.django_db
-def test_what_is_rolled_back_never_leaves(
+def test_a_rolled_back_message_is_never_published(
     rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True), suppress(Regret), transaction.atomic():
@@ -88,7 +88,7 @@ def test_what_is_rolled_back_never_leaves(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_with_real_transactions_nothing_has_to_be_captured(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_real_transactions_need_no_commit_capture(rmq: RmqTest, charge: Handler[None]) -> None:
     with transaction.atomic():
         charge.publish("a")
         within = rmq.published(charge)
@@ -99,7 +99,7 @@ def test_with_real_transactions_nothing_has_to_be_captured(rmq: RmqTest, charge:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", ["kept", "regretted"])
-def test_what_a_handler_publishes_in_its_own_transaction_leaves_as_that_ends(rmq: RmqTest, name: str) -> None:
+def test_messages_of_a_handlers_own_transaction_are_sent_on_its_commit(rmq: RmqTest, name: str) -> None:
     charge = charging()
     order: list[str] = []
 
@@ -121,7 +121,7 @@ def test_what_a_handler_publishes_in_its_own_transaction_leaves_as_that_ends(rmq
 
 
 @pytest.mark.django_db
-def test_a_handler_whose_publish_fails_fails_itself(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_handler_whose_publish_fails_is_a_failed_attempt(rmq: RmqTest, charge: Handler[None]) -> None:
     @handler("shop.order", policy=RetryThenPark(backoff=Fixed(10)), name="order")
     def order(message: Delivery) -> None:
         charge.publish(message.data)
@@ -146,7 +146,7 @@ def test_queries_of_handlers_can_be_counted(
         rmq.drain()
 
 
-def test_signals_are_sent_as_by_a_consumer(rmq: RmqTest) -> None:
+def test_the_kit_sends_the_signals_of_a_consumer(rmq: RmqTest) -> None:
     nothing = handler("nothing", name="nothing")(lambda _message: None)
     heard: list[str] = []
 
@@ -161,7 +161,7 @@ def test_signals_are_sent_as_by_a_consumer(rmq: RmqTest) -> None:
     assert heard == ["nothing"]
 
 
-def test_one_kit_gives_way_to_another_and_then_to_the_broker(charge: Handler[None]) -> None:
+def test_nested_kits_restore_the_outer_kit_and_then_the_broker(charge: Handler[None]) -> None:
     with RmqTest() as outer:
         with RmqTest() as inner:
             charge.publish(1)
@@ -177,7 +177,7 @@ class TestOfDjango(RmqTestMixin, TestCase):
 
     rmq_options = {"seed": 7}  # noqa: RUF012 - as a user would write it
 
-    def test_the_kit_is_there_and_commits_are_captured(self) -> None:
+    def test_the_mixin_provides_the_kit_and_captures_commits(self) -> None:
         charge = charging()
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
             charge.publish("a")
@@ -188,7 +188,7 @@ class TestOfDjango(RmqTestMixin, TestCase):
 
 
 class TestWithTransactions(RmqTestMixin, TransactionTestCase):
-    def test_the_kit_is_there(self) -> None:
+    def test_the_mixin_provides_the_kit(self) -> None:
         charge = charging()
         with transaction.atomic():
             charge.publish("a")
@@ -217,7 +217,7 @@ def test_a_topology_is_compared_with_its_snapshot(
     }
 
 
-def test_the_plugin_is_found_by_its_entry_point_before_there_are_settings(tmp_path: Path) -> None:
+def test_the_pytest_plugin_loads_before_settings_exist(tmp_path: Path) -> None:
     """As installed: a distribution whose entry points are those of pyproject.toml."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     info = tmp_path / "as_installed-1.0.dist-info"
@@ -244,7 +244,7 @@ def test_the_plugin_is_found_by_its_entry_point_before_there_are_settings(tmp_pa
     assert "1 passed" in told.stdout, told.stdout + told.stderr
 
 
-def test_the_helpers_need_no_pytest() -> None:
+def test_the_kit_helpers_need_no_pytest() -> None:
     code = "import sys; sys.modules['pytest'] = None; import django_rmq_retry.testing as kit; print(*kit.__all__)"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 

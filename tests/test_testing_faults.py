@@ -68,7 +68,7 @@ def test_a_crash_before_the_acknowledgement_runs_the_handler_twice(
     assert rmq.waits == []
 
 
-def test_a_message_that_takes_its_worker_down_is_parked(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
+def test_a_message_that_kills_its_worker_is_parked(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     rmq.fail_next(charge, Fault.CRASH, times=100)
     charge.publish(1)
     rmq.drain()
@@ -77,7 +77,7 @@ def test_a_message_that_takes_its_worker_down_is_parked(rmq: RmqTest, charge: Ha
     assert 5 <= len(done) <= 10
 
 
-def test_what_was_unacked_beside_a_crash_is_handled_too(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
+def test_messages_unacked_during_a_crash_are_handled(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     rmq.fail_next(charge, "crash before ack")
     for number in range(30):
         charge.publish(number)
@@ -86,7 +86,7 @@ def test_what_was_unacked_beside_a_crash_is_handled_too(rmq: RmqTest, charge: Ha
     assert sorted(done) == sorted([0, *range(30)])
 
 
-def test_a_duplicate_leaves_the_retry_and_the_original(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
+def test_a_duplicate_is_handled_as_well_as_the_original(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     rmq.fail_next(charge, "duplicate delivery")
     charge.publish(1)
     rmq.drain()
@@ -94,7 +94,7 @@ def test_a_duplicate_leaves_the_retry_and_the_original(rmq: RmqTest, charge: Han
     assert done == [1, 1]
 
 
-def test_a_lost_broker_comes_back_and_nothing_is_missing(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
+def test_a_lost_broker_connection_loses_no_message(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     rmq.fail_next(charge, "broker loss")
     charge.publish(1)
     charge.publish(2)
@@ -104,7 +104,7 @@ def test_a_lost_broker_comes_back_and_nothing_is_missing(rmq: RmqTest, charge: H
     assert done.count(1) == 2
 
 
-def test_a_line_keeps_its_order_over_a_lost_broker_and_a_crash(
+def test_an_ordered_queue_keeps_its_order_over_lost_connection_and_crash(
     rmq: RmqTest, post: Handler[None], done: list[Any]
 ) -> None:
     rmq.fail_next(post, BankDown)
@@ -119,9 +119,7 @@ def test_a_line_keeps_its_order_over_a_lost_broker_and_a_crash(
     assert [one.number for one in rmq.attempts(post)] == [1, 2, 2, 3, 1, 1, 1]
 
 
-def test_a_publisher_whose_confirm_is_lost_is_told_that_nobody_knows(
-    rmq: RmqTest, charge: Handler[None], done: list[Any]
-) -> None:
+def test_a_lost_confirm_raises_publish_unknown(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     rmq.fail_next("publish", "confirm lost")
 
     with pytest.raises(PublishUnknown):
@@ -143,9 +141,7 @@ def test_a_publish_that_fails_stores_nothing(
     assert rmq.drain() == 0
 
 
-def test_a_retry_whose_confirm_is_lost_is_published_again_and_doubles(
-    rmq: RmqTest, charge: Handler[None], done: list[Any]
-) -> None:
+def test_a_retry_whose_confirm_is_lost_is_published_twice(rmq: RmqTest, charge: Handler[None], done: list[Any]) -> None:
     charge.publish(1)
     rmq.fail_next(charge, BankDown)
     rmq.fail_next("publish", "confirm lost")
@@ -155,7 +151,7 @@ def test_a_retry_whose_confirm_is_lost_is_published_again_and_doubles(
     assert [one.at for one in rmq.attempts(charge)] == [0, 10, 10.5]
 
 
-def test_a_question_that_finds_no_broker_is_not_answered(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_call_without_a_broker_is_unanswered_and_unsent(rmq: RmqTest, charge: Handler[None]) -> None:
     rmq.fail_next("publish", "broker loss")
 
     with pytest.raises(CallUnanswered) as raised:
@@ -163,7 +159,7 @@ def test_a_question_that_finds_no_broker_is_not_answered(rmq: RmqTest, charge: H
     assert not raised.value.sent
 
 
-def test_a_fault_that_does_not_fit_is_refused_with_those_that_do(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_an_impossible_fault_is_refused_with_the_possible_ones(rmq: RmqTest, charge: Handler[None]) -> None:
     with pytest.raises(ValueError, match="'crash before ack', 'duplicate delivery', 'broker loss', or an exception"):
         rmq.fail_next(charge, "confirm lost")
     with pytest.raises(ValueError, match="takes 'broker loss', 'confirm lost', 'nack', not"):

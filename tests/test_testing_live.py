@@ -81,7 +81,7 @@ def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_carrier_brings_a_message_back_until_it_is_parked(rmq: RmqTest, via: Carrier) -> None:
+def test_every_carrier_returns_a_message_until_it_is_parked(rmq: RmqTest, via: Carrier) -> None:
     backoff = None if via.pace else Fixed(0.2)
     attempts = 2 if isinstance(via, NackRequeue) else 3
 
@@ -97,7 +97,7 @@ def test_every_carrier_brings_a_message_back_until_it_is_parked(rmq: RmqTest, vi
     assert rmq.parked(charge).data == {"payment": 7}
 
 
-def test_a_line_keeps_its_order_and_a_crash_runs_twice(rmq: RmqTest) -> None:
+def test_an_ordered_queue_keeps_its_order_and_a_crash_runs_the_handler_twice(rmq: RmqTest) -> None:
     done: list[Any] = []
 
     @handler("ledger.post", policy=StopTheLine(backoff=Exponential(0.1)), name="post")
@@ -121,7 +121,7 @@ def test_a_call_is_answered(rmq: RmqTest, exclusive: bool) -> None:
     assert len(rmq.attempts(quote)) == 1
 
 
-def test_a_full_queue_refuses_and_reports_it(rmq: RmqTest) -> None:
+def test_a_full_queue_nacks_the_publish(rmq: RmqTest) -> None:
     @handler(Queue("payments.charge", type="classic", max_length=1, overflow="reject-publish"), name="charge")
     def charge(_message: Delivery) -> None: ...
 
@@ -132,7 +132,7 @@ def test_a_full_queue_refuses_and_reports_it(rmq: RmqTest) -> None:
     assert rmq.drain() == 1
 
 
-def test_a_message_that_no_queue_takes_comes_back(rmq: RmqTest) -> None:
+def test_an_unroutable_message_is_returned(rmq: RmqTest) -> None:
     with pytest.raises(MessageReturned):
         publish(1, routing_key="nowhere")
 
@@ -148,7 +148,7 @@ def test_a_lost_confirm_is_unknown_and_the_message_is_handled(rmq: RmqTest) -> N
     assert rmq.drain() == 1
 
 
-def test_advancing_takes_its_time_and_no_more(rmq: RmqTest) -> None:
+def test_advancing_takes_at_least_the_given_time(rmq: RmqTest) -> None:
     charge = handler("payments.charge", name="charge")(lambda _message: None)
     charge.publish(1)
 
@@ -156,7 +156,7 @@ def test_advancing_takes_its_time_and_no_more(rmq: RmqTest) -> None:
     assert rmq.now >= 1
 
 
-def test_what_was_made_on_a_real_broker_is_deleted_again(vhost: Vhost) -> None:
+def test_queues_and_bindings_on_a_real_broker_are_deleted_afterwards(vhost: Vhost) -> None:
     main = Exchange("main", "topic")
     queue = Queue("payments.charge", bindings=[main.bind("charge.#")])
     charge = handler(queue, name="charge")(lambda _message: None)
@@ -171,7 +171,7 @@ def test_what_was_made_on_a_real_broker_is_deleted_again(vhost: Vhost) -> None:
     assert (vhost.queues(), vhost.bindings()) == ({}, set())
 
 
-def test_messages_of_another_project_are_not_touched(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_queue_with_messages_of_another_project_is_not_touched(vhost: Vhost, amqp: BlockingChannel) -> None:
     handler("mine", name="mine")(lambda _message: None)
     declared = registry.topology().queues["mine.parked"]
     amqp.queue_declare("mine.parked", durable=True, arguments=dict(declared.arguments))
@@ -185,7 +185,7 @@ def test_messages_of_another_project_are_not_touched(vhost: Vhost, amqp: Blockin
     assert not is_replaced()
 
 
-def test_what_does_not_become_quiet_in_time_reports_it(broker_url: str) -> None:
+def test_a_test_that_does_not_become_quiet_in_time_raises_an_error(broker_url: str) -> None:
     post = handler("ledger.post", policy=StopTheLine(backoff=Exponential(30)), name="post")(lambda _message: None)
     with RmqTest(url=broker_url, patience=0.3) as kit:
         kit.fail_next(post, BankDown)

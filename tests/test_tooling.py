@@ -41,25 +41,25 @@ def command(folder: Path) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-c", "pyproject.toml", str(folder)]
 
 
-def test_a_test_sees_only_what_it_declared_itself(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_test_sees_only_the_queues_it_declared(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("q", durable=True)
 
     assert set(vhost.queues()) == {"q"}
 
 
 @pytest.mark.contract
-def test_the_broker_has_the_version_that_was_asked_for(vhost: Vhost, broker_version: str | None) -> None:
+def test_the_broker_has_the_requested_version(vhost: Vhost, broker_version: str | None) -> None:
     assert vhost.version.startswith(broker_version or "")
 
 
-def test_waiting_ends_with_the_last_answer_at_the_deadline() -> None:
+def test_a_wait_reports_its_last_answer_at_the_deadline() -> None:
     with pytest.raises(AssertionError, match=r"Not within 0\.05 s: rain; the last answer was 0"):
         wait_until(lambda: 0, 0.05, what="rain")
 
 
 @pytest.mark.contract
 @pytest.mark.slow
-def test_a_killed_node_comes_back_with_its_durable_queues(private_broker: Vhost, private_node: Node) -> None:
+def test_a_killed_node_restarts_with_its_durable_queues(private_broker: Vhost, private_node: Node) -> None:
     with pika.BlockingConnection(pika.URLParameters(private_broker.url)) as connection:
         connection.channel().queue_declare("kept", durable=True)
 
@@ -88,7 +88,7 @@ def test_a_memory_alarm_blocks_publishing_connections(private_broker: Vhost, pri
 
 
 @pytest.mark.slow
-def test_a_paused_node_keeps_silent_until_it_is_resumed(private_node: Node) -> None:
+def test_a_paused_node_does_not_answer_until_it_is_resumed(private_node: Node) -> None:
     private_node.pause()
     silent = not private_node.answers()
     private_node.resume()
@@ -98,7 +98,7 @@ def test_a_paused_node_keeps_silent_until_it_is_resumed(private_node: Node) -> N
 
 
 @pytest.mark.slow
-def test_a_node_takes_settings_of_its_own(make_node: MakeNode) -> None:
+def test_a_node_accepts_its_own_settings(make_node: MakeNode) -> None:
     node = make_node(conf=("max_message_size = 7",))
 
     with pika.BlockingConnection(pika.URLParameters(node.url())) as connection:
@@ -111,7 +111,7 @@ def test_a_node_takes_settings_of_its_own(make_node: MakeNode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("private_node")
-def test_a_run_that_is_killed_leaves_no_node_behind(tmp_path: Path) -> None:
+def test_a_killed_test_run_leaves_no_node_behind(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     (tmp_path / "test_made_up.py").write_text(A_STUCK_TEST.format(told=str(told)))
@@ -125,14 +125,14 @@ def test_a_run_that_is_killed_leaves_no_node_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("broker")
-def test_a_run_that_leaves_a_virtual_host_behind_fails_and_names_it(tmp_path: Path) -> None:
+def test_a_test_run_that_leaves_a_virtual_host_behind_fails(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, A_LEAK)
 
     assert run.returncode == 1, run.stdout + run.stderr
     assert "LEFT BEHIND: the virtual host test-rmq" in run.stdout
 
 
-def test_a_missing_service_is_named_loudly(tmp_path: Path) -> None:
+def test_a_missing_service_is_reported_in_the_summary(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ONE_TEST, RMQ_TEST_URL="amqp://127.0.0.1:1/%2F", RMQ_TEST_REQUIRE="")
 
     assert run.returncode == 0, run.stdout + run.stderr
@@ -147,7 +147,7 @@ def test_a_missing_service_fails_where_all_are_required(tmp_path: Path) -> None:
     assert "RMQ_TEST_REQUIRE=all" in run.stdout
 
 
-def test_a_test_of_terminals_is_left_out_where_the_machine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_test_is_skipped_without_a_pseudo_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> tuple[int, int]:
         raise OSError(errno.ENOENT, "out of pty devices")
 
@@ -159,7 +159,7 @@ def test_a_test_of_terminals_is_left_out_where_the_machine_has_none(monkeypatch:
 
 
 @pytest.mark.parametrize("filters", [True, False])
-def test_an_archive_is_unpacked_by_pythons_with_and_without_filters(
+def test_an_archive_is_unpacked_with_and_without_extraction_filters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, filters: bool
 ) -> None:
     if not filters and hasattr(tarfile, "data_filter"):
@@ -175,7 +175,7 @@ def test_an_archive_is_unpacked_by_pythons_with_and_without_filters(
 
 
 @pytest.mark.parametrize(("required", "code"), [("", 0), ("all", 1)])
-def test_a_missing_database_is_named_and_an_error_where_all_are_required(
+def test_a_missing_database_is_named_and_an_error_if_all_are_required(
     monkeypatch: pytest.MonkeyPatch, required: str, code: int
 ) -> None:
     monkeypatch.setattr(databases, "find_spec", lambda driver: driver)  # the other lanes have none
@@ -195,7 +195,7 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_each_test_of_databases_is_in_a_file_that_names_their_mark(request: pytest.FixtureRequest) -> None:
+def test_each_database_test_is_in_a_file_with_the_database_mark(request: pytest.FixtureRequest) -> None:
     """The lanes of databases read these files only."""
     found = {str(one.path.relative_to(ROOT)) for one in request.session.items if one.get_closest_marker("database")}
 

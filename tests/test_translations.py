@@ -60,12 +60,12 @@ def places(text: str) -> list[str]:
     return sorted(found[0] for found in PLACE.finditer(text))
 
 
-def test_there_is_a_catalogue_for_each_language_and_no_other() -> None:
+def test_each_language_has_a_catalogue() -> None:
     assert sorted(one.name for one in (PACKAGE / "locale").iterdir()) == sorted(LANGUAGES)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_catalogue_holds_every_text_of_the_sources_and_none_besides(language: str) -> None:
+def test_a_catalogue_holds_exactly_the_texts_of_the_sources(language: str) -> None:
     there, here = {entry.key for entry in catalogue(language).entries}, set(marked(PACKAGE))
 
     assert here - there == set(), "make messages, then translate"
@@ -73,7 +73,7 @@ def test_a_catalogue_holds_every_text_of_the_sources_and_none_besides(language: 
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_nothing_is_left_untranslated_or_doubtful(language: str) -> None:
+def test_no_text_is_untranslated_fuzzy_or_doubled(language: str) -> None:
     entries = catalogue(language).entries
 
     assert [entry.text for entry in entries if entry.fuzzy or not all(one.strip() for one in entry.said)] == []
@@ -81,7 +81,7 @@ def test_nothing_is_left_untranslated_or_doubtful(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_counted_texts_have_all_forms_of_their_language(language: str) -> None:
+def test_plural_texts_have_all_plural_forms_of_their_language(language: str) -> None:
     there = catalogue(language)
     counted = [entry for entry in there.entries if entry.plural is not None]
 
@@ -91,7 +91,7 @@ def test_counted_texts_have_all_forms_of_their_language(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_placeholders_survive_in_each_form(language: str) -> None:
+def test_translations_keep_their_placeholders(language: str) -> None:
     there = catalogue(language)
     alone = {form for form in range(there.forms) if {count for count in COUNTS if there.form(count) == form} == {1}}
     wrong = []
@@ -105,7 +105,7 @@ def test_placeholders_survive_in_each_form(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_tags_and_ends_are_those_of_the_text(language: str) -> None:
+def test_translations_keep_tags_and_final_punctuation(language: str) -> None:
     """A title that goes on (…), a label before a value (:), a whole sentence (.): the same in every language."""
     ends = {".": ".\N{IDEOGRAPHIC FULL STOP}", "…": "…", ":": ":\N{FULLWIDTH COLON}"}
     wrong = []
@@ -119,18 +119,18 @@ def test_tags_and_ends_are_those_of_the_text(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_no_text_is_passed_off_as_its_own_translation(language: str) -> None:
+def test_no_translation_equals_its_source_text(language: str) -> None:
     alike = {entry.text for entry, _form, said in texts(language) if said == entry.text}
 
     assert {text for text in alike if len(TAG.sub("", text).split()) > 2} <= ALIKE
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_compiled_states_what_the_catalogue_states(language: str) -> None:
+def test_the_compiled_catalogue_equals_its_source(language: str) -> None:
     assert told(path(language).with_suffix(".mo")) == expected(catalogue(language)), "make messages"
 
 
-def test_words_that_django_has_too_are_few_and_mean_the_same() -> None:
+def test_texts_shared_with_django_are_listed() -> None:
     """Catalogues of all apps are one: a word of ours in another sense would turn up on others' pages."""
     root = Path(django.__file__).parent / "contrib"
     folders = [root / app / "locale" / "en" / "LC_MESSAGES" / "django.po" for app in ("admin", "auth")]
@@ -150,7 +150,7 @@ def test_words_that_django_has_too_are_few_and_mean_the_same() -> None:
         ("zh-hans", "丢弃 21 条消息", "丢弃 5 条消息", "3 天前"),
     ],
 )
-def test_django_finds_them_and_counts_as_each_language_does(language: str, one: str, many: str, ago: str) -> None:
+def test_django_finds_translations_and_plurals_in_each_language(language: str, one: str, many: str, ago: str) -> None:
     discard = "Discard %(count)d message", "Discard %(count)d messages"
     with translation.override(language):
         found = [ngettext(*discard, count) % {"count": count} for count in (21, 5)]
@@ -159,13 +159,13 @@ def test_django_finds_them_and_counts_as_each_language_does(language: str, one: 
     assert (*found, day) == (one, many, ago)
 
 
-def test_english_stays_english_where_another_language_is_the_default(settings: Any) -> None:
+def test_english_stays_english_under_another_default_language(settings: Any) -> None:
     settings.LANGUAGE_CODE = "ru"
     with translation.override("en"):
         assert gettext("Requeue runs") == "Requeue runs"
 
 
-def test_texts_are_found_in_modules_and_templates() -> None:
+def test_translatable_texts_are_found_in_modules_and_templates() -> None:
     module = "_('a')\nngettext_lazy('%(n)d b', '%(n)d bs', 'n')\npgettext('c', 'd')\nother('e')\n_(name)\n"
     template = (
         """{% load i18n %}{% translate "It's" %}{% translate "a" context "b" %}{{ x|default:_("c") }}"""

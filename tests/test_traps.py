@@ -21,7 +21,7 @@ from tests.tooling.brokers import replaced_by
 RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "joblib"}
 
 
-def test_no_module_of_ours_imports_what_runs_what_it_reads() -> None:
+def test_no_module_imports_pickle_or_another_code_executing_decoder() -> None:
     found = {}
     for path in Path(django_rmq_retry.__file__).parent.rglob("*.py"):
         tree = ast.walk(ast.parse(path.read_text()))
@@ -33,12 +33,12 @@ def test_no_module_of_ours_imports_what_runs_what_it_reads() -> None:
     assert found == {}
 
 
-def test_a_pickle_is_a_body_that_nobody_can_read() -> None:
+def test_a_pickle_is_an_undecodable_body() -> None:
     with pytest.raises(UndecodableBody):
         Json().decode(pickle.dumps({"amount": 1}))
 
 
-def test_checks_of_ours_ask_no_database() -> None:
+def test_our_system_checks_query_no_database() -> None:
     """This test may ask none: a check that did would fail it. So they also run before the first migrate."""
     known = checks.get_checks(include_deployment_checks=True)
     ours = [check for check in known if check.__module__.startswith("django_rmq_retry.")]
@@ -49,7 +49,7 @@ def test_checks_of_ours_ask_no_database() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
+def test_a_message_that_cannot_be_sent_does_not_stop_the_others() -> None:
     kept = Kept()
     with isolated_handlers(), replaced_by(kept):
 

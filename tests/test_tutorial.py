@@ -42,7 +42,7 @@ def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
     assert walker.done.count("console") > 12
 
 
-def test_a_page_that_is_right_is_followed(tmp_path: Path) -> None:
+def test_a_correct_page_is_followed(tmp_path: Path) -> None:
     with walk(tmp_path) as walker:
         walker.follow(SHORT)
 
@@ -59,14 +59,14 @@ def test_a_page_that_is_right_is_followed(tmp_path: Path) -> None:
         ('$ cat paid.py\n…\nprint("paid")', '$ cat paid.py\n…\nprint("parked")', "is not in"),
     ],
 )
-def test_a_page_that_is_wrong_is_refused(tmp_path: Path, right: str, wrong: str, said: str) -> None:
+def test_an_incorrect_page_is_refused(tmp_path: Path, right: str, wrong: str, said: str) -> None:
     assert SHORT.count(right) == 1
 
     with walk(tmp_path) as walker, pytest.raises(Departure, match=said):
         walker.follow(SHORT.replace(right, wrong))
 
 
-def test_a_button_that_is_not_on_the_page_is_refused() -> None:
+def test_a_button_missing_from_the_page_is_refused() -> None:
     visitor = Visitor()
     visitor.page = Looked(SimpleNamespace(content=FORM.encode()))
 

@@ -50,7 +50,7 @@ def calls(*names: str) -> list[Function]:
     return [Function(module=module, name=function) for module, function in pairs]
 
 
-def test_generators_and_comprehensions_count_as_the_function_they_are_in() -> None:
+def test_generators_and_comprehensions_count_as_their_function() -> None:
     assert {function.name for function in functions(NESTED) if "lambda" not in function.name} == {
         "Codec.encode",
         "Codec.decode",
@@ -76,13 +76,13 @@ def test_a_module_is_named_below_its_package(file: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["/project/retrying_more/codec.py", "<string>", "/usr/lib/python3/json/decoder.py"])
-def test_code_of_other_projects_and_generated_code_do_not_count(file: str) -> None:
+def test_code_of_other_packages_and_generated_code_is_not_counted(file: str) -> None:
     _, code = codes("def publish(): ...")
 
     assert function_of(code.replace(co_filename=file), PACKAGE) is None
 
 
-def test_what_grows_with_messages_is_the_walk_in_the_order_of_first_calls() -> None:
+def test_functions_called_once_per_message_are_the_walk() -> None:
     message = calls("handler:publish", "outbox:insert", "outbox:insert", "handler:sent", "outbox:delete")
 
     assert walk(message * 2, message * 6, more=4) == [
@@ -91,7 +91,7 @@ def test_what_grows_with_messages_is_the_walk_in_the_order_of_first_calls() -> N
     ]
 
 
-def test_what_a_clock_calls_is_no_part_of_a_walk() -> None:
+def test_functions_called_by_a_clock_are_not_in_the_walk() -> None:
     clock, message = calls("watch:turn"), calls("handler:publish")
 
     assert walk(clock * 10 + message * 2, clock * 13 + message * 12, more=10) == [
@@ -100,7 +100,7 @@ def test_what_a_clock_calls_is_no_part_of_a_walk() -> None:
 
 
 @pytest.mark.parametrize(("batches", "counts"), [(4, False), (5, True), (10, True)])
-def test_code_that_runs_once_for_two_messages_still_counts(batches: int, counts: bool) -> None:
+def test_code_that_runs_once_per_two_messages_is_counted(batches: int, counts: bool) -> None:
     assert bool(walk([], calls("records:write") * batches, more=10)) is counts
 
 
@@ -122,7 +122,7 @@ print([f"{one.module}:{one.name}" for one in profiler.taken()], profiler.taken()
 """
 
 
-def test_the_profiler_takes_the_calls_of_this_thread_and_of_those_begun_after_it() -> None:
+def test_the_profiler_counts_this_thread_and_threads_started_later() -> None:
     # In an interpreter of its own, like a walk: one that had run other tests did not return on Python 3.11.2.
     ended = subprocess.run(
         [sys.executable, "-c", RECORDED],
@@ -138,7 +138,7 @@ def test_the_profiler_takes_the_calls_of_this_thread_and_of_those_begun_after_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one", WALKS, ids=lambda one: one.name)
-def test_no_walk_grows(one: Walk, broker_url: str, own_database: Own) -> None:
+def test_no_walk_exceeds_its_limits(one: Walk, broker_url: str, own_database: Own) -> None:
     parts, error = counted(broker_url, one, own_database)
     modules, functions = len(parts), sum(len(part.functions) for part in parts)
     most_modules, most_functions = ALLOWED[one.name]

@@ -65,7 +65,7 @@ def wrong(line: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_each_command_names_what_exists(path: Path) -> None:
+def test_each_command_in_a_workflow_exists(path: Path) -> None:
     assert [sentence for line in commands(read(path)) for sentence in wrong(line)] == []
 
 
@@ -79,23 +79,23 @@ def test_each_command_names_what_exists(path: Path) -> None:
         (".venv/bin/nothing check", "no program .venv/bin/nothing"),
     ],
 )
-def test_a_name_that_does_not_exist_is_found(line: str, sentence: str) -> None:
+def test_a_missing_command_name_is_detected(line: str, sentence: str) -> None:
     assert list(wrong(line)) == [sentence]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_each_workflow_runs_the_projects_own_targets(path: Path) -> None:
+def test_each_workflow_runs_targets_of_the_project(path: Path) -> None:
     assert any(line.startswith(("make ", ".ci/")) for line in commands(read(path)))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_each_action_is_pinned_by_its_whole_version(path: Path) -> None:
+def test_each_action_is_pinned_by_its_full_version(path: Path) -> None:
     used = [step["uses"] for job in read(path)["jobs"].values() for step in job["steps"] if "uses" in step]
 
     assert [action for action in used if not PINNED.fullmatch(action)] == []
 
 
-def test_only_the_job_that_publishes_may_write() -> None:
+def test_only_the_publishing_job_has_write_permission() -> None:
     rights: dict[str, Any] = {}
     for path in WORKFLOWS:
         workflow = read(path)
@@ -121,14 +121,14 @@ def test_the_matrix_holds_each_supported_django_and_python() -> None:
     assert pairs == {(django, python) for django, pythons in LANES.items() for python in pythons}
 
 
-def test_the_page_on_security_names_each_supported_version() -> None:
+def test_the_security_page_names_each_supported_version() -> None:
     rows = dict(re.findall(r"^\| (\w+) \| (.+?) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE))
 
     assert rows["Django"].split(", ") == list(LANES)
     assert rows["Python"].split(", ") == sorted({python for pythons in LANES.values() for python in pythons})
 
 
-def test_each_path_with_an_owner_exists() -> None:
+def test_each_path_in_codeowners_exists() -> None:
     lines = (ROOT / ".github/CODEOWNERS").read_text().splitlines()
     patterns = [line.split()[0] for line in lines if line and not line.startswith("#")]
 

@@ -74,7 +74,7 @@ def files() -> list[Path]:
     return [path for path in every if path.suffix in SUFFIXES and path.name not in ("writing.py", "test_writing.py")]
 
 
-def test_what_was_rewritten_stays_plain() -> None:
+def test_rewritten_pages_stay_plain() -> None:
     found = [(str(path.relative_to(ROOT)), finding) for path in files() for finding in in_file(path)]
 
     assert [f"{name}: {one}" for name, one in found if (name, one.found) not in ALLOWED] == []
@@ -90,14 +90,14 @@ def test_docstrings_and_comments_of_the_product_are_plain() -> None:
     assert found == []
 
 
-def test_literals_can_be_left_out() -> None:
+def test_literals_can_be_excluded() -> None:
     text = '"""Nobody."""\nx = "anew"  # told\n'
 
     assert [one.found for one in in_python(text)] == ["Nobody", "anew", "told"]
     assert [one.found for one in in_python(text, literals=False)] == ["Nobody", "told"]
 
 
-def test_few_words_are_allowed_and_each_is_needed() -> None:
+def test_the_allowed_words_are_few_and_all_needed() -> None:
     needed = {(str(path.relative_to(ROOT)), finding.found) for path in files() for finding in in_file(path)}
 
     assert len(ALLOWED) <= 20
@@ -117,11 +117,11 @@ def test_few_words_are_allowed_and_each_is_needed() -> None:
         ('"""Return the queue. What follows is free."""', []),
     ],
 )
-def test_forbidden_words_are_found_in_prose_and_openings_in_docstrings(text: str, found: list[str]) -> None:
+def test_forbidden_words_are_found_in_prose_and_docstring_openings(text: str, found: list[str]) -> None:
     assert [one.found for one in in_python(text)] == found
 
 
-def test_a_finding_names_its_line_and_the_better_word() -> None:
+def test_a_finding_shows_its_line_and_the_better_word() -> None:
     assert [str(one) for one in in_markup("One\nTwo is told\n```\nnobody\n```\n`whoever` anew\n")] == [
         "line 2: 'told'; write: report, return, pass, say which",
         "line 6: 'anew'; write: again, or from the start",

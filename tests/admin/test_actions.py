@@ -48,7 +48,7 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
     check_audit_log()
 
 
-def test_what_was_typed_is_still_there_when_something_is_missing(page: Client) -> None:
+def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
     ask = asked(page, "discard", message=made.message().pk)
     wrong = press(page, ask, "Discard 1 message", category="other", text="")
     _form, values = Page(wrong).form_with("Discard 1 message")
@@ -72,7 +72,7 @@ def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: C
 
 
 @pytest.mark.parametrize("at", ["", "rubbish", "2020-01-01T00:00", "2999-01-01T00:00", "2026-13-45T99:99"])
-def test_a_hold_ends_at_a_time_that_can_be(page: Client, at: str) -> None:
+def test_a_hold_with_an_invalid_end_is_refused(page: Client, at: str) -> None:
     one = made.message()
     wrong = press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=at)
 
@@ -80,7 +80,7 @@ def test_a_hold_ends_at_a_time_that_can_be(page: Client, at: str) -> None:
     assert again(one).state == State.PARKED
 
 
-def test_a_hold_takes_a_time_of_its_own(page: Client) -> None:
+def test_a_hold_can_end_at_a_chosen_time(page: Client) -> None:
     one = made.message()
     until = timezone.localtime() + timedelta(hours=5)
     press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=f"{until:%Y-%m-%dT%H:%M}")
@@ -88,7 +88,7 @@ def test_a_hold_takes_a_time_of_its_own(page: Client) -> None:
     assert again(one).held_until == until.replace(second=0, microsecond=0)
 
 
-def test_nothing_is_done_to_a_message_that_is_not_open(page: Client) -> None:
+def test_a_resolved_message_is_not_discarded(page: Client) -> None:
     one = made.message(state=State.PROCESSED)
     token = asked(page, "discard", message=one.pk)
     done = press(page, token, "Discard 1 message", category="test")
@@ -128,7 +128,7 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
     assert "1 is sent as it was edited" in Page(preview).text
 
 
-def test_a_large_change_is_reviewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:
+def test_a_large_edit_is_previewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(body=b'{"a": 1}')
     text = '{"a": "' + "x" * 500_000 + '"}'
@@ -157,9 +157,7 @@ def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, 
     assert [message.body for message in sent] == [b'{"amount": 1.10}']
 
 
-def test_an_edited_message_that_something_speaks_against_goes_to_the_preview(
-    page: Client, settings: Any, sent: list[Message]
-) -> None:
+def test_an_edited_message_with_a_finding_goes_to_the_preview(page: Client, settings: Any, sent: list[Message]) -> None:
     edited(settings)
     one = made.message(made.group(reason="permanent"))
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
@@ -171,7 +169,7 @@ def test_an_edited_message_that_something_speaks_against_goes_to_the_preview(
     assert (MessageVersion.objects.count(), RequeueRun.objects.count(), sent) == (1, 0, [])
 
 
-def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
+def test_an_edit_without_a_broker_is_stored_and_can_be_planned(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edited(settings)
@@ -186,7 +184,7 @@ def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
     assert RequeueRun.objects.count() == 0
 
 
-def test_a_broken_edit_states_where_and_keeps_what_was_typed(page: Client, settings: Any) -> None:
+def test_an_invalid_edit_shows_the_position_and_keeps_the_text(page: Client, settings: Any) -> None:
     edited(settings)
     form = page.get(f"{MESSAGES}{made.message().pk}/edit/")
     wrong = press(page, form, "Review the changes", text='{"amount": 1,}', new_id="mine")
@@ -197,7 +195,7 @@ def test_a_broken_edit_states_where_and_keeps_what_was_typed(page: Client, setti
     assert (values["text"], values["new_id"]) == ('{"amount": 1,}', "mine")
 
 
-def test_going_back_from_the_review_keeps_what_was_typed(page: Client, settings: Any) -> None:
+def test_going_back_from_the_review_keeps_the_edited_text(page: Client, settings: Any) -> None:
     edited(settings)
     form = page.get(f"{MESSAGES}{made.message().pk}/edit/")
     review = press(page, form, "Review the changes", text='{"amount": 7}', **{"header:0": "south"})
@@ -208,7 +206,7 @@ def test_going_back_from_the_review_keeps_what_was_typed(page: Client, settings:
     assert (values["text"], values["header:0"]) == ('{"amount": 7}', "south")
 
 
-def test_the_second_editor_reads_who_was_first(page: Client, settings: Any) -> None:
+def test_the_second_editor_sees_the_version_of_the_first(page: Client, settings: Any) -> None:
     edited(settings)
     one = made.message()
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"mine": 1}')
@@ -231,7 +229,7 @@ def test_a_note_is_stored_and_shown_with_its_author(page: Client) -> None:
     assert {act.action for act in OperatorAction.objects.all()} == {"note", "mute"}
 
 
-def test_an_export_is_a_file_without_formulas_and_is_recorded(page: Client) -> None:
+def test_an_export_has_no_formulas_and_is_logged(page: Client) -> None:
     cause = made.group()
     made.message(cause, business_key="=1+1")
     ask = asked(page, "export", group=cause.pk)
@@ -244,7 +242,7 @@ def test_an_export_is_a_file_without_formulas_and_is_recorded(page: Client) -> N
     assert (act.action, act.count, act.reason) == ("export", 1, "audit")
 
 
-def test_an_export_without_the_right_to_bodies_has_no_hidden_field() -> None:
+def test_an_export_without_the_body_permission_has_no_hidden_field() -> None:
     properties = made.properties({"card": {"pan": "4111222233334444"}, "authorization": "Bearer abc"})
     one = made.message(body=b'{"iban": "DE89", "amount": 1}', properties=properties)
     clerk = client_of(made.person("clerk", "view_parkedmessage", "export"))
@@ -256,7 +254,7 @@ def test_an_export_without_the_right_to_bodies_has_no_hidden_field() -> None:
     assert '\\"amount\\": 1' in content
 
 
-def test_the_result_of_a_run_is_exported(page: Client) -> None:
+def test_the_result_of_a_requeue_run_can_be_exported(page: Client) -> None:
     preview = page.get("/admin/rmq_retry/requeuerun/preview/", {"message": made.message().pk}, follow=True)
     run_page = press(page, preview, "Requeue 1 message")
     file = press(page, run_page, "Export CSV")
@@ -264,7 +262,7 @@ def test_the_result_of_a_run_is_exported(page: Client) -> None:
     assert b"".join(file).decode().startswith("place,id,business_key")
 
 
-def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, settings: Any) -> None:
+def test_a_body_too_large_for_a_form_names_the_edit_command(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(body=b'{"x": "' + b"y" * 3_200_000 + b'"}')
     lines = made.message(body=b"[" + b"1,\n" * 1_000_000 + b"1]")
@@ -276,7 +274,7 @@ def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, s
     assert f"{said} {lines.pk} --editor" in Page(page.get(f"{MESSAGES}{lines.pk}/edit/")).text
 
 
-def test_a_body_that_grows_beyond_djangos_limit_in_its_form_is_edited(page: Client, settings: Any) -> None:
+def test_a_body_above_the_django_form_limit_can_be_edited(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     text = "[" + '"é",' * 400_000 + "1]"
     one = made.message(body=text.encode())
@@ -288,7 +286,7 @@ def test_a_body_that_grows_beyond_djangos_limit_in_its_form_is_edited(page: Clie
     assert bytes(MessageVersion.objects.get(message=one.pk).body) == f"{text} ".encode()
 
 
-def test_a_form_that_sends_too_much_is_answered_with_a_sentence(page: Client, settings: Any) -> None:
+def test_an_oversized_form_is_answered_with_413_and_an_explanation(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message()
     form, kind = "text=" + "y" * 11_000_000, "application/x-www-form-urlencoded"
@@ -299,7 +297,7 @@ def test_a_form_that_sends_too_much_is_answered_with_a_sentence(page: Client, se
     assert again(one).version == 1
 
 
-def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings: Any) -> None:
+def test_an_edit_shows_values_in_a_language_neutral_format(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     at = datetime(2026, 11, 22, 17, 47, tzinfo=UTC)
     one = made.message(properties=made.properties({"at": at, "more": [{"when": at, "none": None}], "yes": True}))
@@ -310,7 +308,7 @@ def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings:
     assert "datetime.datetime" not in text
 
 
-def test_facts_of_an_act_are_written_as_no_language_writes_them(page: Client) -> None:
+def test_audit_facts_are_shown_in_a_language_neutral_format(page: Client) -> None:
     act = logged(
         Action.RESUME,
         Actor.of_code("test"),

@@ -114,14 +114,14 @@ def questions(client: Client, address: str) -> list[str]:
 
 @pytest.mark.parametrize("who", ["lead", "support"])
 @pytest.mark.parametrize("messages", [4, 60])
-def test_each_page_keeps_to_its_budget(request: pytest.FixtureRequest, who: str, messages: int) -> None:
+def test_each_page_keeps_its_query_budget(request: pytest.FixtureRequest, who: str, messages: int) -> None:
     client, names = client_of(request.getfixturevalue(who)), filled(messages)
     asked = {page: questions(client, ADMIN + page.format(**names)) for page in BUDGETS}
 
     assert {page: found for page, found in asked.items() if len(found) > BUDGETS[page]} == {}
 
 
-def test_no_list_reads_a_body_and_none_reads_without_an_end(lead: User) -> None:
+def test_list_queries_read_no_body_and_always_have_a_limit(lead: User) -> None:
     client, names = client_of(lead), filled(60)
     lists = [page for page in BUDGETS if page.startswith("parkedmessage/") and "change" not in page]
     asked = [sql for page in lists for sql in questions(client, ADMIN + page.format(**names))]
@@ -131,7 +131,7 @@ def test_no_list_reads_a_body_and_none_reads_without_an_end(lead: User) -> None:
     assert [sql for sql in asked if "DISTINCT" in sql] == []
 
 
-def test_ids_are_looked_up_on_their_own_before_the_rows_are_read(lead: User) -> None:
+def test_ids_are_looked_up_before_the_rows_are_read(lead: User) -> None:
     filled(60)
     asked = questions(client_of(lead), f"{ADMIN}parkedmessage/?q=shared")
 
@@ -140,7 +140,7 @@ def test_ids_are_looked_up_on_their_own_before_the_rows_are_read(lead: User) -> 
     assert [sql for sql in asked if "parked_at" in sql] == []
 
 
-def test_a_row_has_the_admins_own_box_by_another_way(page: Client) -> None:
+def test_the_checkbox_of_a_row_equals_the_stock_admin_checkbox(page: Client) -> None:
     one = made.message(business_key='PAY-"<1>&')
     ours = admin.site.get_model_admin(ParkedMessage)
     stock = admin.ModelAdmin.action_checkbox
@@ -152,7 +152,7 @@ def test_a_row_has_the_admins_own_box_by_another_way(page: Client) -> None:
         assertHTMLEqual(ours.action_checkbox(one), stock(ours, one))
 
 
-def test_the_types_of_a_very_large_group_are_reported_from_its_newest_messages(
+def test_the_types_of_a_very_large_group_come_from_its_newest_messages(
     lead: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_COUNTED", 5)
@@ -165,7 +165,7 @@ def test_the_types_of_a_very_large_group_are_reported_from_its_newest_messages(
     assert {row["type"]: row["count"] for row in page.context["types"]} == {"card.settle": "2+", "ledger.post": "2+"}
 
 
-def test_live_status_counts_what_is_parked_without_what_is_on_hold(lead: User) -> None:
+def test_the_live_status_does_not_count_messages_on_hold_as_parked(lead: User) -> None:
     group, now = made.group(), timezone.now()
     for state in (State.PARKED, State.PARKED, State.ON_HOLD, State.DISCARDED):
         made.message(group, state=state, parked_at=now)
@@ -176,7 +176,7 @@ def test_live_status_counts_what_is_parked_without_what_is_on_hold(lead: User) -
     assert (counts["parked"], counts["recent"], counts["oldest"]) == (3, 2, now - timedelta(hours=1))
 
 
-def test_live_status_of_an_empty_database(lead: User) -> None:
+def test_the_live_status_of_an_empty_database_shows_zeros(lead: User) -> None:
     counts: Any = client_of(lead).get(f"{ADMIN}livestatus/").context["counts"]
 
     assert (counts["parked"], counts["recent"], counts["oldest"]) == (0, 0, None)

@@ -28,7 +28,7 @@ def at(number: int, what: str = "change") -> str:
     return f"{LIST}{number}/{what}/"
 
 
-def test_it_shows_who_did_what_with_it_and_when(page: Client) -> None:
+def test_the_page_of_a_deleted_message_lists_its_actions(page: Client) -> None:
     number = departed()
     response = page.get(at(number))
     seen = Page(response)
@@ -40,20 +40,20 @@ def test_it_shows_who_did_what_with_it_and_when(page: Client) -> None:
 
 
 @pytest.mark.parametrize("what", ["edit", "restore", "unhold", "reveal", "body"])
-def test_what_is_asked_of_it_is_answered_the_same(page: Client, what: str) -> None:
+def test_every_address_of_a_deleted_message_answers_410(page: Client, what: str) -> None:
     response = page.post(at(departed(), what), {"place": "iban", "text": "{}"})
 
     assert response.status_code == 410
     assert re.search(r"\bann\b.* Discard ", Page(response).text)
 
 
-def test_its_history_is_answered_the_same(page: Client) -> None:
+def test_the_history_of_a_deleted_message_answers_410(page: Client) -> None:
     assert page.get(at(departed(), "history")).status_code == 410
     assert page.get(at(made.message().pk, "history")).status_code == 200
     assert page.get(at(10**6, "history")).status_code == 404
 
 
-def test_nobody_is_told_more_than_the_audit_log_would_tell() -> None:
+def test_the_page_of_a_deleted_message_shows_no_more_than_the_audit_log() -> None:
     number = departed()
     looker = client_of(made.person("looker", "view_parkedmessage")).get(at(number))
     clerk = client_of(made.person("clerk", "view_parkedmessage", "view_operatoraction")).get(at(number))
@@ -67,7 +67,7 @@ def test_nobody_is_told_more_than_the_audit_log_would_tell() -> None:
         assert b"PAY-88121" not in response.content
 
 
-def test_one_that_was_only_among_many_is_reported_as_well(page: Client) -> None:
+def test_a_message_deleted_after_a_bulk_action_also_answers_410(page: Client) -> None:
     one, newer = made.message(), made.message()
     ParkedMessage.objects.filter(pk=one.pk).delete()
     response = page.get(at(one.pk))
@@ -77,14 +77,14 @@ def test_one_that_was_only_among_many_is_reported_as_well(page: Client) -> None:
     assert page.get(at(newer.pk)).status_code == 200
 
 
-def test_a_number_that_was_never_given_is_404(page: Client) -> None:
+def test_a_message_id_that_never_existed_answers_404(page: Client) -> None:
     newest = made.message().pk
 
     assert [page.get(at(number)).status_code for number in (0, newest + 1, 10**18, 10**30)] == [404] * 4
     assert page.post(at(newest + 1, "restore")).status_code == 404
 
 
-def test_a_name_from_outside_is_only_text_there(page: Client) -> None:
+def test_the_page_of_a_deleted_message_escapes_its_name(page: Client) -> None:
     number = departed()
     logged(Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
     content = page.get(at(number)).content

@@ -59,7 +59,7 @@ def test_the_page_takes_six_queries(page: Client) -> None:
     assert len(own(queries)) <= 6, own(queries)
 
 
-def test_it_shows_what_happened_and_when(page: Client, settings: Any) -> None:
+def test_the_message_page_shows_each_attempt_with_its_time(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
@@ -77,7 +77,7 @@ def test_it_shows_what_happened_and_when(page: Client, settings: Any) -> None:
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
 
 
-def test_of_what_no_handler_took_it_shows_no_attempts_and_misses_none(page: Client) -> None:
+def test_the_page_of_a_message_without_a_handler_shows_no_attempts(page: Client) -> None:
     one = made.message(attempts=0, reason="no_handler", error="")
     text = Page(page.get(at(one))).text
 
@@ -85,7 +85,7 @@ def test_of_what_no_handler_took_it_shows_no_attempts_and_misses_none(page: Clie
     assert "not recorded" not in text
 
 
-def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
+def test_the_message_page_escapes_all_message_contents(page: Client) -> None:
     cause = made.group(title=EVIL, culprit=EVIL, note=EVIL, noted_by=EVIL, plain=EVIL, noted_at=timezone.now())
     texts = dict.fromkeys(
         ("message_id", "correlation_id", "type", "business_key", "handler", "queue", "parked_in", "exchange"), EVIL
@@ -122,7 +122,7 @@ def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
         assert b"<img src=x" not in response.content
 
 
-def test_marks_that_turn_letters_around_are_shown_as_numbers(page: Client) -> None:
+def test_direction_marks_are_shown_as_escape_codes(page: Client) -> None:
     one = made.message(business_key="PAY-1\u202e", error_text="a\x00b", body=b'{"a": "\xe2\x80\xae\x01"}')
     content = page.get(at(one)).content.decode()
 
@@ -143,7 +143,7 @@ def test_marks_that_turn_letters_around_are_shown_as_numbers(page: Client) -> No
         b"<script>alert(1)</script>",
     ],
 )
-def test_a_download_gives_the_exact_bytes_and_is_recorded(page: Client, lead: User, body: bytes) -> None:
+def test_a_download_has_the_exact_bytes_and_is_logged(page: Client, lead: User, body: bytes) -> None:
     one = made.message(body=body)
     seen = page.get(at(one))
     response = page.post(at(one, "body"))
@@ -177,7 +177,7 @@ def test_a_large_body_is_cut_on_the_page_and_whole_in_the_download(page: Client)
         (b"[" + b'{"pan":1},' * 50_000 + b"1]", "Only its beginning is shown.", "49900 more fields are hidden."),
     ],
 )
-def test_no_body_makes_a_page_without_an_end(page: Client, body: bytes, whole: str, masked: str) -> None:
+def test_a_hostile_body_cannot_make_the_page_huge_or_slow(page: Client, body: bytes, whole: str, masked: str) -> None:
     one = made.message(body=body)
     for client, said in ((page, whole), (support(), masked)):
         begun = time.process_time()
@@ -197,7 +197,7 @@ def test_numbers_are_never_rounded_by_formatting() -> None:
     assert indented(text, most=1000) == formatted
 
 
-def test_a_hidden_field_is_not_in_the_page_of_who_may_not_see_it() -> None:
+def test_a_masked_field_is_not_in_the_page_without_the_permission() -> None:
     properties = made.properties({"authorization": "Bearer abc", "card": {"pan": "4111222233334444", "kind": "debit"}})
     one = made.message(properties=properties)
     content = support().get(at(one)).content.decode()
@@ -210,7 +210,7 @@ def test_a_hidden_field_is_not_in_the_page_of_who_may_not_see_it() -> None:
 
 
 @pytest.mark.parametrize("body", [b"iban=DE89370400440532013000", b"\xff" + IBAN.encode(), f'"{IBAN}"'.encode()])
-def test_a_body_that_cannot_be_masked_is_not_shown_at_all(body: bytes) -> None:
+def test_a_body_that_cannot_be_masked_is_not_shown(body: bytes) -> None:
     one = made.message(body=body, properties=b"\x20\x00\x00\x00\x00\x1a" + IBAN.encode())
     content = support().get(at(one)).content.decode()
 
@@ -219,7 +219,7 @@ def test_a_body_that_cannot_be_masked_is_not_shown_at_all(body: bytes) -> None:
     assert "it is not shown." in content
 
 
-def test_a_hidden_field_is_shown_to_who_may_reveal_it_and_that_is_recorded() -> None:
+def test_revealing_a_masked_field_needs_the_permission_and_is_logged() -> None:
     one = made.message(body=b'[{"iban": "DE11"}, {"iban": "DE22"}]')
     clerk = support("reveal_field")
     first = clerk.get(at(one)).content.decode()
@@ -234,7 +234,7 @@ def test_a_hidden_field_is_shown_to_who_may_reveal_it_and_that_is_recorded() -> 
     assert "DE22" not in clerk.get(at(one)).content.decode()
 
 
-def test_a_header_is_revealed_in_the_same_way() -> None:
+def test_a_masked_header_can_be_revealed() -> None:
     one = made.message(properties=made.properties({"authorization": "Bearer abc"}))
     clerk = support("reveal_field")
 
@@ -242,12 +242,12 @@ def test_a_header_is_revealed_in_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("place", ["", "amount", "nothing", "headers.nothing"])
-def test_only_what_is_hidden_can_be_revealed(place: str) -> None:
+def test_only_masked_fields_can_be_revealed(place: str) -> None:
     assert support("reveal_field").post(at(made.message(), "reveal"), {"place": place}).status_code == 404
     assert not OperatorAction.objects.exists()
 
 
-def test_tracebacks_and_logs_are_for_who_may_see_them() -> None:
+def test_tracebacks_and_logs_need_their_permission() -> None:
     one = made.message()
     made.attempt(one, 5)
     hidden = support().get(at(one)).content.decode()
@@ -260,7 +260,7 @@ def test_tracebacks_and_logs_are_for_who_may_see_them() -> None:
     assert "posting order 17" in seen
 
 
-def test_properties_that_cannot_be_decoded_are_shown_as_bytes_with_the_reason(page: Client) -> None:
+def test_undecodable_properties_are_shown_as_bytes_with_the_reason(page: Client) -> None:
     one = made.message(properties=b"\x20\x00\x00\x00\x00\xff\x03abc")
     text = Page(page.get(at(one))).text
 
@@ -268,7 +268,7 @@ def test_properties_that_cannot_be_decoded_are_shown_as_bytes_with_the_reason(pa
     assert "20 00 00 00 00 ff 03 61 62 63" in text
 
 
-def test_a_button_that_may_not_be_pressed_states_why(settings: Any) -> None:
+def test_a_disabled_button_states_why(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
     seen = Page(support().get(at(made.message())))
     disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
@@ -279,7 +279,7 @@ def test_a_button_that_may_not_be_pressed_states_why(settings: Any) -> None:
     assert {attrs["aria-describedby"] for attrs in disabled} <= {attrs.get("id", "") for _tag, attrs in seen.tags}
 
 
-def test_an_edited_message_shows_its_version_and_its_original(page: Client) -> None:
+def test_an_edited_message_shows_its_version_and_the_original(page: Client) -> None:
     one = made.message(body=b'{"amount": 1}', version=2)
     fields: dict[str, Any] = {"properties": made.properties(), "sha256": "", "at": timezone.now(), "by": "ann"}
     MessageVersion.objects.create(message=one, number=2, body=b'{"amount": 2}', **fields)
@@ -296,7 +296,7 @@ def deaths(queue: str, count: int) -> bytes:
     return made.properties({"x-death": [entry]})
 
 
-def test_what_the_broker_wrote_stands_in_a_table(page: Client) -> None:
+def test_the_x_death_header_is_shown_in_a_table(page: Client) -> None:
     at_noon = datetime(2026, 11, 22, 12, tzinfo=UTC)
     loop: dict[str, Any] = {
         "queue": "payments.wait", "reason": "expired", "count": 3, "exchange": "again", "routing-keys": ["pay", "cash"],
@@ -315,7 +315,7 @@ def test_what_the_broker_wrote_stands_in_a_table(page: Client) -> None:
 @pytest.mark.parametrize(
     "entry", ["hello", [1], [{"queue": EVIL}], [{"queue": EVIL, "reason": EVIL, "count": -1}], None, b"\xff"]
 )
-def test_an_x_death_that_no_broker_writes_is_called_not_readable(page: Client, entry: object) -> None:
+def test_an_invalid_x_death_header_is_reported(page: Client, entry: object) -> None:
     one = made.message(properties=made.properties({"x-death": entry}))
     response = page.get(at(one))
 
@@ -323,7 +323,7 @@ def test_an_x_death_that_no_broker_writes_is_called_not_readable(page: Client, e
     assert b"<script>alert" not in response.content
 
 
-def test_a_forged_x_death_is_shown_in_part_and_as_text(page: Client) -> None:
+def test_a_forged_x_death_header_is_truncated_and_escaped(page: Client) -> None:
     entry = {"queue": EVIL * 50, "reason": EVIL, "count": 2**63 - 1, "exchange": EVIL, "routing-keys": [EVIL] * 2000}
     one = made.message(
         properties=made.properties(
@@ -345,7 +345,7 @@ def test_a_forged_x_death_is_shown_in_part_and_as_text(page: Client) -> None:
         (3, 2**40, "reports 2147483647 attempts, but the history has 3."),
     ],
 )
-def test_attempts_that_were_not_recorded_are_reported(page: Client, attempts: int, death: int, said: str) -> None:
+def test_the_message_page_reports_missing_attempts(page: Client, attempts: int, death: int, said: str) -> None:
     one = made.message(attempts=attempts, cycle=2, properties=deaths("payments.main", death))
     for number in (1, 2, 3):
         made.attempt(one, number, cycle=2)
@@ -357,7 +357,7 @@ def test_attempts_that_were_not_recorded_are_reported(page: Client, attempts: in
     assert said in Page(page.get(at(one))).text
 
 
-def test_a_whole_history_is_not_doubted(page: Client) -> None:
+def test_a_complete_history_reports_no_missing_attempts(page: Client) -> None:
     told = made.message(attempts=25, properties=deaths("payments.main", 25))
     for number in range(1, 26):
         made.attempt(told, number)
@@ -369,13 +369,13 @@ def test_a_whole_history_is_not_doubted(page: Client) -> None:
         assert "not recorded" not in Page(page.get(at(message))).text
 
 
-def test_a_message_that_is_gone_is_404(page: Client) -> None:
+def test_an_unknown_message_answers_404(page: Client) -> None:
     assert page.get("/admin/rmq_retry/parkedmessage/17/change/").status_code == 404
     assert page.get("/admin/rmq_retry/parkedmessage/999999999999999999999999/change/").status_code == 404
     assert page.get("/admin/rmq_retry/parkedmessage/x/change/").status_code == 404
 
 
-def test_neighbours_are_those_of_the_same_state(page: Client) -> None:
+def test_the_next_and_previous_links_stay_in_the_same_state(page: Client) -> None:
     now = timezone.now()
     old, one, new = (made.message(parked_at=now - timedelta(minutes=m)) for m in (3, 2, 1))
     made.message(parked_at=now - timedelta(seconds=90), state=State.PROCESSED)

@@ -80,7 +80,7 @@ def wrong(found: dict[str, Any]) -> dict[str, set[str]]:
     return {name: words for name, words in told.items() if words}
 
 
-def test_every_address_speaks_the_language(page: Client) -> None:
+def test_every_admin_page_is_translated(page: Client) -> None:
     asked = world()
     found = {name: answered(page, name, asked.get(name, {})) for name in addresses()}
     files = {name for name, response in found.items() if not response["Content-Type"].startswith("text/html")}
@@ -91,7 +91,7 @@ def test_every_address_speaks_the_language(page: Client) -> None:
     assert wrong({name: response for name, response in found.items() if name not in files}) == {}
 
 
-def test_every_address_states_to_whom_it_is_closed(settings: Any) -> None:
+def test_every_admin_page_states_the_missing_permission_in_translation(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann"}}
     asked, new = world(), client_of(made.person("admin"))
     found = {name: answered(new, name, asked.get(name, {})) for name in addresses()}
@@ -107,7 +107,7 @@ def _open(response: Any) -> bool:
     return response.status_code == 200 and not response.redirect_chain
 
 
-def test_every_address_where_there_is_nothing(page: Client) -> None:
+def test_every_list_of_an_empty_database_is_translated(page: Client) -> None:
     whole = [name for name, (_model, single) in addresses().items() if not single and name.endswith("_changelist")]
 
     assert wrong({name: answered(page, name, {}) for name in whole}) == {}
@@ -125,7 +125,7 @@ def trip(at: datetime, *, failed: int = 0, tried: bool = False) -> None:
 
 @pytest.mark.parametrize("failed", [0, 1, 2])
 @pytest.mark.parametrize("tried", [False, True])
-def test_a_queue_whose_breaker_is_open(page: Client, failed: int, tried: bool) -> None:
+def test_the_page_of_a_queue_with_an_open_breaker_is_translated(page: Client, failed: int, tried: bool) -> None:
     trip(timezone.now(), failed=failed, tried=tried)
     found = {"open": page.get(QUEUES), "status": page.get(f"{ADMIN}livestatus/")}
     found["held"] = page.post(
@@ -136,7 +136,7 @@ def test_a_queue_whose_breaker_is_open(page: Client, failed: int, tried: bool) -
     assert found["open"].context["rows"][0].explanation
 
 
-def test_pausing_and_resuming(page: Client) -> None:
+def test_the_messages_after_pausing_and_resuming_are_translated(page: Client) -> None:
     acts = [(QUEUE, "pause"), (QUEUE, "resume"), (QUEUE, "resume"), ("tenant", "pause")]
     said = [page.post(f"{QUEUES}change_state/", {"queue": queue, "action": act}, follow=True) for queue, act in acts]
 
@@ -147,7 +147,7 @@ def test_pausing_and_resuming(page: Client) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
+def test_the_outbox_page_is_translated(page: Client, count: int) -> None:
     rows = [outgoing(failed=False), *(outgoing(failed=True) for _ in range(count))]
     listed = page.get(f"{OUTBOX}?state=failed")
     done = page.post(OUTBOX, {"action": "retry", "_selected_action": [row.pk for row in rows]}, follow=True)
@@ -156,7 +156,7 @@ def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
     assert wrong({"listed": listed, "done": done}) == {}
 
 
-def test_a_key_that_is_blocked_and_continues(page: Client, settings: Any) -> None:
+def test_the_pages_of_a_blocked_key_are_translated(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 1}
     first = made.message()
     known = blocked(first, waiting=2)
@@ -171,7 +171,7 @@ def test_a_key_that_is_blocked_and_continues(page: Client, settings: Any) -> Non
     assert OperatorAction.objects.count() == 3
 
 
-def test_an_act_states_to_what_it_was_done(page: Client) -> None:
+def test_the_audit_log_names_the_object_of_each_action(page: Client) -> None:
     pause(QUEUE, ANN)
     resume(QUEUE, ANN)
     unblock(blocked(made.message(), waiting=0), ANN, reason="INC-553")
@@ -187,7 +187,7 @@ def test_an_act_states_to_what_it_was_done(page: Client) -> None:
     assert untranslated(page.get(f"{ADMIN}operatoraction/")) == set()
 
 
-def test_a_message_that_is_gone(page: Client) -> None:
+def test_the_page_of_a_deleted_message_is_translated(page: Client) -> None:
     made.message()
     gone = made.message().pk
     alone = made.message().pk

@@ -38,7 +38,7 @@ BODY = (
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
-def test_a_body_is_the_same_from_its_parking_to_its_requeue(body: bytes, page: Client, sent: list[Message]) -> None:
+def test_a_body_keeps_its_exact_bytes_from_parking_to_requeue(body: bytes, page: Client, sent: list[Message]) -> None:
     made.message()
     store(by_us(body=body, headers={"tenant": "north\x00", "big": 2**62}))
     one = ParkedMessage.objects.latest("pk")
@@ -92,7 +92,7 @@ def _content(answer: Any) -> str:
     return str((b"".join(answer.streaming_content) if answer.streaming else answer.content).decode())
 
 
-def test_what_is_hidden_is_in_no_page_no_file_and_no_record_of_an_edit(page: Client, settings: Any) -> None:
+def test_masked_values_are_in_no_page_no_file_and_no_audit_row(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"EDITABLE": {"*": True}, "MASK": ["*.iban", "*.pan", "authorization"]},
@@ -131,7 +131,7 @@ AWAY = {"URL": "amqp://guest:hidden-word@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
 
 
 @pytest.mark.usefixtures("connected")
-def test_every_page_answers_without_a_broker_and_reports_it(page: Client, settings: Any) -> None:
+def test_every_page_works_without_a_broker_and_reports_it(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, **AWAY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(business_key="PAY-1")
     run = requeue_run([made.message().pk])

@@ -45,7 +45,7 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
     assert len(own(queries)) <= 6, own(queries)
 
 
-def test_a_card_states_how_many_since_when_and_whether_it_grows(page: Client, settings: Any) -> None:
+def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
@@ -90,7 +90,9 @@ def test_the_page_of_a_group_shows_its_cause(page: Client) -> None:
     assert "PAY-1" in text
 
 
-def test_the_page_of_a_group_shows_under_which_deploys_it_failed(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cause, noon = made.group(), timezone.make_aware(datetime(2026, 1, 5, 12, 0))  # noqa: DTZ001 - made aware
     one = made.message(cause)
     for minutes, deploy in enumerate(["old", "old", "a1b2c3", "a1b2c3", ""]):
@@ -107,7 +109,7 @@ def test_the_page_of_a_group_shows_under_which_deploys_it_failed(page: Client, m
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
 
 
-def test_deploys_are_told_to_whoever_may_not_see_tracebacks_too() -> None:
+def test_deploys_are_shown_without_the_traceback_permission() -> None:
     cause = made.group()
     made.attempt(made.message(cause), 1, fingerprint=cause.fingerprint)
     looker = client_of(made.person("looker", "view_errorgroup"))
@@ -117,11 +119,11 @@ def test_deploys_are_told_to_whoever_may_not_see_tracebacks_too() -> None:
     assert "gateway.py" not in response.content.decode()
 
 
-def test_nothing_parked_is_reported_in_words(page: Client) -> None:
+def test_an_empty_group_list_states_that_nothing_is_parked(page: Client) -> None:
     assert "✓ Nothing is parked." in Page(page.get(GROUPS)).text
 
 
-def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() -> None:
+def test_the_audit_log_shows_all_actions_or_only_those_of_the_user() -> None:
     clerk = made.person("clerk", "view_operatoraction")
     logged(
         Action.DISCARD,
@@ -162,9 +164,7 @@ def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() ->
         ("zh-hans", 18, "18 个操作"),
     ],
 )
-def test_the_audit_log_counts_acts_and_not_logs(
-    page: Client, settings: Any, language: str, count: int, said: str
-) -> None:
+def test_the_audit_log_counts_actions(page: Client, settings: Any, language: str, count: int, said: str) -> None:
     settings.LANGUAGE_CODE = language
     for number in range(count):
         logged(Action.DISCARD, message=number + 1)
@@ -175,9 +175,7 @@ def test_the_audit_log_counts_acts_and_not_logs(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction"])
-def test_without_the_tables_a_sentence_states_what_to_run(
-    page: Client, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_tables_are_a_503_that_names_migrate(page: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in (ParkedMessage, ErrorGroup, OperatorAction, RequeueRun):
         monkeypatch.setattr(model._meta, "db_table", f"missing_{model._meta.db_table}")
     response = page.get(f"/admin/rmq_retry/{name}/")
@@ -187,7 +185,7 @@ def test_without_the_tables_a_sentence_states_what_to_run(
 
 
 @pytest.mark.usefixtures("connected")
-def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
+def test_an_unresponsive_broker_delays_a_page_by_less_than_a_second(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -209,7 +207,7 @@ def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
     assert "secret" not in content
 
 
-def test_the_live_status_counts_what_is_parked_and_names_the_last_cause(page: Client) -> None:
+def test_the_live_status_counts_parked_messages_and_names_the_last_cause(page: Client) -> None:
     now = timezone.now()
     made.message(made.group(title="BankDown"), parked_at=now)
     old = made.message(made.group(last_seen=now - timedelta(hours=1)), parked_at=now - timedelta(hours=1))
@@ -222,13 +220,13 @@ def test_the_live_status_counts_what_is_parked_and_names_the_last_cause(page: Cl
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_no_template_has_anything_inline(name: str) -> None:
+def test_no_template_has_inline_scripts_or_styles(name: str) -> None:
     text = get_template(name).template.source  # type: ignore[attr-defined]
 
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", text), name
 
 
-def test_another_site_serves_the_same_pages_under_its_own_addresses(lead: Any, settings: Any) -> None:
+def test_another_admin_site_serves_the_pages_under_its_own_urls(lead: Any, settings: Any) -> None:
     site = AdminSite(name="ops")
     try:
         for model, pages in default.site._registry.items():
@@ -244,7 +242,7 @@ def test_another_site_serves_the_same_pages_under_its_own_addresses(lead: Any, s
     assert links["Try one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
 
 
-def test_the_nonce_of_a_strict_policy_stands_at_our_files(page: Client, settings: Any) -> None:
+def test_the_csp_nonce_is_set_on_scripts_and_styles(page: Client, settings: Any) -> None:
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.admin.test_frame.with_nonce"]
     content = page.get(GROUPS).content.decode()
 
@@ -262,7 +260,7 @@ def with_nonce(get_response: Any) -> Any:
     return answered
 
 
-def test_ages_and_spans_are_reported_in_the_unit_that_people_use() -> None:
+def test_ages_and_durations_have_readable_units() -> None:
     said = [
         rmq_span(seconds) for seconds in (None, 0, 0.25, 30.0, 60, 100.65, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)
     ]

@@ -27,14 +27,14 @@ def mine(user: User) -> dict[str, str]:
     return {one.name: one.why for one in response.context["rmq_permissions"]()}
 
 
-def test_who_may_everything_is_told_so(lead: User, settings: Any) -> None:
+def test_the_help_shows_every_permission_of_a_superuser_as_allowed(lead: User, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
 
     assert set(mine(lead).values()) == {""}
     assert set(mine(lead)) == {str(name) for _codename, name in PERMISSIONS.values()}
 
 
-def test_who_may_little_is_told_why_not(settings: Any) -> None:
+def test_the_help_states_which_permission_is_missing(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
     support = made.person("support", "view_parkedmessage", "requeue")
     text = Page(client_of(support).get(HELP)).text
@@ -44,7 +44,7 @@ def test_who_may_little_is_told_why_not(settings: Any) -> None:
     assert f"✕ Can discard and restore messages not allowed {why}" in text
 
 
-def test_what_takes_more_than_its_own_permission_states_what_is_missing() -> None:
+def test_the_help_names_each_missing_permission_of_a_combined_action() -> None:
     known = mine(made.person("editor", "edit_requeue", "bulk_requeue"))
 
     assert known["Can edit a message and requeue it"] == "You need the permission “Can see message bodies and headers”."
@@ -52,14 +52,14 @@ def test_what_takes_more_than_its_own_permission_states_what_is_missing() -> Non
 
 
 @pytest.mark.parametrize("editable", [{}, {"payment.*": False}])
-def test_where_nothing_is_to_be_edited_nobody_may(lead: User, settings: Any, editable: dict[str, bool]) -> None:
+def test_the_help_states_that_editing_is_disabled(lead: User, settings: Any, editable: dict[str, bool]) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": editable}}
     why = mine(lead)["Can edit a message and requeue it"]
 
     assert why == "This project does not allow messages to be edited (setting EDITABLE)."
 
 
-def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, settings: Any) -> None:
+def test_the_help_mentions_project_rules_only_to_users_bound_by_them(lead: User, settings: Any) -> None:
     clerk = made.person("clerk")
     before = Page(client_of(clerk).get(HELP)).text
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: True}}
@@ -70,7 +70,7 @@ def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, 
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_each_page_has_the_dialog_and_the_way_to_the_page(lead: User, name: str) -> None:
+def test_each_page_has_the_help_dialog_and_links_to_the_help_page(lead: User, name: str) -> None:
     page = Page(client_of(lead).get(f"{ADMIN}{name}/"))
 
     assert page.links["Keyboard shortcuts and my permissions"] == HELP
@@ -78,13 +78,13 @@ def test_each_page_has_the_dialog_and_the_way_to_the_page(lead: User, name: str)
     assert "My permissions ✓ Can view parked message allowed" in page.text
 
 
-def test_the_page_lists_the_keys_too(lead: User) -> None:
+def test_the_help_page_lists_the_keyboard_shortcuts(lead: User) -> None:
     text = Page(client_of(lead).get(HELP)).text
 
     assert text.count("x Select the row") == 2, "on the page, and in the dialog that every page has"
 
 
-def test_whoever_is_let_into_the_admin_sees_the_help_and_nobody_else() -> None:
+def test_the_help_needs_admin_access() -> None:
     nobody = made.person("newcomer")
     nobody.is_staff = False
     nobody.save()

@@ -53,7 +53,7 @@ def content(response: Any) -> str:
 
 @pytest.mark.parametrize("verb", ["view", "view_payload", "export"])
 @pytest.mark.parametrize("by", ["ids", "filter"])
-def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, settings: Any) -> None:
+def test_an_export_omits_bodies_hidden_by_a_project_rule(verb: str, by: str, settings: Any) -> None:
     north, south = both()
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only(verb)}}
     ids, found = Selection.of_ids([north.pk, south.pk]), Selection.of_filter({"group": north.group_id})
@@ -68,7 +68,7 @@ def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, sett
 
 
 @pytest.mark.parametrize("page", ["discard", "hold", "export", "preview"])
-def test_a_link_of_another_project_names_nothing_that_one_may_not_see(page: str, settings: Any) -> None:
+def test_a_link_from_another_project_shows_no_hidden_message(page: str, settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
@@ -84,7 +84,7 @@ def test_a_link_of_another_project_names_nothing_that_one_may_not_see(page: str,
 
 
 @pytest.mark.parametrize("of", ["north", "south", "no region"])
-def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str, settings: Any) -> None:
+def test_a_group_shows_no_traceback_hidden_by_a_project_rule(of: str, settings: Any) -> None:
     north, south = both()
     chain = [
         {"error": "Down", "text": "", "frames": [{"file": "pay.py", "line": 7, "function": "f", "code": "secret()"}]}
@@ -104,7 +104,7 @@ def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str,
     assert [said in page for said in why.values()] == [name == of for name in why]
 
 
-def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
+def test_a_run_names_no_hidden_message(settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
     ParkedMessage.objects.filter(pk=north.pk).update(succeeded_at=timezone.now())
     run = requeue_run([north.pk, south.pk])
@@ -120,7 +120,7 @@ def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
     assert ("NORTH-ONE" in table, "SOUTH-ONE" in table) == (True, False)
 
 
-def test_a_part_of_a_page_is_for_whom_the_page_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_fragment_needs_the_permission_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SLICE", 0.0)
     run = requeue_run([made.message(business_key="NORTH-ONE").pk])
     blind = client_of(made.person("blind", "requeue"))
@@ -131,7 +131,7 @@ def test_a_part_of_a_page_is_for_whom_the_page_is(monkeypatch: pytest.MonkeyPatc
     assert blind.get("/admin/rmq_retry/errorgroup/?fragment=1").status_code == 403
 
 
-def test_somebody_of_another_site_comes_into_none_of_its_pages(settings: Any) -> None:
+def test_a_user_of_another_admin_site_gets_none_of_its_pages(settings: Any) -> None:
     class Ops(AdminSite):
         def has_permission(self, request: Any) -> bool:
             return bool(request.user.username == "ops")

@@ -46,7 +46,7 @@ def go(client: Client, response: Any, words: str) -> Any:
     return client.get(link, follow=True)
 
 
-def test_a_pasted_table_with_a_header_asks_for_one_column(page: Client) -> None:
+def test_a_pasted_table_with_a_header_is_refused(page: Client) -> None:
     made.message(business_key="PAY-1")
     told = pasted(page, "payment,amount\nPAY-1,100\n")
 
@@ -57,20 +57,20 @@ def test_a_pasted_table_with_a_header_asks_for_one_column(page: Client) -> None:
 
 
 @pytest.mark.parametrize("where", ["parkedmessage/", "errorgroup/", "livestatus/"])
-def test_the_page_is_one_click_away(page: Client, where: str) -> None:
+def test_the_key_list_page_is_one_click_away(page: Client, where: str) -> None:
     found = go(page, page.get(ADMIN + where), "A list of keys")
 
     assert (found.status_code, Page(found).form_with("Look up the keys")[1]["keys"]) == (200, "")
 
 
-def test_the_help_behind_the_question_mark_names_it(page: Client) -> None:
+def test_the_help_explains_and_links_key_lists(page: Client) -> None:
     found = page.get(f"{ADMIN}errorgroup/help/")
 
     assert "Newlines, commas, semicolons and tabs separate keys" in Page(found).text
     assert go(page, found, "A list of keys").status_code == 200
 
 
-def test_a_pasted_list_is_answered_key_by_key(page: Client) -> None:
+def test_a_pasted_list_shows_the_result_of_each_key(page: Client) -> None:
     for key in ("PAY-1", "PAY-2", "CUST-7", "CUST-7"):
         made.message(business_key=key)
     made.message(business_key="PAY-3", state=State.PROCESSED)
@@ -85,7 +85,7 @@ def test_a_pasted_list_is_answered_key_by_key(page: Client) -> None:
     assert Page(told).form_with("Look up the keys")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
 
 
-def test_exactly_these_are_requeued(page: Client, sent: list[Message]) -> None:
+def test_only_the_listed_messages_are_requeued(page: Client, sent: list[Message]) -> None:
     for number in range(4):
         made.message(business_key=f"PAY-{number}")
     preview = go(page, pasted(page, "PAY-1\nPAY-2\nPAY-9"), "Requeue 2")
@@ -107,7 +107,9 @@ def test_exactly_these_are_requeued(page: Client, sent: list[Message]) -> None:
         ("Hold 2", "Hold 2 messages", {"span": "2h"}, "on_hold"),
     ],
 )
-def test_exactly_these_are_discarded_or_held(page: Client, button: str, pressed: str, typed: Any, left: str) -> None:
+def test_only_the_listed_messages_are_discarded_or_put_on_hold(
+    page: Client, button: str, pressed: str, typed: Any, left: str
+) -> None:
     for number in range(3):
         made.message(business_key=f"PAY-{number}")
     done = press(page, go(page, pasted(page, "PAY-0 PAY-2"), button), pressed, **typed)
@@ -117,7 +119,7 @@ def test_exactly_these_are_discarded_or_held(page: Client, button: str, pressed:
     assert OperatorAction.objects.get().count == 2
 
 
-def test_the_audit_log_has_the_keys_and_the_messages_of_an_act(page: Client) -> None:
+def test_the_audit_log_has_the_keys_and_the_messages_of_an_action(page: Client) -> None:
     rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
     preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-9"), "Discard 3")
     rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
@@ -133,7 +135,7 @@ def test_the_audit_log_has_the_keys_and_the_messages_of_an_act(page: Client) -> 
     check_audit_log()
 
 
-def test_exactly_these_are_exported_whatever_their_state(page: Client) -> None:
+def test_the_listed_messages_are_exported_in_any_state(page: Client) -> None:
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.PROCESSED)
     made.message(business_key="PAY-3")
@@ -143,7 +145,7 @@ def test_exactly_these_are_exported_whatever_their_state(page: Client) -> None:
     assert sorted(line.split(",")[3] for line in lines) == ["PAY-1", "PAY-2", "business_key"]
 
 
-def test_what_is_on_hold_is_taken_in_where_that_is_asked_for(page: Client) -> None:
+def test_messages_on_hold_are_included_on_request(page: Client) -> None:
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.ON_HOLD)
     told = pasted(page, "PAY-1\nPAY-2")
@@ -153,7 +155,7 @@ def test_what_is_on_hold_is_taken_in_where_that_is_asked_for(page: Client) -> No
     assert [one for one in Page(both).links if one.startswith("Discard")] == ["Discard 2…"]
 
 
-def test_a_key_that_names_several_messages_is_reported_again_in_the_preview(page: Client) -> None:
+def test_the_preview_repeats_keys_that_match_several_messages(page: Client) -> None:
     one, two = made.message(keys=["CUST-7", "PAY-1"]), made.message(keys=["CUST-7", "PAY-2"])
     told = pasted(page, "CUST-7")
     preview = go(page, told, "Requeue 2")
@@ -163,7 +165,7 @@ def test_a_key_that_names_several_messages_is_reported_again_in_the_preview(page
     assert "1 key of the list matches several messages, and all of them are left out: CUST-7 (2)" in Page(preview).text
 
 
-def test_only_the_case_is_a_suggestion_and_no_match(page: Client) -> None:
+def test_a_key_in_another_case_is_a_suggestion_and_not_a_match(page: Client) -> None:
     made.message(business_key="PAY-1")
     told = pasted(page, "pay-1")
 
@@ -173,7 +175,7 @@ def test_only_the_case_is_a_suggestion_and_no_match(page: Client) -> None:
     assert not [one for one in Page(told).links if one.startswith("Discard")]
 
 
-def test_spaces_separate_at_the_press_of_a_button(page: Client) -> None:
+def test_a_button_splits_the_keys_at_spaces(page: Client) -> None:
     for number in (1, 2, 3):
         made.message(business_key=f"PAY-{number}")
     told = pasted(page, "PAY-1 PAY-2\nPAY-3")
@@ -183,7 +185,7 @@ def test_spaces_separate_at_the_press_of_a_button(page: Client) -> None:
     assert tiles(apart)["found"] == 3
 
 
-def test_a_message_that_waits_in_a_run_can_be_taken_out_of_it(page: Client) -> None:
+def test_a_message_waiting_in_a_run_can_be_discarded_by_its_key(page: Client) -> None:
     cause = made.group()
     for number in range(3):
         made.message(cause, business_key=f"PAY-{number}")
@@ -206,7 +208,7 @@ def test_a_message_that_waits_in_a_run_can_be_taken_out_of_it(page: Client) -> N
     ],
     ids=["nothing", "separators", "too many", "too long"],
 )
-def test_a_list_that_cannot_be_taken_stays_in_the_form(page: Client, text: str, said: str) -> None:
+def test_an_invalid_list_stays_in_the_form(page: Client, text: str, said: str) -> None:
     told = pasted(page, text)
 
     assert told.status_code == 422
@@ -215,7 +217,7 @@ def test_a_list_that_cannot_be_taken_stays_in_the_form(page: Client, text: str, 
     assert not KeyList.objects.exists()
 
 
-def test_a_text_larger_than_django_lets_in_is_read(page: Client, settings: Any) -> None:
+def test_a_list_above_the_django_form_limit_is_accepted(page: Client, settings: Any) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     made.message(business_key="PAY-7")
     told = pasted(page, "\n".join(f"PAY-{number}" for number in range(500)))
@@ -223,7 +225,7 @@ def test_a_text_larger_than_django_lets_in_is_read(page: Client, settings: Any) 
     assert tiles(told) == {"keys": 500, "found": 1, "missing": 499, "several": 0, "closed": 0}
 
 
-def test_a_large_text_needs_its_token_against_forged_forms_all_the_same(lead: Any, settings: Any) -> None:
+def test_a_large_list_still_needs_a_csrf_token(lead: Any, settings: Any) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     client = Client(enforce_csrf_checks=True)
     client.force_login(lead)
@@ -237,14 +239,14 @@ def test_a_large_text_needs_its_token_against_forged_forms_all_the_same(lead: An
     assert code(KEYS, keys=text, csrfmiddlewaretoken=token) == 302
 
 
-def test_a_form_of_more_than_ten_megabytes_is_refused_in_a_sentence(page: Client) -> None:
+def test_a_form_above_ten_megabytes_is_refused_with_413(page: Client) -> None:
     told = pasted(page, "x" * 10_500_000)
 
     assert told.status_code == 413
     assert "The form is larger than 10 MB. Nothing was done. Go back: your text is still there." in Page(told).text
 
 
-def test_a_list_is_shown_only_to_the_operator_who_pasted_it(page: Client) -> None:
+def test_a_list_is_visible_only_to_the_operator_who_pasted_it(page: Client) -> None:
     made.message(business_key="PAY-1")
     address = pasted(page, "PAY-1").redirect_chain[-1][0]
     other = client_of(made.person("other", superuser=True))
@@ -254,7 +256,7 @@ def test_a_list_is_shown_only_to_the_operator_who_pasted_it(page: Client) -> Non
     assert [page.get(f"{KEYS}?list={odd}").status_code for odd in ("x", "-1", "9" * 30)] == [404, 404, 404]
 
 
-def test_what_a_rule_hides_is_not_found(settings: Any) -> None:
+def test_keys_of_hidden_messages_are_reported_as_not_found(settings: Any) -> None:
     made.message(business_key="NORTH-1", type="north")
     hidden = made.message(business_key="SOUTH-1", type="south")
     rule = lambda _user, verb, message: message.type == "north" or verb != "view"  # noqa: E731
@@ -268,14 +270,14 @@ def test_what_a_rule_hides_is_not_found(settings: Any) -> None:
     assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
 
 
-def test_buttons_that_may_not_be_pressed_state_why() -> None:
+def test_disabled_buttons_state_why() -> None:
     made.message(business_key="PAY-1")
     told = pasted(client_of(made.person("clerk", "view_parkedmessage")), "PAY-1")
 
     assert "Requeue 1…: You need the permission “Can requeue messages”." in Page(told).text
 
 
-def test_hostile_keys_are_text(page: Client) -> None:
+def test_hostile_keys_are_escaped(page: Client) -> None:
     key = '<script>alert("1")</script>\u202e'
     made.message(business_key=key)
     told = pasted(page, f'"{key.replace(chr(34), chr(34) * 2)}"\n<b>absent</b>,\x00')
@@ -286,7 +288,7 @@ def test_hostile_keys_are_text(page: Client) -> None:
 
 
 class TestAllExceptThese:
-    def test_thirty_payments_come_out_of_the_group_by_one_paste(self, page: Client, sent: list[Message]) -> None:
+    def test_one_pasted_list_excludes_thirty_payments_of_a_group(self, page: Client, sent: list[Message]) -> None:
         cause = made.group()
         for number in range(40):
             made.message(cause, business_key=f"PAY-{number}")
@@ -300,7 +302,7 @@ class TestAllExceptThese:
         assert len(sent) == 10
         assert {state(key) for key in paid} == {"parked"}
 
-    def test_it_says_which_keys_left_nothing_out(self, page: Client) -> None:
+    def test_the_preview_lists_the_keys_that_excluded_nothing(self, page: Client) -> None:
         cause = made.group()
         for key in ("PAY-1", "PAY-2", "CUST-7", "CUST-7"):
             made.message(cause, business_key=key)
@@ -322,7 +324,9 @@ class TestAllExceptThese:
             ("hold", "Hold 1 message", {"span": "2h"}, "on_hold"),
         ],
     )
-    def test_every_page_that_asks_has_it(self, page: Client, what: str, button: str, typed: Any, became: str) -> None:
+    def test_every_action_form_can_exclude_keys(
+        self, page: Client, what: str, button: str, typed: Any, became: str
+    ) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         made.message(cause, business_key="PAY-2")
@@ -332,7 +336,7 @@ class TestAllExceptThese:
 
         assert (state("PAY-1"), state("PAY-2")) == ("parked", became)
 
-    def test_an_export_leaves_them_out(self, page: Client) -> None:
+    def test_an_export_can_exclude_keys(self, page: Client) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         made.message(cause, business_key="PAY-2")
@@ -343,7 +347,7 @@ class TestAllExceptThese:
         assert ('"PAY-2"' in lines, '"PAY-1"' in lines) == (True, False)
         assert OperatorAction.objects.get().reason == "INC-553"
 
-    def test_ticked_messages_are_left_out_too(self, page: Client) -> None:
+    def test_excluded_keys_also_apply_to_ticked_messages(self, page: Client) -> None:
         rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
         ticked = {"action": "requeue", "_selected_action": [row.pk for row in rows]}
         rest = press(page, page.post(LIST, ticked, follow=True), "Leave these out", **{"except": "PAY-0"})
@@ -351,7 +355,7 @@ class TestAllExceptThese:
 
         assert sorted(item.message_id for item in RequeueItem.objects.all()) == [rows[1].pk, rows[2].pk]
 
-    def test_nothing_is_done_while_the_field_has_other_keys_than_the_preview(self, page: Client) -> None:
+    def test_nothing_is_done_if_the_excluded_keys_differ_from_the_preview(self, page: Client) -> None:
         """A user who pastes a list and does not press the button sends nothing."""
         cause = made.group()
         made.message(cause, business_key="PAY-1")
@@ -369,7 +373,7 @@ class TestAllExceptThese:
         values = Page(kept).form_with("Discard 1 message")[1]
         assert (values["category"], values["text"], values["except"]) == ("test", "of old", "PAY-1")
 
-    def test_the_address_of_the_preview_means_what_the_preview_shows(self, page: Client) -> None:
+    def test_the_url_of_the_preview_keeps_the_excluded_keys(self, page: Client) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         made.message(cause, business_key="PAY-2")
@@ -381,7 +385,7 @@ class TestAllExceptThese:
         assert (values["except"], values["rate"], values["reason"], values["order"]) == ("PAY-1", "5", "INC-553", "key")
         assert "typed" not in parse_qs(urlsplit(rest.redirect_chain[-1][0]).query)
 
-    def test_an_emptied_field_takes_all_of_them_in_again(self, page: Client) -> None:
+    def test_emptying_the_field_includes_all_messages_again(self, page: Client) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         made.message(cause, business_key="PAY-2")
@@ -390,7 +394,7 @@ class TestAllExceptThese:
 
         assert (rest.context["report"].total, whole.context["report"].total) == (1, 2)
 
-    def test_all_may_be_left_out_and_nothing_can_be_pressed_then(self, page: Client) -> None:
+    def test_excluding_every_message_disables_the_button(self, page: Client) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         found = {}
@@ -404,7 +408,7 @@ class TestAllExceptThese:
         assert found == {"discard": [], "hold": [], "export": []}
         assert (rest.context["report"].total, rest.context["disabled"]) == (0, True)
 
-    def test_too_many_keys_stay_in_the_form_and_nothing_is_done(self, page: Client) -> None:
+    def test_too_many_excluded_keys_stay_in_the_form_and_nothing_is_done(self, page: Client) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         text = "\n".join(f"PAY-{number}" for number in range(10_001))
@@ -419,7 +423,7 @@ class TestAllExceptThese:
         assert state("PAY-1") == "parked"
         assert not RequeueRun.objects.exists()
 
-    def test_what_is_parked_meanwhile_is_not_sent_and_its_key_stays_out(self, page: Client) -> None:
+    def test_messages_parked_after_the_preview_are_not_sent(self, page: Client) -> None:
         cause = made.group()
         made.message(cause, business_key="PAY-1")
         made.message(cause, business_key="PAY-2")
@@ -431,7 +435,7 @@ class TestAllExceptThese:
 
         assert [item.message.business_key for item in RequeueItem.objects.all()] == ["PAY-2"]
 
-    def test_a_list_and_all_except_some_of_it(self, page: Client) -> None:
+    def test_a_key_list_can_exclude_some_of_its_own_keys(self, page: Client) -> None:
         for number in range(3):
             made.message(business_key=f"PAY-{number}")
         preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2"), "Discard 3")
@@ -440,7 +444,7 @@ class TestAllExceptThese:
 
         assert [state(f"PAY-{number}") for number in range(3)] == ["discarded", "parked", "discarded"]
 
-    def test_what_a_rule_hides_is_not_reported(self, settings: Any) -> None:
+    def test_excluded_keys_of_hidden_messages_are_reported_as_not_found(self, settings: Any) -> None:
         cause = made.group()
         made.message(cause, business_key="NORTH-1", type="north")
         made.message(cause, business_key="SOUTH-1", type="south")

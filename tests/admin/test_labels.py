@@ -32,20 +32,20 @@ def marked(tmp_path: Path, settings: Any) -> Iterator[None]:
         yield
 
 
-def test_each_machine_value_has_a_word() -> None:
+def test_each_machine_value_has_a_label() -> None:
     assert set(REASON_TEXTS) == set(Reason)
     assert set(labels.PARKED_BY) == set(By)
     assert set(labels.ROLES) == set(Role)
 
 
 @pytest.mark.usefixtures("marked")
-def test_a_reason_is_translated_and_an_unknown_one_stays() -> None:
+def test_a_known_reason_is_translated_and_an_unknown_one_is_kept() -> None:
     assert reason_text("retries_exhausted") == "[!! retries exhausted !!]"
     assert reason_text("of a later version") == "of a later version"
     assert reason_text("") == ""
 
 
-def test_why_a_message_was_discarded_is_reported_as_it_was_chosen() -> None:
+def test_the_reason_of_a_discard_shows_the_label_of_its_category() -> None:
     assert labels.resolution("duplicate: see INC-553") == "Duplicate: see INC-553"
     assert labels.resolution("bad data") == "Bad data"
     assert labels.resolution("by an older version: so") == "by an older version: so"
@@ -54,7 +54,7 @@ def test_why_a_message_was_discarded_is_reported_as_it_was_chosen() -> None:
 
 
 @pytest.mark.usefixtures("marked")
-def test_a_selection_is_said_in_words_of_people() -> None:
+def test_a_selection_is_described_in_labels() -> None:
     words = {"group": 41, "state": ["parked", "on_hold"], "reason": "expired", "queue": "payments.main"}
     said = "[!! group !!] 41 · [!! status !!] [!! Parked !!], [!! On hold !!] · [!! reason !!] [!! expired !!]"
 
@@ -64,7 +64,7 @@ def test_a_selection_is_said_in_words_of_people() -> None:
 
 
 @pytest.mark.usefixtures("marked")
-def test_what_is_wrong_with_a_queue_is_translated() -> None:
+def test_queue_problems_are_translated() -> None:
     one = "a move of its messages was interrupted, 1 messages wait: manage.py rmq_declare --recreate q"
     many = "3 dead letters wait: their target queue is full or missing"
 
@@ -83,7 +83,7 @@ def test_what_is_wrong_with_a_queue_is_translated() -> None:
     assert labels.trouble(many) == f"[!! {many} !!]"
 
 
-def test_every_sentence_about_a_queue_is_known_to_the_translators() -> None:
+def test_every_queue_problem_is_in_the_catalogue() -> None:
     known = set(labels.SAID_OF_QUEUES)
     said = {text for text in sentences(declarer) if not text.startswith("x-")}
 
@@ -92,7 +92,7 @@ def test_every_sentence_about_a_queue_is_known_to_the_translators() -> None:
 
 
 @pytest.mark.usefixtures("marked")
-def test_a_day_ago_has_a_text_of_its_own() -> None:
+def test_ages_in_days_are_translated() -> None:
     past, coming = timezone.now() - timedelta(days=3, hours=1), timezone.now() + timedelta(days=1, hours=1)
 
     assert ">[!! 3 days ago !!]<" in rmq_ago(past)
@@ -106,7 +106,7 @@ def sentences(module: Any) -> set[str]:
 
 
 @pytest.mark.django_db
-def test_a_cause_without_an_error_is_named_in_the_language_of_its_reader(client: Client, settings: Any) -> None:
+def test_a_cause_without_an_error_is_named_in_the_readers_language(client: Client, settings: Any) -> None:
     client.force_login(made.person("viewer", "view_errorgroup", "view_parkedmessage"))
     made.message(made.group(title="no_handler", culprit="", reason="no_handler"), reason="no_handler", error="")
     english = Page(client.get("/admin/rmq_retry/errorgroup/")).text

@@ -62,7 +62,7 @@ def test_every_queue_with_records_can_be_chosen(page: Client) -> None:
     assert shown(page.get(LIST, {"queue": "payments.renamed"})) == {"PAY-1"}
 
 
-def test_what_is_parked_is_listed_and_the_rest_by_its_filter(page: Client) -> None:
+def test_the_list_shows_parked_messages_and_filters_show_the_rest(page: Client) -> None:
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.PROCESSED)
     made.message(business_key="PAY-3", state=State.ON_HOLD, held_until=timezone.now() + timedelta(hours=1))
@@ -86,7 +86,7 @@ def test_what_is_parked_is_listed_and_the_rest_by_its_filter(page: Client) -> No
         ({"cycle_min": "rubbish"}, set()),
     ],
 )
-def test_filters_narrow_the_list_and_can_be_taken_away(page: Client, words: dict[str, str], found: set[str]) -> None:
+def test_filters_narrow_the_list_and_can_be_removed(page: Client, words: dict[str, str], found: set[str]) -> None:
     now = timezone.now()
     made.message(business_key="PAY-1", cycle=2)
     made.message(business_key="PAY-2", queue="unknown.queue", type="refund", parked_at=now - timedelta(hours=2))
@@ -100,7 +100,7 @@ def test_filters_narrow_the_list_and_can_be_taken_away(page: Client, words: dict
 
 
 @pytest.mark.parametrize("asked", ["PAY-88121", "9f3c-exact", "corr-exact", "ACC-7", " PAY-88121 "])
-def test_one_exact_match_opens_the_message_whatever_has_become_of_it(page: Client, asked: str) -> None:
+def test_one_exact_match_opens_the_message_in_any_state(page: Client, asked: str) -> None:
     made.message()
     fields: dict[str, Any] = {"message_id": "9f3c-exact", "correlation_id": "corr-exact", "state": State.PROCESSED}
     one = made.message(business_key="PAY-88121", keys=["PAY-88121", "ACC-7"], **fields)
@@ -108,7 +108,7 @@ def test_one_exact_match_opens_the_message_whatever_has_become_of_it(page: Clien
     assert page.get(LIST, {"q": asked}).headers["Location"] == f"{LIST}{one.pk}/change/"
 
 
-def test_two_matches_are_listed_and_none_says_so(page: Client) -> None:
+def test_two_matches_are_listed(page: Client) -> None:
     made.message(business_key="PAY-1", correlation_id="both")
     made.message(business_key="PAY-2", correlation_id="both", state=State.DISCARDED)
 
@@ -116,7 +116,7 @@ def test_two_matches_are_listed_and_none_says_so(page: Client) -> None:
     assert "No message matches." in Page(page.get(LIST, {"q": "neither"})).text
 
 
-def test_a_search_asks_for_ids_by_their_indexes(page: Client) -> None:
+def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:
     made.message()
     with CaptureQueriesContext(connection) as queries:
         page.get(LIST, {"q": "nothing has this"})
@@ -135,7 +135,7 @@ def test_an_empty_list_states_that_nothing_is_parked(page: Client) -> None:
     assert "✓ Nothing is parked." in Page(page.get(LIST)).text
 
 
-def test_counting_ends_where_people_stop_turning_pages(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_stops_at_its_limit(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_list, "MOST_COUNTED", 100)
     now = timezone.now()
     for number in range(103):
@@ -157,7 +157,7 @@ def test_counting_ends_where_people_stop_turning_pages(page: Client, monkeypatch
         ("export", f"{LIST}export/"),
     ],
 )
-def test_an_action_leads_to_the_page_that_asks_and_does_nothing(page: Client, action: str, path: str) -> None:
+def test_an_action_opens_its_confirmation_page_and_changes_nothing(page: Client, action: str, path: str) -> None:
     one, _other = made.message(), made.message()
     response = page.post(LIST, {"action": action, "_selected_action": [one.pk]})
 
@@ -167,7 +167,7 @@ def test_an_action_leads_to_the_page_that_asks_and_does_nothing(page: Client, ac
     assert set(ParkedMessage.objects.values_list("state", "revision")) == {("parked", 1)}
 
 
-def test_select_all_means_what_the_list_shows_and_nothing_that_comes_later(page: Client) -> None:
+def test_select_all_excludes_messages_parked_later(page: Client) -> None:
     meant = [made.message(type="refund"), made.message(type="refund")]
     made.message(type="transfer")
     made.message(type="refund", state=State.DISCARDED)
@@ -179,7 +179,7 @@ def test_select_all_means_what_the_list_shows_and_nothing_that_comes_later(page:
     assert chosen.count == 2
 
 
-def test_ids_that_were_never_listed_are_not_taken(page: Client) -> None:
+def test_ids_that_were_not_listed_are_ignored(page: Client) -> None:
     made.message()
     response = page.post(LIST, {"action": "requeue", "_selected_action": ["-1", "999999"]})
 

@@ -35,7 +35,7 @@ def ago(minutes: float) -> datetime:
     return timezone.now() - timedelta(minutes=minutes)
 
 
-def test_what_is_parked_after_the_list_was_opened_is_counted(page: Client) -> None:
+def test_the_bar_counts_messages_parked_after_the_list_was_opened(page: Client) -> None:
     made.message(parked_at=ago(1))
     address = asked(page.get(LIST))
     before = bar(page, address)
@@ -47,7 +47,7 @@ def test_what_is_parked_after_the_list_was_opened_is_counted(page: Client) -> No
     assert after.links == {"Show 7 new parked messages": "?"}
 
 
-def test_one_that_was_recorded_late_and_one_that_is_parked_again_are_new(page: Client) -> None:
+def test_late_records_and_messages_parked_again_count_as_new(page: Client) -> None:
     again = made.message(parked_at=ago(5))
     made.message(parked_at=ago(1))
     address = asked(page.get(LIST))
@@ -57,14 +57,14 @@ def test_one_that_was_recorded_late_and_one_that_is_parked_again_are_new(page: C
     assert bar(page, address).text == "Show 2 new parked messages"
 
 
-def test_a_message_of_a_fast_clock_that_is_listed_is_not_new(page: Client) -> None:
+def test_a_listed_message_with_a_fast_clock_does_not_count_as_new(page: Client) -> None:
     made.message(parked_at=ago(-2))
     made.message(parked_at=ago(60))
 
     assert bar(page, asked(page.get(LIST))).text == ""
 
 
-def test_the_bar_knows_the_filters_of_its_list_and_leads_to_its_first_page(page: Client) -> None:
+def test_the_bar_keeps_the_filters_and_links_to_the_first_page(page: Client) -> None:
     for number in range(60):
         made.message(queue="payments.main", parked_at=ago(number + 1))
     address = asked(page.get(LIST, {"queue": "payments.main", "p": "2"}))
@@ -75,7 +75,7 @@ def test_the_bar_knows_the_filters_of_its_list_and_leads_to_its_first_page(page:
     assert bar(page, address).links == {"Show 1 new parked message": "?queue=payments.main"}
 
 
-def test_a_list_that_was_empty_counts_from_nothing(page: Client) -> None:
+def test_the_bar_of_an_empty_list_counts_every_message(page: Client) -> None:
     address = asked(page.get(LIST))
     made.message(parked_at=ago(10))
 
@@ -83,13 +83,13 @@ def test_a_list_that_was_empty_counts_from_nothing(page: Client) -> None:
 
 
 @pytest.mark.parametrize("words", [{"state": "discarded"}, {"q": "PAY"}])
-def test_a_list_in_which_nothing_parked_appears_has_no_bar(page: Client, words: dict[str, str]) -> None:
+def test_a_list_without_parked_messages_has_no_bar(page: Client, words: dict[str, str]) -> None:
     made.message(state=State.DISCARDED)
 
     assert b"data-rmq-live" not in page.get(LIST, words).content
 
 
-def test_it_counts_no_further_than_its_bound(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_counts_up_to_its_limit(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_list, "MOST", 3)
     address = asked(page.get(LIST))
     for _ in range(9):
@@ -103,7 +103,7 @@ def test_it_counts_no_further_than_its_bound(page: Client, monkeypatch: pytest.M
     assert count.endswith("LIMIT 4")
 
 
-def test_what_a_rule_hides_is_not_counted(settings: Any) -> None:
+def test_the_bar_does_not_count_hidden_messages(settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
@@ -120,5 +120,5 @@ def test_what_a_rule_hides_is_not_counted(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "since=today&after=1", "since=2026-11-21T03:00:00Z&after=x", "after=1"])
-def test_a_question_that_no_list_asks_is_refused(page: Client, words: str) -> None:
+def test_an_invalid_query_of_the_bar_is_refused(page: Client, words: str) -> None:
     assert page.get(f"{LIST}newer/?{words}").status_code == 400

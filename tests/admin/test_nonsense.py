@@ -18,7 +18,7 @@ ANSWERS = {200, 302, 400, 403, 404, 409, 410, 422}
 
 
 @pytest.mark.parametrize("address", PAGES, ids=[name for _address, name in GETS])
-def test_whatever_is_asked_of_a_page_it_never_breaks(address: Any, page: Client) -> None:
+def test_no_page_fails_on_random_input(address: Any, page: Client) -> None:
     page.raise_request_exception = False
     known = world()
     url = reverse(f"admin:rmq_retry_{address[1]}", args=[known[address[2]]] if address[2] else [])
@@ -30,7 +30,7 @@ def test_whatever_is_asked_of_a_page_it_never_breaks(address: Any, page: Client)
 
 @pytest.mark.parametrize("pk", ["0", "-1", "abc", "99999999999999999999999", "1%00", "%F0%9F%92%A5", "1 OR 1=1"])
 @pytest.mark.parametrize("kind", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction"])
-def test_a_number_that_is_none_is_no_page(kind: str, pk: str, page: Client) -> None:
+def test_an_invalid_id_never_causes_a_server_error(kind: str, pk: str, page: Client) -> None:
     page.raise_request_exception = False
     answer = page.get(f"/admin/rmq_retry/{kind}/{pk}/change/")
 
@@ -38,7 +38,7 @@ def test_a_number_that_is_none_is_no_page(kind: str, pk: str, page: Client) -> N
 
 
 @pytest.mark.parametrize("address", PAGES, ids=[name for _address, name in GETS])
-def test_no_cache_keeps_a_page(address: Any, page: Client) -> None:
+def test_no_page_is_cacheable(address: Any, page: Client) -> None:
     answer = ask(page, world(), address)
 
     assert "no-store" in answer["Cache-Control"]

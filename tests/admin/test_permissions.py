@@ -122,7 +122,7 @@ def state() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=NAMES)
-def test_it_needs_its_permissions_and_no_others(address: Any, settings: Any) -> None:
+def test_each_page_needs_its_own_permissions_and_no_others(address: Any, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     known = world()
     able = client_of(made.person("able", *address[4]))
@@ -131,7 +131,7 @@ def test_it_needs_its_permissions_and_no_others(address: Any, settings: Any) -> 
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=NAMES)
-def test_every_right_but_one_is_not_enough(address: Any, settings: Any) -> None:
+def test_every_page_refuses_a_user_who_lacks_one_permission(address: Any, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     known = world()
     ours = Permission.objects.filter(content_type__app_label="rmq_retry")
@@ -147,7 +147,7 @@ def test_every_right_but_one_is_not_enough(address: Any, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=NAMES)
-def test_nobody_comes_in_without_signing_in(address: Any) -> None:
+def test_every_page_redirects_anonymous_users_to_the_login(address: Any) -> None:
     known = world()
     before = state()
     answer = ask(Client(), known, address)
@@ -158,7 +158,7 @@ def test_nobody_comes_in_without_signing_in(address: Any) -> None:
 
 
 @pytest.mark.parametrize("address", [one for one in ADDRESSES if one[0] == "post"], ids=lambda one: str(one[1]))
-def test_no_act_is_done_by_a_get(address: Any, settings: Any) -> None:
+def test_no_action_is_done_by_get(address: Any, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     known = world()
     lead = client_of(made.person("lead", superuser=True))
@@ -169,7 +169,7 @@ def test_no_act_is_done_by_a_get(address: Any, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("address", [one for one in ADDRESSES if one[0] == "post"], ids=lambda one: str(one[1]))
-def test_no_act_is_done_without_the_forms_token(address: Any) -> None:
+def test_no_action_is_done_without_a_csrf_token(address: Any) -> None:
     known = world()
     client = Client(enforce_csrf_checks=True)
     client.force_login(made.person("lead", superuser=True))
@@ -179,7 +179,7 @@ def test_no_act_is_done_without_the_forms_token(address: Any) -> None:
     assert state() == before
 
 
-def test_an_action_of_the_list_is_offered_only_to_whom_may_do_it() -> None:
+def test_the_list_offers_only_actions_that_the_user_may_do() -> None:
     known = world()
     url = reverse("admin:rmq_retry_parkedmessage_changelist")
     support = client_of(made.person("support", "view_parkedmessage", "hold"))
@@ -192,7 +192,7 @@ def test_an_action_of_the_list_is_offered_only_to_whom_may_do_it() -> None:
     assert "/discard/?sel=" not in tried.headers.get("Location", "")
 
 
-def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
+def test_the_permit_setting_is_called_for_each_message(settings: Any) -> None:
     def north_only(_user: object, _verb: str, message: Any) -> bool | str:
         return message.type == "north" or "Only the north is yours."
 
@@ -215,7 +215,7 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
     assert "SOUTH-ONE" not in page.content.decode()
 
 
-def test_a_search_opens_no_message_that_a_rule_hides(settings: Any) -> None:
+def test_a_search_does_not_open_a_hidden_message(settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
@@ -231,7 +231,7 @@ def test_a_search_opens_no_message_that_a_rule_hides(settings: Any) -> None:
     assert hidden.content.decode().count("id-of-south") == missing.content.decode().count("id-of-nowhere")
 
 
-def test_a_group_of_messages_is_discarded_without_those_that_a_rule_keeps_back(settings: Any) -> None:
+def test_discarding_a_group_leaves_hidden_messages_parked(settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},

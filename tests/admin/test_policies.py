@@ -8,7 +8,7 @@ from django.template import Context, Template
 TAG = Template("{% load rmq_retry %}<link{% rmq_nonce %}>")
 
 
-def test_a_nonce_that_nobody_asked_for_before_is_written() -> None:
+def test_an_unread_lazy_csp_nonce_is_still_written() -> None:
     csp: Any = pytest.importorskip("django.utils.csp", reason="Django makes none before 6.0")
     nonce = csp.LazyNonce()
     written = TAG.render(Context({"csp_nonce": nonce}))
@@ -18,5 +18,5 @@ def test_a_nonce_that_nobody_asked_for_before_is_written() -> None:
 
 
 @pytest.mark.parametrize("context", [{}, {"csp_nonce": None}, {"request": object()}])
-def test_without_a_policy_nothing_is_written(context: dict[str, Any]) -> None:
+def test_without_a_csp_no_nonce_is_written(context: dict[str, Any]) -> None:
     assert TAG.render(Context(context)) == "<link>"

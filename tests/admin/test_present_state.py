@@ -51,7 +51,7 @@ def sent(run: RequeueRun, one: ParkedMessage, state: State, **fields: Any) -> No
     ParkedMessage.objects.filter(pk=one.pk).update(state=state, cycle=2, requeued_at=now, **fields)
 
 
-def test_a_processed_message_does_not_state_that_it_was_not_sent(page: Client, settings: Any) -> None:
+def test_a_processed_message_shows_no_stale_requeue_failure(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The payment was not sent."}},
@@ -72,7 +72,7 @@ def test_a_processed_message_does_not_state_that_it_was_not_sent(page: Client, s
     assert ("The payment was not sent." in under_way, "The payment was not sent." in after) == (False, False)
 
 
-def test_a_discarded_message_reports_it_before_what_was_earlier(page: Client) -> None:
+def test_a_discarded_message_shows_its_discard_before_earlier_failures(page: Client) -> None:
     one = made.message(state=State.DISCARDED, resolved_at=timezone.now(), resolution="duplicate")
 
     text = shown(page, f"parkedmessage/{one.pk}/change/")
@@ -90,7 +90,7 @@ STILL = [
 
 
 @pytest.mark.parametrize(("switch", "badge", "warned"), STILL)
-def test_a_queue_that_stalls_is_nowhere_fine(
+def test_a_stalled_queue_is_healthy_on_no_page(
     page: Client, monkeypatch: pytest.MonkeyPatch, switch: dict[str, Any], badge: str, warned: str
 ) -> None:
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
@@ -107,7 +107,7 @@ def test_a_queue_that_stalls_is_nowhere_fine(
     assert "✓ payments.main" not in still[1]
 
 
-def test_a_paused_queue_is_not_blamed_for_having_no_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_queue_is_not_reported_for_missing_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     level = Level(
         queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
     )
@@ -134,7 +134,7 @@ LATE = [
 
 
 @pytest.mark.parametrize(("times", "reported"), LATE)
-def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
+def test_an_overdue_probe_does_not_hide_missing_consumers(
     page: Client, monkeypatch: pytest.MonkeyPatch, times: dict[str, Any], reported: int
 ) -> None:
     level = Level(
@@ -150,9 +150,7 @@ def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
     assert counts == [2 * reported, reported]
 
 
-def test_whether_a_pause_is_over_is_reported_by_the_databases_clock(
-    page: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_pause_uses_the_database_clock(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
     monkeypatch.setattr(server, "now", lambda _using: now - timedelta(hours=1))
     level = Level(
@@ -177,7 +175,7 @@ def test_problems_beyond_the_first_three_are_shown_on_request(page: Client, monk
     assert "! q2: it does not exist 2 more problems ! q3: it does not exist ! q4: it does not exist" in text
 
 
-def test_rates_that_the_broker_does_not_tell_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_unknown_to_the_broker_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
     made.broker_seen(monkeypatch, level)
 
@@ -191,7 +189,7 @@ def test_an_action_on_a_queue_names_the_queue_and_counts_no_messages(page: Clien
     assert f"Pause queue payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "operatoraction/")
 
 
-def test_who_resent_a_message_is_found_although_it_went_with_others(page: Client) -> None:
+def test_a_message_requeued_in_bulk_shows_its_operator(page: Client) -> None:
     cause = made.group()
     one = made.message(cause, business_key="PAY-1", correlation_id="order-1")
     made.message(cause, business_key="PAY-2")
@@ -210,7 +208,7 @@ def test_who_resent_a_message_is_found_although_it_went_with_others(page: Client
 
 
 @pytest.mark.parametrize("by", ["numbers", "keys"])
-def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: str) -> None:
+def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Client, by: str) -> None:
     one = made.message(business_key="PAY-1", correlation_id="order-1")
     two, three = made.message(business_key="PAY-2"), made.message(business_key="PAY-3")
 
@@ -245,7 +243,7 @@ def listed(*keys: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("by", ["numbers", "keys"])
-def test_a_message_that_an_action_on_several_left_alone_is_not_among_them(page: Client, by: str) -> None:
+def test_a_message_left_unchanged_by_a_bulk_action_does_not_show_it(page: Client, by: str) -> None:
     one, two, left = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
     chosen = Selection.of_filter({LISTED: listed("PAY-1", "PAY-2", "PAY-3")})
     if by == "numbers":
@@ -258,7 +256,7 @@ def test_a_message_that_an_action_on_several_left_alone_is_not_among_them(page: 
 
 @pytest.mark.parametrize("by", ["numbers", "keys"])
 @pytest.mark.parametrize("keys", [["PAY-1"], ["PAY-1", "PAY-2"]])
-def test_who_exported_a_message_alone_or_with_others_is_found(page: Client, by: str, keys: list[str]) -> None:
+def test_a_message_exported_alone_or_in_bulk_shows_its_operator(page: Client, by: str, keys: list[str]) -> None:
     rows = [made.message(business_key=key) for key in keys]
     made.message(business_key="PAY-3")
     by_keys = Selection.of_filter({LISTED: listed(*keys)})
@@ -267,7 +265,7 @@ def test_who_exported_a_message_alone_or_with_others_is_found(page: Client, by: 
     assert [found_for(page, key) for key in (*keys, "PAY-3")] == [*[["export"]] * len(keys), []]
 
 
-def test_the_only_message_of_a_filter_that_was_exported_is_found_when_it_is_gone(page: Client) -> None:
+def test_a_deleted_message_shows_the_export_of_which_it_was_the_only_one(page: Client) -> None:
     one = made.message(business_key="PAY-1", queue="payments.large")
     list(export(Selection.of_filter({"queue": "payments.large"}), ANN))
     ParkedMessage.objects.filter(pk=one.pk).delete()
@@ -276,7 +274,7 @@ def test_the_only_message_of_a_filter_that_was_exported_is_found_when_it_is_gone
 
 
 @pytest.mark.parametrize("by", ["numbers", "filter"])
-def test_a_message_that_an_export_left_out_is_not_among_its_messages(page: Client, by: str) -> None:
+def test_a_message_left_out_of_an_export_does_not_show_it(page: Client, by: str) -> None:
     rows = [made.message(business_key=f"PAY-{number}") for number in (1, 2, 3)]
     chosen = Selection.of_ids([row.pk for row in rows]) if by == "numbers" else Selection.of_filter({"state": "parked"})
     list(export(chosen.leaving_out(listed("PAY-1")), ANN))
@@ -284,9 +282,7 @@ def test_a_message_that_an_export_left_out_is_not_among_its_messages(page: Clien
     assert [found_for(page, row.business_key) for row in rows] == [[], ["export"], ["export"]]
 
 
-def test_a_search_of_the_audit_log_reads_a_bounded_number_of_actions_and_reports_it(
-    page: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_search_reads_a_bounded_number_of_actions(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
     for other in (two, three):
         hold_messages([one.pk, other.pk])
@@ -311,7 +307,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.parametrize("facts", ODD)
-def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, facts: Any) -> None:
+def test_an_audit_row_with_unusual_facts_breaks_no_page(page: Client, facts: Any) -> None:
     one, two = made.message(business_key="PAY-1"), made.message(business_key="PAY-2")
     hold_messages([one.pk, two.pk])
     odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", action=Action.UNHOLD, count=2, facts=facts)
@@ -323,13 +319,13 @@ def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, fact
     assert run("rmq_audit", "verify").code == 1
 
 
-def test_an_act_on_a_message_that_is_gone_is_found_by_what_it_was_called(page: Client) -> None:
+def test_an_action_on_a_deleted_message_is_found_by_its_name(page: Client) -> None:
     act = logged(Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
 
     assert [one.pk for one in page.get(f"{ADMIN}operatoraction/?q=PAY-77").context["cl"].result_list] == [act.pk]
 
 
-def test_live_status_counts_no_success_as_a_failure(page: Client) -> None:
+def test_the_live_status_does_not_count_a_success_as_a_failure(page: Client) -> None:
     one = made.message()
     for number, verdict in enumerate(("retry", "park", "ack"), start=1):
         made.attempt(one, number, at=timezone.now(), verdict=verdict)
@@ -338,7 +334,7 @@ def test_live_status_counts_no_success_as_a_failure(page: Client) -> None:
 
 
 @pytest.mark.parametrize("skew", [timedelta(), timedelta(milliseconds=40), -timedelta(milliseconds=40)])
-def test_the_timeline_is_in_the_order_of_what_happened_whatever_the_clocks(page: Client, skew: timedelta) -> None:
+def test_the_timeline_orders_events_despite_different_clocks(page: Client, skew: timedelta) -> None:
     one = made.message(attempts=1)
     made.attempt(one, 1)
     run = requeued(one.group)
@@ -355,7 +351,7 @@ def test_the_timeline_is_in_the_order_of_what_happened_whatever_the_clocks(page:
     assert places == sorted(places)
 
 
-def test_an_operator_sees_no_acts_of_other_projects_on_a_run() -> None:
+def test_an_operator_sees_no_actions_of_other_projects_on_a_run() -> None:
     one = made.message()
     requeued(one.group)
     support = client_of(made.person("support", "view_parkedmessage", "view_operatoraction"))
@@ -369,7 +365,7 @@ def ruled(settings: Any, allows: Any) -> Client:
     return client_of(made.person("support", *verbs))
 
 
-def test_the_preview_counts_what_the_projects_rules_keep_back(settings: Any) -> None:
+def test_the_preview_counts_messages_hidden_by_project_rules(settings: Any) -> None:
     cause = made.group()
     for number in range(3):
         made.message(cause, queue="payments.large" if number else "payments.main")
@@ -385,7 +381,9 @@ def test_the_preview_counts_what_the_projects_rules_keep_back(settings: Any) -> 
 
 @pytest.mark.parametrize("verb", ["view", "export"])
 @pytest.mark.parametrize("chosen", ["group", "message"])
-def test_an_export_of_what_is_all_kept_back_states_why_and_has_no_button(settings: Any, verb: str, chosen: str) -> None:
+def test_an_export_with_every_message_hidden_states_why_and_has_no_button(
+    settings: Any, verb: str, chosen: str
+) -> None:
     one = made.message()
     client = ruled(settings, lambda _user, asked, _message: asked != verb or "Only leads take data away.")
     number = one.group_id if chosen == "group" else one.pk
@@ -398,7 +396,7 @@ def test_an_export_of_what_is_all_kept_back_states_why_and_has_no_button(setting
     assert "Only leads take data away." in Page(answer).text
 
 
-def test_an_export_of_which_some_is_kept_back_has_its_button(settings: Any) -> None:
+def test_an_export_with_some_messages_hidden_has_its_button(settings: Any) -> None:
     cause = made.group()
     kept, given = made.message(cause), made.message(cause)
     client = ruled(settings, lambda _user, verb, message: verb != "export" or message.pk != kept.pk)
@@ -410,7 +408,7 @@ def test_an_export_of_which_some_is_kept_back_has_its_button(settings: Any) -> N
     assert [line.split(",")[0] for line in lines] == ["id", str(given.pk)]
 
 
-def test_a_preview_of_very_many_states_about_how_many_the_rules_were_asked(
+def test_the_preview_of_a_large_selection_estimates_the_hidden_messages(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_rmq_retry.admin.pages.MOST_ASKED", 2)

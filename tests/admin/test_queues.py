@@ -51,7 +51,7 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
 
 
-def test_a_queue_that_ends_with_its_last_consumer_is_not_paused(page: Client) -> None:
+def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
     said = (
         "Queue rates cannot be paused: with auto_delete=True the broker deletes it with its messages when its last "
         "consumer stops. Stop the publishers, or declare it with exclusive=True."
@@ -70,7 +70,7 @@ def test_a_queue_that_ends_with_its_last_consumer_is_not_paused(page: Client) ->
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
-def test_a_breaker_is_shown_closed_by_an_operator_or_held_open(page: Client) -> None:
+def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
     trip(failed=2)
     shown = page.get(QUEUES)
     held = press(page, shown, "Pause the queue", reason="the bank asks for it")
@@ -84,7 +84,7 @@ def test_a_breaker_is_shown_closed_by_an_operator_or_held_open(page: Client) -> 
     assert (row.paused, row.opened, row.failed, row.probe_at) == (False, False, 0, None)
 
 
-def test_what_stalls_is_reported_on_the_status_page(page: Client) -> None:
+def test_a_stalled_queue_is_on_the_status_page(page: Client) -> None:
     pause(QUEUE, ANN, reason="bank is closed")
     text = Page(page.get(STATUS)).text
 
@@ -92,7 +92,7 @@ def test_what_stalls_is_reported_on_the_status_page(page: Client) -> None:
     assert "No problems found." not in text
 
 
-def test_that_too_many_wait_behind_one_key_is_reported_on_the_status_page(page: Client, settings: Any) -> None:
+def test_too_many_messages_behind_one_key_are_on_the_status_page(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 2}
     made.blocked_key(waiting=1)
     below = Page(page.get(STATUS)).text
@@ -111,7 +111,7 @@ def test_that_too_many_wait_behind_one_key_is_reported_on_the_status_page(page: 
     assert "/blockedkey/" not in support
 
 
-def test_a_pause_that_is_over_is_none(page: Client) -> None:
+def test_an_expired_pause_is_not_shown(page: Client) -> None:
     pause(QUEUE, ANN, until=timezone.now() + timedelta(hours=1))
     QueueControl.objects.update(until=timezone.now() - timedelta(seconds=1))
 
@@ -119,7 +119,7 @@ def test_a_pause_that_is_over_is_none(page: Client) -> None:
     assert "Paused by" not in Page(page.get(STATUS)).text
 
 
-def test_who_was_too_late_is_told_so(page: Client) -> None:
+def test_a_late_pause_or_resume_is_refused_with_an_explanation(page: Client) -> None:
     pause(QUEUE, ANN)
     shown = page.get(QUEUES)
     press(page, shown, "Resume")
@@ -128,7 +128,7 @@ def test_who_was_too_late_is_told_so(page: Client) -> None:
     assert f"Nothing was changed: queue {QUEUE} is already running." in Page(again).text
 
 
-def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client) -> None:
+def test_an_unknown_queue_is_refused_and_nothing_is_written(page: Client) -> None:
     answer = page.post(f"{QUEUES}change_state/", {"queue": "made-up", "action": "pause"}, follow=True)
     page.post(f"{QUEUES}change_state/", {"queue": QUEUE, "action": "burn"}, follow=True)
 
@@ -136,7 +136,7 @@ def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client)
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
-def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
+def test_the_queue_page_escapes_all_names(page: Client) -> None:
     evil = "<script>alert(1)</script>\x1b[2J"
     pause(QUEUE, Actor(name=evil), reason=evil)
     trip(cause=evil)
@@ -149,7 +149,7 @@ def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
         assert b"\x1b" not in answer.content
 
 
-def test_who_may_only_look_is_told_why_and_has_no_buttons() -> None:
+def test_a_user_without_the_permission_has_no_buttons_and_sees_why() -> None:
     viewer = client_of(made.person("viewer", "view_queuecontrol"))
     answer = viewer.get(QUEUES)
 
@@ -157,7 +157,7 @@ def test_who_may_only_look_is_told_why_and_has_no_buttons() -> None:
     assert "Pause" not in [words for form in Page(answer).forms for _name, _value, words in form.buttons]
 
 
-def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
+def test_each_queue_of_the_project_is_listed_once(page: Client) -> None:
     known = registry.registrations()
     with registry.isolated():
         for one in known.values():
@@ -171,7 +171,7 @@ def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
     assert text.count(f"{QUEUE} ✓ running") == 1
 
 
-def test_a_halted_line_is_reported_on_the_status_page_while_its_consumer_reports_it(page: Client) -> None:
+def test_a_halted_queue_is_on_the_status_page_while_it_lasts(page: Client) -> None:
     now = timezone.now()
     line = {"halted_at": now - timedelta(minutes=5), "halted_attempt": 24, "halted_error": "DiskFull: no space"}
     QueueControl.objects.create(queue="orders", halted_seen_at=now, **line)

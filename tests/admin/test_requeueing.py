@@ -35,7 +35,7 @@ def previewed(client: Client, **words: int) -> Any:
     return client.get(PREVIEW, words, follow=True)
 
 
-def test_three_clicks_from_the_list_to_the_broker(page: Client, sent: list[Message]) -> None:
+def test_a_message_is_requeued_in_three_clicks(page: Client, sent: list[Message]) -> None:
     one, _other = made.message(business_key="PAY-1"), made.message()
     listed = page.get(LIST)
     ticked = {"action": "requeue", "_selected_action": [one.pk]}
@@ -51,7 +51,7 @@ def test_three_clicks_from_the_list_to_the_broker(page: Client, sent: list[Messa
     assert ParkedMessage.objects.get(pk=one.pk).state == State.REQUEUED
 
 
-def test_the_preview_alone_changes_nothing_and_can_be_shared(page: Client, sent: list[Message]) -> None:
+def test_the_preview_changes_nothing_and_can_be_shared(page: Client, sent: list[Message]) -> None:
     cause = made.group()
     for _ in range(3):
         made.message(cause)
@@ -64,7 +64,7 @@ def test_the_preview_alone_changes_nothing_and_can_be_shared(page: Client, sent:
     assert (RequeueRun.objects.count(), OperatorAction.objects.count(), sent) == (0, 0, [])
 
 
-def test_what_is_parked_after_the_preview_is_not_in_the_run(page: Client) -> None:
+def test_messages_parked_after_the_preview_are_not_in_the_run(page: Client) -> None:
     cause = made.group()
     first = made.message(cause)
     preview = previewed(page, group=cause.pk)
@@ -74,7 +74,7 @@ def test_what_is_parked_after_the_preview_is_not_in_the_run(page: Client) -> Non
     assert [item.message_id for item in RequeueItem.objects.all()] == [first.pk]
 
 
-def test_a_second_click_sends_nothing_twice(page: Client, sent: list[Message]) -> None:
+def test_a_second_click_sends_no_copy(page: Client, sent: list[Message]) -> None:
     cause = made.group()
     made.message(cause)
     preview = previewed(page, group=cause.pk)
@@ -88,7 +88,7 @@ def test_a_second_click_sends_nothing_twice(page: Client, sent: list[Message]) -
 
 
 @pytest.mark.parametrize("kind", ["nothing", "rubbish", "of another"])
-def test_a_made_up_selection_is_refused(page: Client, kind: str) -> None:
+def test_a_forged_selection_is_refused(page: Client, kind: str) -> None:
     made.message()
     another = signing.dumps({"ids": {"1": 1}}, salt="another")
     token = {"nothing": "", "rubbish": "rubbish", "of another": another}[kind]
@@ -99,7 +99,7 @@ def test_a_made_up_selection_is_refused(page: Client, kind: str) -> None:
     assert not RequeueRun.objects.exists()
 
 
-def test_a_selection_of_more_than_an_hour_ago_is_refused(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_older_than_an_hour_is_refused(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     token = made.selected(made.message())
     later = time.time() + 3601
     monkeypatch.setattr("django.core.signing.time.time", lambda: later)
@@ -109,7 +109,7 @@ def test_a_selection_of_more_than_an_hour_ago_is_refused(page: Client, monkeypat
     assert "older than an hour" in Page(started).text
 
 
-def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, settings: Any) -> None:
+def test_findings_are_counted_and_can_be_included(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
     cause = made.group()
     for age in (1, 2, 300):
@@ -127,7 +127,7 @@ def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, set
     assert RequeueItem.objects.filter(state=ItemState.PENDING).count() == 3
 
 
-def test_a_permanent_error_asks_for_one_tick_more(page: Client) -> None:
+def test_a_permanent_error_needs_an_extra_confirmation(page: Client) -> None:
     cause = made.group(reason="permanent")
     made.message(cause)
     preview = previewed(page, group=cause.pk)
@@ -140,7 +140,7 @@ def test_a_permanent_error_asks_for_one_tick_more(page: Client) -> None:
     assert RequeueItem.objects.get().state == ItemState.PENDING
 
 
-def test_many_messages_need_a_reason_and_more_need_the_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_messages_need_a_reason_and_more_need_their_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     cause = made.group()
     for _ in range(101):
         made.message(cause)
@@ -157,7 +157,7 @@ def test_many_messages_need_a_reason_and_more_need_the_number(page: Client, monk
     assert RequeueRun.objects.get().reason == "INC-5"
 
 
-def test_trying_one_first_starts_a_run_that_waits_for_it(page: Client, sent: list[Message]) -> None:
+def test_sending_one_first_starts_a_run_that_waits_for_it(page: Client, sent: list[Message]) -> None:
     cause = made.group()
     for _ in range(3):
         made.message(cause)
@@ -178,7 +178,7 @@ def test_trying_one_first_starts_a_run_that_waits_for_it(page: Client, sent: lis
         ("Slow to 5", RunState.RUNNING, "5 per"),
     ],
 )
-def test_a_run_is_steered_by_its_buttons(page: Client, button: str, state: str, said: str) -> None:
+def test_a_run_is_controlled_by_its_buttons(page: Client, button: str, state: str, said: str) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     after = press(page, run_page, button)
 
@@ -187,7 +187,7 @@ def test_a_run_is_steered_by_its_buttons(page: Client, button: str, state: str, 
     assert OperatorAction.objects.count() == 2
 
 
-def test_a_paused_run_is_resumed_and_sends_nothing_before(page: Client, sent: list[Message]) -> None:
+def test_a_paused_run_sends_nothing_until_it_is_resumed(page: Client, sent: list[Message]) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     paused = press(page, run_page, "Pause")
     run = RequeueRun.objects.get()
@@ -199,7 +199,7 @@ def test_a_paused_run_is_resumed_and_sends_nothing_before(page: Client, sent: li
     assert (before, len(sent)) == (0, 1)
 
 
-def test_a_run_is_informed_that_somebody_was_quicker(page: Client) -> None:
+def test_the_page_reports_that_another_operator_was_faster(page: Client) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     press(page, run_page, "Stop")
     late = press(page, run_page, "Pause")
@@ -207,7 +207,7 @@ def test_a_run_is_informed_that_somebody_was_quicker(page: Client) -> None:
     assert "Nothing was changed." in Page(late).text
 
 
-def test_the_script_gets_the_part_of_the_page_that_changes(page: Client, sent: list[Message]) -> None:
+def test_the_script_receives_the_changed_part_of_the_page(page: Client, sent: list[Message]) -> None:
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     run = RequeueRun.objects.get()
     shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/?fragment=1")
@@ -219,7 +219,7 @@ def test_the_script_gets_the_part_of_the_page_that_changes(page: Client, sent: l
     assert len(sent) == 1
 
 
-def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Client) -> None:
+def test_only_the_page_of_its_starter_drives_a_run(page: Client) -> None:
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     run = RequeueRun.objects.get()
     other = client_of(made.person("other", "view_requeuerun", "requeue"))
@@ -229,7 +229,7 @@ def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Cli
     assert b"Continue here" in seen.content
 
 
-def test_without_a_broker_the_page_reports_it_and_offers_to_plan(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preview_without_a_broker_offers_to_plan_the_run(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, away="connection refused")
     preview = previewed(page, message=made.message().pk)
     planned = press(page, preview, "Start when the broker is back")
@@ -241,7 +241,7 @@ def test_without_a_broker_the_page_reports_it_and_offers_to_plan(page: Client, m
     assert "Starts when the broker is back" in Page(planned).text
 
 
-def test_the_failed_ones_of_a_run_are_chosen_by_one_button(page: Client) -> None:
+def test_the_failed_messages_of_a_run_are_selected_by_one_button(page: Client) -> None:
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     run = RequeueRun.objects.get()
     RequeueItem.objects.update(state=ItemState.FAILED)
@@ -254,7 +254,7 @@ def test_the_failed_ones_of_a_run_are_chosen_by_one_button(page: Client) -> None
     assert Selection.read(token).filter["failed_of_run"] == run.pk
 
 
-def test_the_list_of_runs_states_what_came_of_each(page: Client) -> None:
+def test_the_list_of_runs_shows_the_result_of_each(page: Client) -> None:
     empty = page.get("/admin/rmq_retry/requeuerun/")
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     full = page.get("/admin/rmq_retry/requeuerun/")
@@ -264,9 +264,7 @@ def test_the_list_of_runs_states_what_came_of_each(page: Client) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.QUARANTINE, Role.PARKED, Role.WAITING])
-def test_a_queue_that_nobody_should_send_to_is_neither_offered_nor_taken(
-    page: Client, sent: list[Message], role: Role
-) -> None:
+def test_an_internal_queue_is_refused_as_a_target(page: Client, sent: list[Message], role: Role) -> None:
     @handler("ledger.post", policy=RetryThenPark(attempts=2, backoff=Fixed(10)))
     def post(message: Delivery) -> None:
         """Nothing."""

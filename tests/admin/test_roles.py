@@ -90,7 +90,7 @@ def roles(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "ALONE", 0.0)
 
 
-def test_no_address_is_left_out_of_the_table() -> None:
+def test_the_role_table_covers_every_address() -> None:
     asked = {name for _method, name, *_more in ADDRESSES}
     inherited = {f"{model._meta.model_name}_{name}" for model, name in product(MODELS, INHERITED)}
 
@@ -101,7 +101,7 @@ def test_no_address_is_left_out_of_the_table() -> None:
 
 @pytest.mark.usefixtures("roles")
 @pytest.mark.parametrize("role", sorted(ALL))
-def test_each_role_may_do_what_the_table_states_and_nothing_else(role: str) -> None:
+def test_each_role_may_do_exactly_what_the_table_states(role: str) -> None:
     client, got = in_role(role), {}
     for name, address in zip(NAMES, ADDRESSES, strict=True):
         known, before = world(), state()
@@ -116,7 +116,7 @@ def test_each_role_may_do_what_the_table_states_and_nothing_else(role: str) -> N
 
 @pytest.mark.usefixtures("roles")
 @pytest.mark.parametrize("role", ["root", *sorted(ALL)])
-def test_the_admins_own_forms_add_change_and_delete_nothing_for_anybody(role: str) -> None:
+def test_the_stock_admin_forms_add_change_and_delete_nothing(role: str) -> None:
     known, before = world(), state()
     client = client_of(made.person(role, superuser=True)) if role == "root" else in_role(role)
     got = {}
@@ -136,7 +136,7 @@ def test_the_admins_own_forms_add_change_and_delete_nothing_for_anybody(role: st
 @pytest.mark.parametrize(
     "page", ["requeuerun_preview", "parkedmessage_discard", "parkedmessage_hold", "parkedmessage_export"]
 )
-def test_a_token_that_is_forged_or_too_old_does_nothing(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_or_expired_token_does_nothing(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known, lead = world(), in_role("lead")
     form = {"start": "now", "category": "test", "span": "2h", "form": "csv"}
     said, seal = known["sel"].rsplit(":", 1)
@@ -152,7 +152,7 @@ def test_a_token_that_is_forged_or_too_old_does_nothing(page: str, monkeypatch: 
 
 
 @pytest.mark.usefixtures("roles")
-def test_a_token_carries_no_rights_of_its_author() -> None:
+def test_a_token_carries_no_permissions_of_its_author() -> None:
     known, support = world(), in_role("support")
     preview, discard = (reverse(f"admin:rmq_retry_{name}") for name in ("requeuerun_preview", "parkedmessage_discard"))
     link = in_role("lead").get(preview, {"group": known["group"]}).headers["Location"]

@@ -43,11 +43,11 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
         ),
     ],
 )
-def test_the_page_states_what_the_guard_does(page: Client, fields: dict[str, Any], said: str) -> None:
+def test_the_run_page_explains_its_guard(page: Client, fields: dict[str, Any], said: str) -> None:
     assert said in shown(page, run_of(**fields))
 
 
-def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_live_part_of_a_run_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(sent=4, wait=RunWait.BROKER_AWAY, started_at=timezone.now())
     made.broker_seen(monkeypatch, away="Connection refused")
     during = shown(page, run, part=True)
@@ -65,7 +65,7 @@ def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeyp
     assert "0.2 s left" in after
 
 
-def test_the_groups_report_an_outage_in_their_live_part(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_live_part_of_the_groups_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, away="Connection refused")
     part, whole = (page.get("/admin/rmq_retry/errorgroup/", words) for words in ({"fragment": "1"}, {}))
 
@@ -73,7 +73,7 @@ def test_the_groups_report_an_outage_in_their_live_part(page: Client, monkeypatc
     assert Page(whole).text.count("No connection to the broker since") == 1
 
 
-def test_the_time_left_goes_by_the_real_rate(page: Client) -> None:
+def test_the_remaining_time_uses_the_measured_rate(page: Client) -> None:
     since = timezone.now() - timedelta(seconds=1000)
     run = run_of(
         total=12013, sent=10110, paced_sent=110, paced_at=since, started_at=since - timedelta(hours=1), rate=50
@@ -83,7 +83,7 @@ def test_the_time_left_goes_by_the_real_rate(page: Client) -> None:
     assert "10110 of 12013 sent · 50 per second · measured: about 10.0 per second · 3 min 1" in text
 
 
-def test_a_run_that_has_just_begun_to_send_is_reported_by_its_rate(page: Client) -> None:
+def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> None:
     now = timezone.now()
 
     assert "1 min 41 s left" in shown(page, run_of(total=5033, paced_at=now, started_at=now, rate=50))
@@ -100,14 +100,14 @@ def test_a_run_that_has_just_begun_to_send_is_reported_by_its_rate(page: Client)
         ({"sent": 4, "processed": 4, "skipped": 1}, "✓ Finished"),
     ],
 )
-def test_the_badge_of_a_finished_run_is_its_outcome(page: Client, counts: dict[str, int], badge: str) -> None:
+def test_the_badge_of_a_finished_run_shows_its_result(page: Client, counts: dict[str, int], badge: str) -> None:
     run = run_of(state=RunState.FINISHED, **counts)
 
     assert badge in shown(page, run)
     assert badge in Page(page.get(RUNS)).text
 
 
-def test_why_messages_were_left_out_is_reported_to_whom_may_not_see_them(settings: Any) -> None:
+def test_skip_reasons_are_shown_even_if_their_messages_are_hidden(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: False}}
     run = run_of(state=RunState.FINISHED, skipped=1)
     RequeueItem.objects.create(
@@ -117,7 +117,7 @@ def test_why_messages_were_left_out_is_reported_to_whom_may_not_see_them(setting
     assert str(ItemReason.REFUSED.label) in shown(client_of(made.person("support", "view_requeuerun")), run)
 
 
-def test_the_page_of_a_run_gives_its_reasons_in_the_language_of_its_reader(page: Client, settings: Any) -> None:
+def test_the_run_page_shows_reasons_in_the_readers_language(page: Client, settings: Any) -> None:
     run = run_of(state=RunState.PAUSED, wait="guard", failed=5, sent=5, skipped=1)
     RequeueItem.objects.create(
         run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, skip_code="changed"

@@ -102,7 +102,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, *levels, blind=blind)
 
 
-def test_what_is_not_translated_is_found(page: Client) -> None:
+def test_untranslated_text_is_detected(page: Client) -> None:
     response = page.get(GROUPS)
     response.content = response.content.replace(b"</h1>", b" glued</h1>").replace(
         b'role="search"', b'title="Bare words"'
@@ -111,13 +111,13 @@ def test_what_is_not_translated_is_found(page: Client) -> None:
     assert untranslated(response) == {"glued", "Bare", "words"}
 
 
-def test_empty_pages(page: Client) -> None:
+def test_empty_pages_are_translated(page: Client) -> None:
     found = {address: untranslated(page.get(address)) for address in (GROUPS, LIST, RUNS, AUDIT, STATUS)}
 
     assert {address: words for address, words in found.items() if words} == {}
 
 
-def test_groups(page: Client) -> None:
+def test_group_pages_are_translated(page: Client) -> None:
     cause = made.group(note="said so", noted_by="ann", noted_at=timezone.now(), regressed_at=timezone.now(), muted=True)
     cause.plain, cause.owner, cause.ticket, cause.reason = "said so", "ann", "INC-553", Reason.PERMANENT
     cause.save()
@@ -130,7 +130,7 @@ def test_groups(page: Client) -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_the_list_of_messages_and_each_reason(page: Client, reason: Reason) -> None:
+def test_the_message_list_with_each_reason_is_translated(page: Client, reason: Reason) -> None:
     made.message(made.group(title=""), error="", error_text="", reason=reason, cycle=2, unconfirmed=True)
     addresses = (f"{LIST}?state=all", f"{LIST}?reason={reason.value}&state=all&parked=1h&cycle_min=2")
     found = [untranslated(page.get(address)) for address in addresses]
@@ -139,7 +139,7 @@ def test_the_list_of_messages_and_each_reason(page: Client, reason: Reason) -> N
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_a_message_in_each_state(page: Client, state: State) -> None:
+def test_the_message_page_is_translated_in_each_state(page: Client, state: State) -> None:
     later = timezone.now() + timedelta(days=2)
     resolved: dict[str, Any] = {
         "resolved_at": timezone.now(),
@@ -160,7 +160,7 @@ def test_a_message_in_each_state(page: Client, state: State) -> None:
     assert untranslated(page.get(f"{LIST}{one.pk}/change/")) == set()
 
 
-def test_what_somebody_may_not_see_or_do_is_said(settings: Any) -> None:
+def test_missing_permissions_are_translated(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann", "MASK": ["iban", "token"]}}
     one = made.message(properties=made.properties({"token": "x", "x-death": "y"}))
     made.attempt(one, 5)
@@ -172,7 +172,7 @@ def test_what_somebody_may_not_see_or_do_is_said(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["discard", "hold", "export"])
-def test_the_pages_that_ask(page: Client, what: str) -> None:
+def test_confirmation_pages_are_translated(page: Client, what: str) -> None:
     one = made.message(business_key="PAY-1")
     asked = page.get(f"{LIST}{what}/", {"group": one.group_id}, follow=True)
     address = asked.redirect_chain[-1][0]
@@ -183,7 +183,7 @@ def test_the_pages_that_ask(page: Client, what: str) -> None:
     assert found == [set(), set(), set()]
 
 
-def test_editing(page: Client) -> None:
+def test_editing_pages_are_translated(page: Client) -> None:
     one = made.message(business_key="PAY-1")
     address = f"{LIST}{one.pk}/edit/"
     form = page.get(address)
@@ -195,7 +195,7 @@ def test_editing(page: Client) -> None:
 
 
 @pytest.mark.usefixtures("seen")
-def test_the_preview_with_all_its_findings(page: Client, settings: Any) -> None:
+def test_the_preview_with_every_finding_is_translated(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"REQUEUE_MAX_AGE": 1.0}}
     cause, old = made.group(), timezone.now() - timedelta(days=3)
     for _ in range(2):
@@ -213,7 +213,7 @@ def test_the_preview_with_all_its_findings(page: Client, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("state", list(RunState))
-def test_a_run_in_each_state(page: Client, state: RunState) -> None:
+def test_the_run_page_is_translated_in_each_state(page: Client, state: RunState) -> None:
     counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
     bounds = {"max_depth": 10, "stop_at": 20, "rate": 8, "driver": "worker-3", "beat_at": timezone.now()}
     run = RequeueRun.objects.create(
@@ -229,7 +229,7 @@ def test_a_run_in_each_state(page: Client, state: RunState) -> None:
 
 
 @pytest.mark.usefixtures("seen")
-def test_the_audit_log_and_the_live_status(page: Client) -> None:
+def test_the_audit_log_and_the_live_status_are_translated(page: Client) -> None:
     one = made.message()
     made.attempt(one, 4, next_at=timezone.now() + timedelta(hours=1))
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), state=RunState.RUNNING)

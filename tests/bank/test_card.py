@@ -51,7 +51,7 @@ def test_a_gateway_that_stays_down_parks_the_payment_after_five_attempts(bank: B
     assert bank.play("state", payment=payment) == "new"
 
 
-def test_a_busy_gateway_says_itself_when_the_next_attempt_is(bank: Bank) -> None:
+def test_a_busy_gateway_sets_the_delay_of_the_next_attempt(bank: Bank) -> None:
     bank.play("account", number="DE-1")
     bank.play("gateway", mode="busy")
     with bank.consuming():
@@ -77,7 +77,7 @@ def test_a_payment_of_a_closed_account_is_parked_at_once_with_its_reason(bank: B
     assert bank.play("attempts", payment=payment) == 0
 
 
-def test_a_message_that_comes_twice_charges_once(bank: Bank) -> None:
+def test_a_message_delivered_twice_charges_once(bank: Bank) -> None:
     bank.play("account", number="DE-1")
     with bank.consuming():
         payment = bank.play("pay", number="DE-1", kind="card", amount=30)
@@ -90,7 +90,7 @@ def test_a_message_that_comes_twice_charges_once(bank: Bank) -> None:
     assert bank.play("balance", number="DE-1") == "969.00"
 
 
-def test_bytes_that_are_no_json_are_parked_as_they_came(bank: Bank, amqp: BlockingChannel) -> None:
+def test_a_body_that_is_not_json_is_parked_unchanged(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("publish_bytes", text='{"payment": 1')
     with bank.consuming():
         parked = told(amqp, "payments.charge.parked")

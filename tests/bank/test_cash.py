@@ -23,7 +23,7 @@ def spy_on(amqp: BlockingChannel) -> str:
 
 
 @pytest.mark.usefixtures("bank")
-def test_the_topology_has_the_names_and_the_ways_it_had_before(vhost: Vhost) -> None:
+def test_the_topology_keeps_its_former_names_and_bindings(vhost: Vhost) -> None:
     arguments = {name: row["arguments"] for name, row in vhost.queues().items()}
 
     assert {name: arguments[name] for name in ("main-queue", "retry-queue", "parking-queue", "reply-queue")} == {
@@ -95,7 +95,7 @@ def test_a_request_that_cannot_be_paid_is_retried_three_times_and_parked(
     assert bank.play("balance", number="DE-1") == "1000.00"
 
 
-def test_cash_above_the_limit_goes_round_three_times_and_is_parked(bank: Bank, amqp: BlockingChannel) -> None:
+def test_cash_above_the_limit_is_retried_three_times_and_parked(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="DE-1", limit=500)
     spy = spy_on(amqp)
     with bank.consuming():
@@ -111,7 +111,7 @@ def test_cash_above_the_limit_goes_round_three_times_and_is_parked(bank: Bank, a
     assert bank.play("balance", number="DE-1") == "1000.00"
 
 
-def test_a_limit_raised_before_the_last_retry_lets_the_cash_through(bank: Bank, amqp: BlockingChannel) -> None:
+def test_a_limit_raised_before_the_last_retry_pays_the_cash(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="DE-1", limit=500)
     spy = spy_on(amqp)
     with bank.consuming():

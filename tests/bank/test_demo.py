@@ -26,7 +26,7 @@ def address(demo: Demo) -> str:
     return found[0]
 
 
-def test_two_demos_at_once_check_themselves_and_leave_nothing(tmp_path: Path) -> None:
+def test_two_demos_at_once_pass_their_checks_and_leave_nothing(tmp_path: Path) -> None:
     port = str(free_ports(1)[0])
     check = ("--check", "--port", port, "--within", str(PATIENCE))
     with showing(tmp_path / "one", *check) as one, showing(tmp_path / "two", *check) as two:
@@ -44,7 +44,7 @@ def test_two_demos_at_once_check_themselves_and_leave_nothing(tmp_path: Path) ->
         assert list(demo.folder.iterdir()) == []
 
 
-def test_a_check_that_does_not_hold_states_what_is_missing(tmp_path: Path) -> None:
+def test_a_failed_check_of_the_demo_states_what_is_missing(tmp_path: Path) -> None:
     with showing(tmp_path / "demo", "--check", "--within", "10", BANK_CHARGE_WAIT="60") as demo:
         code = demo.await_code()
 
@@ -73,7 +73,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(tmp_path: Path, number: si
     assert page(f"{address(demo)}login/") == ""
 
 
-def test_a_terminal_that_is_closed_ends_the_demo(tmp_path: Path) -> None:
+def test_a_closed_terminal_ends_the_demo(tmp_path: Path) -> None:
     ours, its = open_terminal()
     # The first process of a session with this controlling terminal, like a login shell.
     begin = (
@@ -100,7 +100,7 @@ def test_a_terminal_that_is_closed_ends_the_demo(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_demo_states_why_it_took_another_port(tmp_path: Path) -> None:
+def test_a_demo_states_why_it_uses_another_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with showing(tmp_path / "demo", "--port", str(port)) as demo:
@@ -124,7 +124,7 @@ def test_a_killed_demo_leaves_a_folder_and_no_process(tmp_path: Path) -> None:
     assert not re.search(r"Traceback|Error", (left / "rmq_consume.log").read_text())
 
 
-def test_a_demo_whose_consumer_is_gone_reports_it_and_ends(tmp_path: Path) -> None:
+def test_a_demo_that_loses_its_consumer_reports_it_and_ends(tmp_path: Path) -> None:
     with showing(tmp_path / "demo", "--port", str(free_ports(1)[0])) as demo:
         demo.await_said("paid")
         os.kill(demo.pid_of("rmq_consume"), signal.SIGKILL)

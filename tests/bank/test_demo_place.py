@@ -16,17 +16,17 @@ CHECK = ("--check", "--within", str(PATIENCE))
 NOBODY = "http://127.0.0.1:1"
 
 
-def test_without_an_url_it_is_the_embedded_broker_whatever_runs_here(tmp_path: Path) -> None:
+def test_without_a_url_the_demo_uses_the_embedded_broker(tmp_path: Path) -> None:
     with place("", tmp_path) as found:
         assert (found.url, found.embedded) == (f"embedded://{tmp_path}/broker", True)
 
 
-def test_a_virtual_host_that_is_named_is_taken(tmp_path: Path) -> None:
+def test_a_virtual_host_in_the_url_is_used(tmp_path: Path) -> None:
     with place("amqp://guest:guest@127.0.0.1:5672/mine", tmp_path) as found:
         assert (found.url, found.embedded) == ("amqp://guest:guest@127.0.0.1:5672/mine", False)
 
 
-def test_where_nobody_makes_a_virtual_host_it_is_the_default_one(
+def test_without_a_management_api_the_default_virtual_host_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RMQ_OPERATORS_MANAGEMENT_URL", NOBODY)
@@ -35,7 +35,7 @@ def test_where_nobody_makes_a_virtual_host_it_is_the_default_one(
         assert "where no management API makes one" in found.description
 
 
-def test_where_somebody_makes_one_the_demo_has_it_alone_and_then_nobody(
+def test_with_a_management_api_the_demo_creates_and_deletes_a_virtual_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: Broker
 ) -> None:
     monkeypatch.setenv("RMQ_OPERATORS_MANAGEMENT_URL", broker.management.url)
@@ -49,13 +49,13 @@ def test_where_somebody_makes_one_the_demo_has_it_alone_and_then_nobody(
     assert name not in after
 
 
-def test_an_url_that_is_invalid_is_reported(tmp_path: Path) -> None:
+def test_an_invalid_url_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Trouble, match="RMQ_URL: The broker's URL must begin with"), place("rabbit:5672", tmp_path):
         pass
 
 
 @pytest.mark.slow
-def test_on_a_rabbitmq_the_check_holds_and_all_it_made_is_gone(tmp_path: Path, vhost: Vhost) -> None:
+def test_the_demo_passes_on_rabbitmq_and_deletes_its_objects(tmp_path: Path, vhost: Vhost) -> None:
     port = str(free_ports(1)[0])
     with showing(tmp_path / "demo", *CHECK, "--port", port, RMQ_URL=vhost.url) as demo:
         code = demo.await_code()
@@ -70,7 +70,7 @@ def test_on_a_rabbitmq_the_check_holds_and_all_it_made_is_gone(tmp_path: Path, v
 
 
 @pytest.mark.slow
-def test_queues_that_others_have_made_are_not_touched(tmp_path: Path, vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_existing_queues_of_others_are_not_touched(tmp_path: Path, vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("main-queue", durable=True)
     amqp.confirm_delivery()
     amqp.basic_publish("", "main-queue", b"theirs")
@@ -85,7 +85,7 @@ def test_queues_that_others_have_made_are_not_touched(tmp_path: Path, vhost: Vho
 
 
 @pytest.mark.slow
-def test_a_rabbitmq_that_is_not_there_is_reported_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unavailable_rabbitmq_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with showing(tmp_path / "demo", "--check", RMQ_URL="amqp://127.0.0.1:1/mine") as demo:
         code = demo.await_code()
 

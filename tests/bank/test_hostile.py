@@ -23,7 +23,7 @@ HOSTILE = {
 }
 
 
-def test_hostile_headers_are_parked_and_the_consumer_lives(bank: Bank, amqp: BlockingChannel) -> None:
+def test_hostile_headers_are_parked_and_the_consumer_keeps_running(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="DE-1")
     for raw in HOSTILE.values():
         bank.play("publish_with_headers", raw=raw.hex())
@@ -56,7 +56,7 @@ def test_plain_pika_loses_its_connection_at_each_attempt(bank: Bank, broker_url:
     assert received == []
 
 
-def test_plain_pika_receives_a_name_that_is_not_utf_8(bank: Bank, amqp: BlockingChannel) -> None:
+def test_plain_pika_receives_a_message_name_that_is_not_utf_8(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("publish_with_headers", raw=HOSTILE["a name that is not UTF-8"].hex())
 
     wait_until(lambda: amqp.basic_get("payments.charge")[0], 30, what="it is received")

@@ -8,7 +8,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
-def test_the_ledger_keeps_its_order_when_the_second_posting_fails_thrice(bank: Bank) -> None:
+def test_the_ledger_keeps_its_order_when_the_second_posting_fails_three_times(bank: Bank) -> None:
     bank.play("account", number="DE-1", balance=100)
     bank.play("account", number="DE-2", balance=0)
     with bank.consuming():

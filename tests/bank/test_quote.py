@@ -22,5 +22,5 @@ def test_a_handler_that_fails_raises_at_its_caller_and_is_not_retried(bank: Bank
     assert depth(amqp, "rates.quote") == depth(amqp, "rates.quote.parked") == 0
 
 
-def test_a_call_that_nobody_answers_states_that_it_was_sent(bank: Bank) -> None:
+def test_an_unanswered_call_states_that_it_was_sent(bank: Bank) -> None:
     assert bank.play("quote", pair="EURUSD", timeout=0.5) == {"unanswered": "rates.quote", "sent": True}

@@ -9,14 +9,14 @@ from tests.bank.looking import depth
 pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
-def test_a_payment_and_its_message_leave_on_commit(bank: Bank, amqp: BlockingChannel) -> None:
+def test_a_payment_and_its_message_are_committed_together(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="DE-1")
 
     assert bank.play("pay_in_transaction", number="DE-1", regret=False) == {"within": 0, "exists": True}
     assert depth(amqp, "payments.charge") == 1
 
 
-def test_what_is_rolled_back_is_not_published(bank: Bank, amqp: BlockingChannel) -> None:
+def test_a_rolled_back_message_is_not_published(bank: Bank, amqp: BlockingChannel) -> None:
     bank.play("account", number="DE-1")
 
     assert bank.play("pay_in_transaction", number="DE-1", regret=True) == {"within": 0, "exists": False}

@@ -100,7 +100,7 @@ def row() -> QueueControl:
     return QueueControl.objects.get()
 
 
-def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_states() -> None:
+def test_an_auto_delete_queue_keeps_flowing_whatever_its_row_states() -> None:
     QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
@@ -111,7 +111,7 @@ def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_states(
     assert (control.done, gate.enter(delivery(queue="rates"), known)) == ([], None)
 
 
-def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:
+def test_an_open_breaker_applies_to_every_process_and_one_of_them_probes() -> None:
     one, two, three = (Process(name) for name in ("one", "two", "three"))
     verdict = one.ran(BankDown("timeout"))
     one.turn()
@@ -130,7 +130,7 @@ def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:
     assert (row().opened, row().failed, row().prober) == (False, 0, "")
 
 
-def test_what_fails_as_it_is_tried_is_tried_later_by_anybody() -> None:
+def test_after_a_failed_probe_any_process_may_send_the_next() -> None:
     one, two = Process("one"), Process("two")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -145,7 +145,7 @@ def test_what_fails_as_it_is_tried_is_tried_later_by_anybody() -> None:
     assert (early, two.control.done, row().failed) == (["shut"], ["shut", "one"], 1)
 
 
-def test_a_lease_that_is_not_renewed_runs_out() -> None:
+def test_an_unrenewed_probe_lease_expires() -> None:
     one, two = Process("one"), Process("two")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -159,7 +159,7 @@ def test_a_lease_that_is_not_renewed_runs_out() -> None:
     assert (renewed, two.control.done) == (["shut"], ["shut", "one"])
 
 
-def test_whoever_ends_lets_others_try_at_once() -> None:
+def test_a_process_that_ends_lets_others_probe_at_once() -> None:
     one, two = Process("one"), Process("two")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -170,7 +170,7 @@ def test_whoever_ends_lets_others_try_at_once() -> None:
     assert two.control.done == ["one"]
 
 
-def test_who_has_no_broker_tries_nothing_and_keeps_nobody_from_trying() -> None:
+def test_a_process_without_a_broker_does_not_probe_and_blocks_no_other() -> None:
     one, two, three = (Process(name) for name in ("one", "two", "three"))
     one.control.online = False
     two.ran(BankDown("timeout"))
@@ -190,7 +190,7 @@ def test_who_has_no_broker_tries_nothing_and_keeps_nobody_from_trying() -> None:
 
 
 @pytest.mark.parametrize("error", [None, BankDown("timeout")])
-def test_the_breaker_of_a_handler_that_has_another_name_by_now_is_tried_by_any(error: BankDown | None) -> None:
+def test_the_breaker_of_a_renamed_handler_can_be_probed_by_any_process(error: BankDown | None) -> None:
     old, new = Process("old"), Process("new", name="pay")
     old.ran(BankDown("timeout"))
     old.turn()
@@ -202,7 +202,7 @@ def test_the_breaker_of_a_handler_that_has_another_name_by_now_is_tried_by_any(e
     assert (row().opened, row().failed) == (error is not None, int(error is not None))
 
 
-def test_the_breaker_of_a_handler_that_has_none_by_now_closes_when_it_is_to_be_tried() -> None:
+def test_the_breaker_of_a_handler_that_lost_it_closes_when_its_probe_is_due() -> None:
     old, new = Process("old"), Process("new", breaker=None)
     old.ran(BankDown("timeout"))
     old.turn()
@@ -215,7 +215,7 @@ def test_the_breaker_of_a_handler_that_has_none_by_now_closes_when_it_is_to_be_t
     assert not row().opened
 
 
-def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process() -> None:
+def test_every_process_counts_failures_anew_after_the_breaker_was_open() -> None:
     share = Breaker(share=0.5, of=4, probe_after=30)
     one, two = Process("one", breaker=share), Process("two", breaker=share)
     for process in (two, one, one):
@@ -235,7 +235,7 @@ def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process(
 
 @pytest.mark.parametrize("trying", [False, True])
 @pytest.mark.parametrize("ahead", [3600, 86400 * 3650])
-def test_a_breaker_of_a_clock_that_was_ahead_is_tried_all_the_same(ahead: float, trying: bool) -> None:
+def test_a_breaker_opened_by_a_fast_clock_is_still_probed(ahead: float, trying: bool) -> None:
     one, two = Process("one"), Process("two")
     one.now += ahead
     one.ran(BankDown("timeout"))
@@ -251,7 +251,7 @@ def test_a_breaker_of_a_clock_that_was_ahead_is_tried_all_the_same(ahead: float,
     assert not row().opened
 
 
-def test_a_table_that_can_only_be_read_is_not_asked_without_a_pause() -> None:
+def test_a_read_only_table_is_polled_with_a_pause() -> None:
     class ReadOnly(Table):
         def claim(self, *args: Any, **options: Any) -> bool:
             raise ConnectionError("cannot execute UPDATE in a read-only transaction")
@@ -265,7 +265,7 @@ def test_a_table_that_can_only_be_read_is_not_asked_without_a_pause() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_many_processes_that_want_to_probe_are_one() -> None:
+def test_of_many_processes_one_probes() -> None:
     Table().put(QUEUE, Circuit().trip(handler="charge", kind="", cause="", now=NOW, wait=1), "another process")
     claimed: list[bool] = []
     ready = threading.Barrier(6)
@@ -286,7 +286,7 @@ def test_many_processes_that_want_to_probe_are_one() -> None:
     assert sorted(claimed) == [False] * 5 + [True]
 
 
-def test_an_operator_who_resumes_closes_it_everywhere_even_while_a_message_is_tried() -> None:
+def test_a_resume_by_an_operator_closes_the_breaker_even_during_a_probe() -> None:
     one = Process("one")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -299,7 +299,7 @@ def test_an_operator_who_resumes_closes_it_everywhere_even_while_a_message_is_tr
     assert verdict is ACK
 
 
-def test_an_operator_who_pauses_keeps_everybody_from_trying() -> None:
+def test_a_pause_by_an_operator_stops_every_probe() -> None:
     one = Process("one")
     one.ran(BankDown("timeout"))
     one.turn()
@@ -312,7 +312,7 @@ def test_an_operator_who_pauses_keeps_everybody_from_trying() -> None:
     assert (held, one.control.done) == (["shut"], ["shut", "one"])
 
 
-def test_while_the_database_is_away_a_process_goes_by_what_it_knows(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_database_a_process_uses_its_last_known_state(caplog: pytest.LogCaptureFixture) -> None:
     store = Away()
     one = Process("one", store)
     one.turn()
@@ -339,7 +339,7 @@ def test_while_the_database_is_away_a_process_goes_by_what_it_knows(caplog: pyte
     assert "(the database is away)" in told[0]
 
 
-def test_who_comes_while_its_queue_is_shut_goes_back_and_nothing_is_counted() -> None:
+def test_a_message_delivered_to_a_stopped_queue_returns_uncounted() -> None:
     one = Process("one")
     one.ran(BankDown("timeout"))
     came = delivery(queue=one.queue)
@@ -351,7 +351,7 @@ def test_who_comes_while_its_queue_is_shut_goes_back_and_nothing_is_counted() ->
     assert "rmq-retry-attempts" not in back.copy.headers
 
 
-def test_a_row_that_nobody_knows_keeps_nobody_from_anything() -> None:
+def test_a_row_of_an_unknown_queue_stops_nothing() -> None:
     one = Process("one")
     QueueControl.objects.create(queue="another consumer's", paused=True)
     one.turn()
@@ -397,7 +397,7 @@ def test_several_processes_share_one_rate_and_its_burst() -> None:
     assert max(sum(start <= one < start + 1 for one in ran) for start in ran) <= 50 * 1.5 + 1
 
 
-def test_nobody_takes_moments_far_ahead() -> None:
+def test_no_process_reserves_rate_slots_far_ahead() -> None:
     taken = Taken(1, 2)
     for _ in range(20):
         taken.paces[0].enter(delivery(), taken.subscription)
@@ -405,7 +405,7 @@ def test_nobody_takes_moments_far_ahead() -> None:
     assert HandlerRate.objects.get().next_at.timestamp() <= NOW + AHEAD + 0.5
 
 
-def test_moments_that_nobody_used_are_lost() -> None:
+def test_unused_rate_slots_expire() -> None:
     taken = Taken(1, 10)
     taken.run(10)
     taken.now += 3600
@@ -415,7 +415,7 @@ def test_moments_that_nobody_used_are_lost() -> None:
 
 
 @pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
-def test_a_clock_that_was_ahead_delays_no_process_for_it(meters: MeterTable | None) -> None:
+def test_a_clock_that_was_ahead_delays_no_process(meters: MeterTable | None) -> None:
     taken = Taken(1, 10)
     taken.paces = [Pace(work_queues_of([taken.subscription]), meters, now=lambda: taken.now)]
     taken.run(5)
@@ -427,14 +427,14 @@ def test_a_clock_that_was_ahead_delays_no_process_for_it(meters: MeterTable | No
     assert ran[-1] - (NOW - 1800) == pytest.approx(2.5, abs=0.75)
 
 
-def test_a_rate_that_was_raised_counts_at_once() -> None:
+def test_a_raised_rate_applies_at_once() -> None:
     Taken(1, 1 / 1800).run(1)
     ran = Taken(1, 10).run(20)
 
     assert ran[-1] - NOW == pytest.approx(2.5, abs=0.75)
 
 
-def test_who_is_slower_than_all_others_waits_and_takes_nothing_besides() -> None:
+def test_a_process_slower_than_the_others_waits_without_taking_slots() -> None:
     taken = Taken(1, 10)
     HandlerRate.objects.create(handler="charge", next_at=datetime.fromtimestamp(NOW - 5, UTC))
     lost = 0
@@ -454,7 +454,7 @@ def test_who_is_slower_than_all_others_waits_and_takes_nothing_besides() -> None
     assert (told.instruction, told.copy) == (Instruction.KEEP, None)
 
 
-def test_while_the_database_is_away_each_keeps_the_rate_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_database_each_process_keeps_the_whole_rate(caplog: pytest.LogCaptureFixture) -> None:
     class Gone(MeterTable):
         def take(self, handler: str, count: int, rate: float, now: float) -> float:
             raise ConnectionError("the database is away")

@@ -63,14 +63,14 @@ def caused(error: BaseException, by: BaseException) -> BaseException:
         (SHARE, discard(""), ValueError(), End.NEITHER),
     ],
 )
-def test_what_a_run_states_of_what_it_needs(
+def test_each_verdict_has_its_meaning_for_the_breaker(
     breaker: Breaker, verdict: Verdict, error: BaseException | None, end: End
 ) -> None:
     assert breaker.end(verdict, error) is end
 
 
 @given(st.lists(st.sampled_from(End), max_size=60), st.floats(0.05, 1), st.integers(1, 20))
-def test_the_share_is_reached_by_counting_failures_among_the_last_runs(ends: list[End], share: float, of: int) -> None:
+def test_the_failure_share_is_counted_over_the_last_attempts(ends: list[End], share: float, of: int) -> None:
     tally = Tally(Breaker(share=share, of=of))
     for end in ends:
         tally.add(end)
@@ -82,7 +82,7 @@ def test_the_share_is_reached_by_counting_failures_among_the_last_runs(ends: lis
 
 
 @given(st.integers(1, 50), st.floats(0.05, 1))
-def test_it_opens_where_nothing_ever_succeeds(of: int, share: float) -> None:
+def test_the_breaker_opens_if_no_attempt_ever_succeeds(of: int, share: float) -> None:
     tally = Tally(Breaker(share=share, of=of))
     for _ in range(of):
         tally.add(End.BAD)
@@ -91,7 +91,7 @@ def test_it_opens_where_nothing_ever_succeeds(of: int, share: float) -> None:
 
 
 @given(STEPS)
-def test_only_one_tries_and_only_when_it_is_due(steps: list[tuple[str, str, float]]) -> None:
+def test_only_one_process_probes_and_only_when_it_is_due(steps: list[tuple[str, str, float]]) -> None:
     circuit, now = CLOSED, 0.0
     for step, who, span in steps:
         before = circuit
@@ -114,7 +114,7 @@ def test_only_one_tries_and_only_when_it_is_due(steps: list[tuple[str, str, floa
 
 
 @given(st.integers(0, 200), st.floats(0, 1, exclude_max=True))
-def test_probes_come_ever_later_up_to_a_cap_and_never_early(failed: int, chance: float) -> None:
+def test_pauses_between_probes_grow_to_a_limit(failed: int, chance: float) -> None:
     breaker = Breaker(on=BankDown, probe_after=30, longest=600)
     wait, plain = breaker.wait(failed, chance), breaker.wait(failed, 0.0)
 
@@ -127,7 +127,7 @@ def test_probes_come_ever_later_up_to_a_cap_and_never_early(failed: int, chance:
     ("policy", "kind"),
     [(RetryThenPark(attempts=1), Kind.RETRY), (StopTheLine(attempts=1), Kind.HALT)],
 )
-def test_a_run_is_spared_whatever_its_policy_states(policy: Policy, kind: Kind) -> None:
+def test_an_attempt_during_an_outage_is_uncounted_with_any_policy(policy: Policy, kind: Kind) -> None:
     verdict = uncounted_retry(park(Reason.EXHAUSTED, "Gave up"), policy)
 
     assert (verdict.kind, verdict.counted, verdict.after) == (kind, False, 0)
@@ -168,7 +168,7 @@ def test_an_invalid_breaker_is_refused(options: dict[str, Any], said: str) -> No
     ],
     ids=["OneShot", "NackRequeue", "Native", "DeadLetter"],
 )
-def test_a_breaker_is_refused_where_it_could_spare_no_attempt(policy: Policy, said: str) -> None:
+def test_a_breaker_is_refused_for_policies_that_cannot_spare_an_attempt(policy: Policy, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         replace(subscription(policy=policy), breaker=NAMED)
     assert unbreakable(RetryThenPark()) is None
@@ -186,7 +186,7 @@ def test_a_breaker_is_refused_where_it_could_spare_no_attempt(policy: Policy, sa
         ("2/d", 2 / 86400, "2 per day"),
     ],
 )
-def test_a_rate_is_a_number_a_second_or_as_people_write_it(said: object, rate: float, words: str) -> None:
+def test_a_rate_is_a_number_per_second_or_a_text(said: object, rate: float, words: str) -> None:
     assert per_second(said) == pytest.approx(rate)
     assert spelled(per_second(said)) == words
 

@@ -45,7 +45,7 @@ def made(
     return handler(queue, policy=policy or RetryThenPark(attempts=3, backoff=Fixed(10)), name=name, **options)(charge)
 
 
-def test_an_error_that_names_an_outage_pauses_the_queue_and_a_probe_continues(rmq: RmqTest) -> None:
+def test_an_outage_error_pauses_the_queue_and_a_probe_resumes_it(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, breaker=Breaker(on=BankDown, probe_after=30))
     rmq.fail_next(charge, BankDown("timeout"), times=3)
@@ -61,7 +61,7 @@ def test_an_error_that_names_an_outage_pauses_the_queue_and_a_probe_continues(rm
     assert rmq.waits == []
 
 
-def test_no_attempt_is_burnt_however_long_it_lasts(rmq: RmqTest) -> None:
+def test_an_outage_of_any_length_uses_no_attempt(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, breaker=Breaker(on=BankDown, probe_after=30, longest=60))
     rmq.fail_next(charge, BankDown("timeout"), times=60)
@@ -74,7 +74,7 @@ def test_no_attempt_is_burnt_however_long_it_lasts(rmq: RmqTest) -> None:
     assert (seen, rmq.all_parked(charge)) == (["a"], [])
 
 
-def test_what_fails_otherwise_uses_its_attempts(rmq: RmqTest) -> None:
+def test_other_failures_use_attempts(rmq: RmqTest) -> None:
     charge = made([], breaker=Breaker(on=BankDown))
     rmq.fail_next(charge, ValueError("no"), times=3)
     charge.publish("a")
@@ -84,7 +84,7 @@ def test_what_fails_otherwise_uses_its_attempts(rmq: RmqTest) -> None:
     assert rmq.waits == [10, 10]
 
 
-def test_attempts_of_before_are_kept_and_continue_afterwards(rmq: RmqTest) -> None:
+def test_attempts_before_the_outage_are_kept(rmq: RmqTest) -> None:
     charge = made([], breaker=Breaker(on=BankDown, probe_after=30))
     for error in (ValueError("no"), BankDown("timeout"), ValueError("no"), ValueError("no")):
         rmq.fail_next(charge, error)
@@ -106,7 +106,7 @@ def test_an_outage_at_the_last_attempt_parks_nothing(rmq: RmqTest) -> None:
     assert (seen, rmq.all_parked(charge)) == (["a"], [])
 
 
-def test_it_opens_although_nothing_ever_succeeded(rmq: RmqTest) -> None:
+def test_the_breaker_opens_although_nothing_ever_succeeded(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, breaker=Breaker(share=0.5, of=10, probe_after=30))
     rmq.fail_next(charge, ValueError("no"), times=6)
@@ -120,7 +120,7 @@ def test_it_opens_although_nothing_ever_succeeded(rmq: RmqTest) -> None:
     assert rmq.all_parked(charge) == []
 
 
-def test_successes_among_the_last_runs_keep_it_closed(rmq: RmqTest) -> None:
+def test_successes_among_the_last_attempts_keep_the_breaker_closed(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, RetryThenPark(attempts=1), breaker=Breaker(share=0.5, of=4))
     for number in range(4):
@@ -135,7 +135,7 @@ def test_successes_among_the_last_runs_keep_it_closed(rmq: RmqTest) -> None:
     assert rmq.now == 0
 
 
-def test_a_message_that_no_retry_repairs_reports_nothing_of_an_outage(rmq: RmqTest) -> None:
+def test_a_non_retryable_error_does_not_open_the_breaker(rmq: RmqTest) -> None:
     charge = made([], RetryThenPark(park_on=Refused), breaker=Breaker(share=0.5, of=4))
     rmq.fail_next(charge, Refused("closed"), times=20)
     for number in range(20):
@@ -146,7 +146,7 @@ def test_a_message_that_no_retry_repairs_reports_nothing_of_an_outage(rmq: RmqTe
     assert rmq.now == 0
 
 
-def test_what_was_raised_from_the_error_that_names_an_outage_counts_as_well(rmq: RmqTest) -> None:
+def test_an_error_caused_by_an_outage_error_counts_too(rmq: RmqTest) -> None:
     seen: list[Any] = []
     down = [True]
 
@@ -162,7 +162,7 @@ def test_what_was_raised_from_the_error_that_names_an_outage_counts_as_well(rmq:
     assert (seen, rmq.now) == (["a"], 30)
 
 
-def test_other_queues_flow_meanwhile(rmq: RmqTest) -> None:
+def test_other_queues_keep_flowing(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made([], breaker=Breaker(on=BankDown))
     post = made(seen, name="post", queue="ledger")
@@ -178,7 +178,7 @@ def test_other_queues_flow_meanwhile(rmq: RmqTest) -> None:
 @pytest.mark.parametrize(
     "via", [Ladder(), Republish(), WaitQueue("wait", "payments.wait")], ids=lambda via: type(via).__name__
 )
-def test_with_each_carrier_that_counts_in_the_message_nothing_is_counted(rmq: RmqTest, via: Carrier) -> None:
+def test_no_carrier_counts_an_attempt_during_an_outage(rmq: RmqTest, via: Carrier) -> None:
     seen: list[Any] = []
     charge = made(seen, RetryThenPark(attempts=2, via=via), breaker=Breaker(on=BankDown, probe_after=30))
     rmq.fail_next(charge, BankDown("timeout"), times=30)
@@ -190,7 +190,7 @@ def test_with_each_carrier_that_counts_in_the_message_nothing_is_counted(rmq: Rm
     assert {one.number for one in rmq.attempts(charge)} == {1}
 
 
-def test_a_line_keeps_its_order_and_its_count(rmq: RmqTest) -> None:
+def test_an_ordered_queue_keeps_its_order_and_its_attempts(rmq: RmqTest) -> None:
     seen: list[Any] = []
     post = made(seen, StopTheLine(backoff=Fixed(1), attempts=3), breaker=Breaker(on=BankDown, probe_after=30))
     rmq.fail_next(post, ValueError("no"))
@@ -205,7 +205,7 @@ def test_a_line_keeps_its_order_and_its_count(rmq: RmqTest) -> None:
     assert rmq.all_parked(post) == []
 
 
-def test_the_handlers_that_share_a_queue_wait_together_and_the_right_one_is_asked(rmq: RmqTest) -> None:
+def test_handlers_of_one_queue_wait_together_and_the_right_one_is_probed(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, breaker=Breaker(on=BankDown, probe_after=30), type="charge")
     other = made(seen, name="other", type="other")
@@ -220,7 +220,7 @@ def test_the_handlers_that_share_a_queue_wait_together_and_the_right_one_is_aske
     assert sorted(seen) == ["a", "b"]
 
 
-def test_an_outage_without_an_end_is_reported(rmq: RmqTest) -> None:
+def test_the_test_kit_reports_an_endless_outage(rmq: RmqTest) -> None:
     charge = made([], breaker=Breaker(on=BankDown))
     rmq.fail_next(charge, BankDown("timeout"), times=1000)
     charge.publish("a")
@@ -229,7 +229,7 @@ def test_an_outage_without_an_end_is_reported(rmq: RmqTest) -> None:
         rmq.drain()
 
 
-def test_a_crash_while_it_is_open_changes_nothing(rmq: RmqTest) -> None:
+def test_a_crash_while_the_breaker_is_open_changes_nothing(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, breaker=Breaker(on=BankDown, probe_after=30))
     rmq.fail_next(charge, BankDown("timeout"))
@@ -241,7 +241,7 @@ def test_a_crash_while_it_is_open_changes_nothing(rmq: RmqTest) -> None:
     assert rmq.now == 30
 
 
-def test_its_opening_and_closing_are_signalled_once(rmq: RmqTest) -> None:
+def test_opening_and_closing_each_send_one_signal(rmq: RmqTest) -> None:
     told: list[tuple[str, str, str]] = []
 
     def opened(**said: Any) -> None:
@@ -278,7 +278,7 @@ def test_the_jitter_of_probes_comes_from_the_seed() -> None:
     assert 30 < ends[0] < 36
 
 
-def test_a_rate_spreads_runs_over_the_clock(rmq: RmqTest) -> None:
+def test_a_rate_spreads_attempts_over_time(rmq: RmqTest) -> None:
     charge = made([], rate=2)
     for number in range(21):
         charge.publish(number)
@@ -290,7 +290,7 @@ def test_a_rate_spreads_runs_over_the_clock(rmq: RmqTest) -> None:
     assert {one.number for one in rmq.attempts(charge)} == {1}
 
 
-def test_a_rate_below_one_a_minute_keeps_no_message_unacked_for_long(rmq: RmqTest) -> None:
+def test_a_rate_below_one_per_minute_keeps_no_message_unacked_for_long(rmq: RmqTest) -> None:
     seen: list[Any] = []
     charge = made(seen, rate="4/h")
     for number in range(5):
@@ -302,7 +302,7 @@ def test_a_rate_below_one_a_minute_keeps_no_message_unacked_for_long(rmq: RmqTes
     assert rmq.all_parked(charge) == []
 
 
-def test_a_retry_takes_its_moment_too(rmq: RmqTest) -> None:
+def test_a_retry_also_uses_a_rate_slot(rmq: RmqTest) -> None:
     charge = made([], RetryThenPark(attempts=3, backoff=Fixed(1)), rate="6/m")
     rmq.fail_next(charge, ValueError("no"), times=2)
     charge.publish("a")
@@ -312,7 +312,7 @@ def test_a_retry_takes_its_moment_too(rmq: RmqTest) -> None:
     assert [one.number for one in rmq.attempts(charge)] == [1, 2, 3]
 
 
-def test_one_that_opens_again_and_again_makes_no_message_suspect(rmq: RmqTest) -> None:
+def test_a_breaker_that_keeps_opening_quarantines_no_message(rmq: RmqTest) -> None:
     """RabbitMQ 4.0 counts every message that comes back."""
     seen: list[Any] = []
     returns: list[object] = []

@@ -55,7 +55,7 @@ def test_a_breaker_that_stops_other_handlers_is_reported() -> None:
 
 
 @pytest.mark.parametrize("policy", [RetryThenPark(park_on=BankDown), StopTheLine(park_on=BankDown)])
-def test_what_is_to_be_parked_and_spared_at_once_is_reported(policy: Any) -> None:
+def test_a_policy_that_parks_and_spares_the_same_error_is_reported(policy: Any) -> None:
     handle("payments", policy=policy, breaker=Breaker(on=(Timeout, ValueError)))
 
     assert [one.partition(" is in")[0] for one in found()] == ["W051 Timeout"]
@@ -70,7 +70,7 @@ def test_a_rate_that_keeps_messages_unacked_for_long_is_reported() -> None:
     assert found(PREFETCH=5) == []
 
 
-def test_a_policy_of_the_settings_that_bears_no_breaker_is_reported() -> None:
+def test_a_default_policy_incompatible_with_a_breaker_is_reported() -> None:
     handle("payments", name="charge", breaker=Breaker(on=BankDown))
     told = found(POLICY=OneShot())
 

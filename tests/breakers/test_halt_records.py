@@ -27,7 +27,7 @@ def own(own_database: Own, settings: Any) -> Own:
 
 
 @pytest.mark.usefixtures("own")
-def test_no_message_id_keeps_a_halted_line_from_being_reported() -> None:
+def test_a_halted_queue_is_reported_whatever_its_message_id() -> None:
     Halts(lambda: [halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")], "me").report()
 
     told = [(row.queue, row.halted_message, row.halted_error) for row in halted()]
@@ -39,7 +39,7 @@ def test_no_message_id_keeps_a_halted_line_from_being_reported() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_a_halted_line_that_is_met_again_keeps_its_time_with_any_id() -> None:
+def test_a_halt_reported_again_keeps_its_time_with_any_message_id() -> None:
     Halts(lambda: [halt("a", "\udcff")], "one").report()
     since = halted()[0].halted_at
     Halts(lambda: [halt("a", "\udcff", attempt=4)], "two").report()
@@ -48,7 +48,7 @@ def test_a_halted_line_that_is_met_again_keeps_its_time_with_any_id() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_one_line_that_cannot_be_written_starves_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_halt_that_cannot_be_written_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     halts = Halts(lambda: [halt("\udcff", "1"), halt("b", "2")], "me")
     with caplog.at_level(logging.WARNING):
         halts.report()

@@ -27,7 +27,7 @@ def stands(bank: Bank) -> dict[str, Any]:
     return halted(bank)[0]
 
 
-def test_a_halted_line_is_reported_with_its_error_until_it_continues(bank: Bank) -> None:
+def test_a_halted_queue_is_reported_with_its_error_until_it_resumes(bank: Bank) -> None:
     bank.goes_down()
     with bank.consuming("orders"):
         bank.publish("orders", 1, 2)
@@ -52,7 +52,7 @@ def test_a_halted_line_is_reported_with_its_error_until_it_continues(bank: Bank)
         wait_until(lambda: bank.did() == [1, 2], 60)
 
 
-def test_a_killed_consumer_leaves_no_line_halted_forever(bank: Bank) -> None:
+def test_a_killed_consumer_leaves_no_queue_halted_forever(bank: Bank) -> None:
     bank.goes_down()
     with bank.consuming("orders") as consumer:
         bank.publish("orders", 1)
@@ -69,7 +69,7 @@ def test_a_killed_consumer_leaves_no_line_halted_forever(bank: Bank) -> None:
         assert rows.get().halted_at == since
 
 
-def test_a_consumer_that_ends_in_order_takes_its_halted_line_back(bank: Bank) -> None:
+def test_a_consumer_that_stops_in_order_clears_its_halt(bank: Bank) -> None:
     bank.goes_down()
     with bank.consuming("orders") as consumer:
         bank.publish("orders", 1)

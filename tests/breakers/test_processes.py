@@ -20,7 +20,7 @@ def parked(bank: Bank) -> int:
     return bank.ready("payments.parked")
 
 
-def test_an_outage_pauses_every_process_burns_nothing_and_ends_by_itself(bank: Bank) -> None:
+def test_an_outage_pauses_every_process_costs_no_attempt_and_ends_by_itself(bank: Bank) -> None:
     bank.goes_down()
     with bank.consuming() as one, bank.consuming() as two:
         wait_until(lambda: bank.consumers("payments") == 2)
@@ -41,7 +41,7 @@ def test_an_outage_pauses_every_process_burns_nothing_and_ends_by_itself(bank: B
     assert one.said.count("has closed") + two.said.count("has closed") == 1
 
 
-def test_a_line_keeps_its_order_through_an_outage(bank: Bank) -> None:
+def test_an_ordered_queue_keeps_its_order_through_an_outage(bank: Bank) -> None:
     bank.publish("ledger", *range(10))
     bank.goes_down()
     with bank.consuming() as one, bank.consuming() as two:
@@ -54,7 +54,7 @@ def test_a_line_keeps_its_order_through_an_outage(bank: Bank) -> None:
     assert codes == [0, 0]
 
 
-def test_whoever_is_killed_as_it_tries_a_message_is_followed_by_another(bank: Bank) -> None:
+def test_after_a_prober_is_killed_another_process_probes(bank: Bank) -> None:
     bank.more = {"BANK_LEASE": "2"}
     bank.goes_down()
     bank.publish("payments", "a")
@@ -76,7 +76,7 @@ def test_whoever_is_killed_as_it_tries_a_message_is_followed_by_another(bank: Ba
     assert (code, parked(bank)) == (0, 0)
 
 
-def test_it_stops_in_good_order_while_a_breaker_is_open_and_knows_of_it_afterwards(bank: Bank) -> None:
+def test_a_consumer_stops_in_order_while_a_breaker_is_open_and_keeps_it_open(bank: Bank) -> None:
     bank.more = {"BANK_PROBE": "300"}
     bank.goes_down()
     bank.publish("payments", *range(5))
@@ -95,7 +95,7 @@ def test_it_stops_in_good_order_while_a_breaker_is_open_and_knows_of_it_afterwar
     assert (code, waiting, resumed.returncode) == (0, 5, 0)
 
 
-def test_an_operator_pauses_a_queue_and_lets_it_continue(bank: Bank) -> None:
+def test_an_operator_pauses_and_resumes_a_queue(bank: Bank) -> None:
     with bank.consuming() as one:
         wait_until(lambda: bank.consumers("mails") == 1)
         paused = bank.run("rmq_queue", "pause", "mails", "--reason", "spam")
@@ -115,7 +115,7 @@ def test_an_operator_pauses_a_queue_and_lets_it_continue(bank: Bank) -> None:
     assert (fresh, codes) == (0, [0, 0])
 
 
-def test_a_pause_ends_by_itself(bank: Bank) -> None:
+def test_a_pause_with_an_end_expires(bank: Bank) -> None:
     with bank.consuming() as one:
         wait_until(lambda: bank.consumers("mails") == 1)
         bank.run("rmq_queue", "pause", "mails", "--for", "5s")
@@ -129,7 +129,7 @@ def test_a_pause_ends_by_itself(bank: Bank) -> None:
     assert (before, code) == ([], 0)
 
 
-def test_a_burst_leaves_what_is_paused_where_it_is(bank: Bank) -> None:
+def test_a_burst_leaves_messages_of_a_paused_queue(bank: Bank) -> None:
     bank.run("rmq_queue", "pause", "payments")
     bank.publish("payments", 1)
     bank.publish("mails", 2)
@@ -139,7 +139,7 @@ def test_a_burst_leaves_what_is_paused_where_it_is(bank: Bank) -> None:
     assert (code, bank.did(), bank.ready("payments")) == (0, [2], 1)
 
 
-def test_three_processes_keep_one_rate(bank: Bank) -> None:
+def test_three_processes_share_one_rate(bank: Bank) -> None:
     with ExitStack() as stack:
         consumers = [stack.enter_context(bank.consuming()) for _ in range(3)]
         wait_until(lambda: bank.consumers("quotes") == 3)

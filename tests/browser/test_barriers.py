@@ -87,7 +87,7 @@ def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:
     return {name: some for name, some in barriers.items() if some}
 
 
-def test_every_page_is_looked_at() -> None:
+def test_every_page_is_examined() -> None:
     """A new page must be added to the list above."""
     pages = [pages for model, pages in admin.site._registry.items() if model._meta.app_label == "rmq_retry"]
     ours = {str(url.name) for one in pages for url in one.get_urls() if url.name}
@@ -112,7 +112,7 @@ def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
 
 
 @TWO
-def test_pages_have_no_barriers_while_the_broker_is_away(sit: Sit, scheme: str, width: int) -> None:
+def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width, cookies={"broker": "away"})
     pages = {name: PAGES[name] for name in ("status", "preview", "run running", "message", "groups")}
 
@@ -123,7 +123,7 @@ def test_pages_have_no_barriers_while_the_broker_is_away(sit: Sit, scheme: str, 
 
 
 @TWO
-def test_forms_that_are_filled_in_wrongly_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
+def test_forms_with_errors_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width)
     barriers = {}
     lead.go(PAGES["edit"])
@@ -157,7 +157,7 @@ def test_forms_that_are_filled_in_wrongly_have_no_barriers(sit: Sit, scheme: str
 
 
 @TWO
-def test_a_list_that_is_pasted_has_no_barriers(sit: Sit, scheme: str, width: int) -> None:
+def test_a_pasted_list_has_no_barriers(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width)
     barriers = {}
     lead.go(PAGES["list of keys"])
@@ -187,7 +187,7 @@ def test_a_list_that_is_pasted_has_no_barriers(sit: Sit, scheme: str, width: int
 
 
 @TWO
-def test_pages_that_refuse_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
+def test_pages_that_refuse_access_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
     support = sit("support", scheme=scheme, width=width)
     names = ("message", "group", "edit", "discard", "export", "audit", "status", "runs", "preview")
 
@@ -201,7 +201,7 @@ NONCES = pytest.mark.skipif(django.VERSION < (6, 1), reason="the admin's own fil
 
 
 @NONCES
-def test_a_policy_of_nonces_alone_blocks_nothing(sit: Sit) -> None:
+def test_a_nonce_only_csp_blocks_nothing(sit: Sit) -> None:
     lead = sit(cookies={"policy": "nonce"})
     for address in PAGES.values():
         lead.go(address)
@@ -210,7 +210,7 @@ def test_a_policy_of_nonces_alone_blocks_nothing(sit: Sit) -> None:
 
 
 @NONCES
-def test_what_people_come_for_works_under_nonces_alone(sit: Sit) -> None:
+def test_main_tasks_work_under_a_nonce_only_csp(sit: Sit) -> None:
     lead = sit(cookies={"policy": "nonce"})
     lead.go(PAGES["groups"])
     lead.page.wait_for_event("request", lambda request: "fragment=1" in request.url)
@@ -231,7 +231,7 @@ def test_what_people_come_for_works_under_nonces_alone(sit: Sit) -> None:
 
 
 @NONCES
-def test_what_the_policy_blocks_is_noticed(sit: Sit) -> None:
+def test_a_csp_violation_is_detected(sit: Sit) -> None:
     lead = sit(cookies={"policy": "nonce"})
     lead.go(PAGES["groups"])
     lead.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: '1'}))")
@@ -249,7 +249,7 @@ def test_a_page_with_disabled_buttons_has_no_barriers(sit: Sit) -> None:
     assert support.complaints == []
 
 
-def test_what_came_from_outside_runs_nowhere(sit: Sit) -> None:
+def test_scripts_in_message_contents_do_not_run(sit: Sit) -> None:
     lead = sit()
     asked: list[str] = []
 

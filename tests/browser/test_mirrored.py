@@ -13,7 +13,7 @@ ARROWS = {"→", "↻"}
 
 
 @pytest.mark.parametrize("language", ["ar", pytest.param("he", marks=pytest.mark.long)])
-def test_pages_are_mirrored_and_fit_a_phone(sit: Sit, language: str) -> None:
+def test_pages_are_mirrored_in_right_to_left_languages_and_fit_a_phone(sit: Sit, language: str) -> None:
     lead = sit(language=language, width=390)
     wrong, signs = {}, set()
     for name, address in PAGES.items():
@@ -28,7 +28,7 @@ def test_pages_are_mirrored_and_fit_a_phone(sit: Sit, language: str) -> None:
     assert lead.complaints == []
 
 
-def test_what_machines_wrote_is_read_from_the_left(sit: Sit) -> None:
+def test_machine_values_are_read_from_left_to_right(sit: Sit) -> None:
     lead = sit(language="he")
     lead.go(PAGES["message"])
     directions = "(all) => all.map((one) => getComputedStyle(one).direction)"
@@ -39,7 +39,7 @@ def test_what_machines_wrote_is_read_from_the_left(sit: Sit) -> None:
     assert {place: set(found) for place, found in places.items()} == {place: {"ltr"} for place in places}
 
 
-def test_nothing_is_turned_where_one_reads_from_the_left(sit: Sit) -> None:
+def test_nothing_is_mirrored_in_left_to_right_languages(sit: Sit) -> None:
     lead = sit()
     lead.go(PAGES["message requeued"])
 

@@ -27,11 +27,11 @@ def seen(sit: Sit, script: str) -> dict[str, list[str]]:
     return {name: some for name, some in found.items() if some}
 
 
-def test_each_number_of_a_table_keeps_its_name(sit: Sit) -> None:
+def test_each_number_in_a_table_keeps_its_label(sit: Sit) -> None:
     assert seen(sit, NAMELESS) == {}
 
 
-def test_each_name_of_a_table_has_a_value(sit: Sit) -> None:
+def test_each_label_in_a_table_has_a_value(sit: Sit) -> None:
     assert seen(sit, EMPTY) == {}
 
 

@@ -12,7 +12,7 @@ def card(name: str) -> str:
     return f".rmq-card:has-text('{name}Error')"
 
 
-def test_what_is_broken_is_seen_at_once(sit: Sit) -> None:
+def test_problems_are_visible_at_once(sit: Sit) -> None:
     lead = sit()
     lead.go("/admin/")
     lead.click("Error groups", within="#content")
@@ -21,7 +21,7 @@ def test_what_is_broken_is_seen_at_once(sit: Sit) -> None:
     assert lead.clicks == 1
 
 
-def test_a_payment_is_found_by_its_number(sit: Sit) -> None:
+def test_a_payment_is_found_by_its_id(sit: Sit) -> None:
     lead = sit()
     lead.go(LIST)
     lead.type("#searchbar", "ACC-1")
@@ -30,7 +30,7 @@ def test_a_payment_is_found_by_its_number(sit: Sit) -> None:
     assert lead.clicks == 1
 
 
-def test_one_message_is_requeued_and_its_outcome_is_seen(sit: Sit) -> None:
+def test_one_message_is_requeued_and_its_outcome_is_shown(sit: Sit) -> None:
     lead = sit()
     lead.go(LIST)
     lead.type("#searchbar", "ONE-0")
@@ -44,7 +44,7 @@ def test_one_message_is_requeued_and_its_outcome_is_seen(sit: Sit) -> None:
     assert lead.complaints == []
 
 
-def test_all_of_one_cause_are_requeued(sit: Sit) -> None:
+def test_all_messages_of_one_cause_are_requeued(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
     lead.click("Requeue 3…", within=card("All"))
@@ -56,7 +56,7 @@ def test_all_of_one_cause_are_requeued(sit: Sit) -> None:
     assert "3 processed" in lead.page.inner_text(".rmq-outcomes")
 
 
-def test_one_is_tried_and_then_the_rest(sit: Sit) -> None:
+def test_one_message_is_requeued_first_and_then_the_rest(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
     lead.click("Try one first", within=card("Canary"))
@@ -87,7 +87,7 @@ def test_a_message_is_edited_and_requeued(sit: Sit) -> None:
     assert (barriers, lead.complaints) == ([], [])
 
 
-def test_a_message_is_discarded_and_taken_back(sit: Sit) -> None:
+def test_a_message_is_discarded_and_restored(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
     lead.click("Discard 3…", within=card("Discard"))
@@ -103,7 +103,7 @@ def test_a_message_is_discarded_and_taken_back(sit: Sit) -> None:
     assert (discarded, lead.clicks) == (2, 2)
 
 
-def test_who_did_it_is_seen_on_the_message(sit: Sit) -> None:
+def test_the_operator_of_an_action_is_shown_on_the_message(sit: Sit) -> None:
     lead = sit()
     lead.go(LIST)
     lead.type("#searchbar", "HOLD-0")
@@ -117,7 +117,7 @@ def test_who_did_it_is_seen_on_the_message(sit: Sit) -> None:
     assert lead.clicks == 2
 
 
-def test_ticked_rows_and_the_drop_down_do_the_same(sit: Sit) -> None:
+def test_ticked_rows_and_the_action_menu_do_the_same(sit: Sit) -> None:
     lead = sit()
     lead.go(f"{LIST}?group=7")
     for place in (0, 1):
@@ -141,7 +141,7 @@ def test_a_run_is_stopped_in_one_click(sit: Sit, button: str) -> None:
     lead.sees({"Pause": "Paused", "Stop": "Stopped"}[button])
 
 
-def test_a_page_states_that_it_updates_only_while_its_run_is_active(sit: Sit) -> None:
+def test_a_page_shows_live_updates_only_while_its_run_is_active(sit: Sit) -> None:
     lead = sit()
     lead.go(LIST)
     lead.type("#searchbar", "ONE-1")
@@ -168,7 +168,7 @@ def test_everything_works_without_scripts(sit: Sit) -> None:
     assert "1 of 1 sent" in lead.page.inner_text(".rmq-run")
 
 
-def test_keys_move_and_open_and_can_be_switched_off(sit: Sit) -> None:
+def test_keyboard_shortcuts_navigate_and_can_be_switched_off(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
     lead.page.keyboard.press("g")
@@ -191,7 +191,7 @@ def test_keys_move_and_open_and_can_be_switched_off(sit: Sit) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
-def test_the_help_shows_what_one_may_and_why_not_what_not(sit: Sit, scheme: str, width: int) -> None:
+def test_the_help_shows_permissions_and_the_reason_for_each_missing_one(sit: Sit, scheme: str, width: int) -> None:
     support = sit("support", scheme=scheme, width=width)
     support.go(HOME)
     support.page.keyboard.press("?")
@@ -205,7 +205,7 @@ def test_the_help_shows_what_one_may_and_why_not_what_not(sit: Sit, scheme: str,
 
 
 @pytest.mark.parametrize("page", [HOME, LIST, "/admin/rmq_retry/requeuerun/preview/?group=1"])
-def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> None:
+def test_the_help_is_a_page_without_scripts(sit: Sit, page: str) -> None:
     support = sit("support", scripts=False)
     support.go(page)
     support.click("Keyboard shortcuts and my permissions", within="footer")
@@ -216,7 +216,7 @@ def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> No
 
 
 @pytest.mark.parametrize("width", [1100, 320])
-def test_new_messages_are_reported_above_a_list_whose_rows_stay(sit: Sit, width: int) -> None:
+def test_new_messages_are_announced_above_a_list_that_does_not_move(sit: Sit, width: int) -> None:
     lead = sit(width=width)
     # Other tests take messages of single groups away; the queue keeps several.
     lead.go(f"{LIST}?queue=payments.main")
@@ -238,7 +238,7 @@ def test_new_messages_are_reported_above_a_list_whose_rows_stay(sit: Sit, width:
     assert lead.page.url.endswith("?queue=payments.main")
 
 
-def test_a_list_without_scripts_has_no_bar_of_new_messages(sit: Sit) -> None:
+def test_a_list_without_scripts_has_no_new_messages_bar(sit: Sit) -> None:
     lead = sit(scripts=False)
     lead.go(LIST)
 
@@ -246,7 +246,7 @@ def test_a_list_without_scripts_has_no_bar_of_new_messages(sit: Sit) -> None:
     assert not lead.page.locator(".rmq-news").is_visible()
 
 
-def test_a_list_can_be_kept_from_moving(sit: Sit) -> None:
+def test_live_updates_of_a_list_can_be_switched_off(sit: Sit) -> None:
     lead = sit()
     asked: list[str] = []
     lead.page.on("request", lambda request: asked.append(request.url) if "fragment=1" in request.url else None)

@@ -77,7 +77,7 @@ def known() -> set[str]:
 
 
 @pytest.mark.usefixtures("renamed")
-def test_a_renamed_queue_keeps_its_messages_in_sight_until_they_are_moved(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_a_renamed_queue_with_messages_is_a_problem_until_they_are_moved(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken", 3)
     amqp.basic_consume("shop.repaired", lambda *_: None)
     checked = run("rmq_status", "--check")
@@ -105,7 +105,7 @@ def test_a_renamed_queue_keeps_its_messages_in_sight_until_they_are_moved(amqp: 
 
 
 @pytest.mark.usefixtures("renamed")
-def test_an_empty_one_is_a_remark_with_the_command_that_deletes_it_whole(vhost: Vhost) -> None:
+def test_an_empty_former_queue_is_a_remark_with_the_command_that_deletes_it(vhost: Vhost) -> None:
     ran = run("rmq_status")
     remark = "! abandoned, empty: manage.py rmq_delete shop.broken"
 
@@ -118,7 +118,7 @@ def test_an_empty_one_is_a_remark_with_the_command_that_deletes_it_whole(vhost: 
 
 
 @pytest.mark.usefixtures("renamed")
-def test_what_waits_or_is_parked_goes_where_it_waits_or_is_parked_now(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_waiting_and_parked_messages_move_to_the_new_queues(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken.retry.10s", 2)
     put(amqp, "shop.broken.parked")
     put(amqp, "shop.broken.quarantine")
@@ -133,7 +133,7 @@ def test_what_waits_or_is_parked_goes_where_it_waits_or_is_parked_now(amqp: Bloc
     assert set(vhost.queues()) == NEW
 
 
-def test_a_wait_that_is_not_known_any_more_ends_before_its_queue_goes(
+def test_a_queue_is_kept_until_its_unknown_waits_have_expired(
     named: Named, amqp: BlockingChannel, vhost: Vhost
 ) -> None:
     named(Queue("shop.broken"))
@@ -154,7 +154,9 @@ def test_a_wait_that_is_not_known_any_more_ends_before_its_queue_goes(
     assert "shop.broken.parked" not in vhost.queues()
 
 
-def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_no_message_arrives_in_a_former_queue_while_it_is_moved(
+    named: Named, amqp: BlockingChannel, vhost: Vhost
+) -> None:
     shop = Exchange("shop", "topic")
     named(Queue("shop.broken", bindings=[shop.bind("broken.#")]))
     run("rmq_declare")
@@ -180,14 +182,14 @@ def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: Blocki
         (["--recreate", "shop.broken", "--move-to", "shop.repaired.parked"], "'shop.repaired.parked' is"),
     ],
 )
-def test_where_its_messages_go_has_to_be_reported(words: list[str], said: str, vhost: Vhost) -> None:
+def test_moving_messages_needs_a_target_queue(words: list[str], said: str, vhost: Vhost) -> None:
     ran = run("rmq_declare", *words, "--yes")
 
     assert (ran.code, ran.err[: len(said)]) == (Exit.USAGE, said)
     assert set(vhost.queues()) == NEW | OLD
 
 
-def test_what_was_declared_before_a_refusal_is_named(renamed: Named, amqp: BlockingChannel) -> None:
+def test_a_failed_declaration_names_the_queues_created_before(renamed: Named, amqp: BlockingChannel) -> None:
     renamed("shop.fresh")
     amqp.basic_consume("shop.broken", lambda *_: None)
     ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.fresh", "--yes", "--publishers-stopped")
@@ -197,7 +199,7 @@ def test_what_was_declared_before_a_refusal_is_named(renamed: Named, amqp: Block
 
 
 @pytest.mark.usefixtures("renamed")
-def test_an_old_consumer_is_no_problem_and_keeps_its_queues(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_an_old_consumer_is_no_problem_and_its_queues_are_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken.retry.10s")
     put(amqp, "shop.broken")
     amqp.basic_qos(prefetch_count=1)
@@ -210,7 +212,7 @@ def test_an_old_consumer_is_no_problem_and_keeps_its_queues(amqp: BlockingChanne
 
 
 @pytest.mark.usefixtures("renamed")
-def test_a_parked_queue_whose_work_queue_others_read_is_moved_alone(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_a_parked_queue_is_moved_alone_if_others_consume_its_work_queue(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken.parked")
     amqp.basic_consume("shop.broken", lambda *_: None)
     move = ("rmq_declare", "--recreate", "shop.broken.parked", "--move-to")
@@ -223,7 +225,7 @@ def test_a_parked_queue_whose_work_queue_others_read_is_moved_alone(amqp: Blocki
 
 @pytest.mark.usefixtures("renamed")
 @pytest.mark.parametrize("more", [[], ["--force"]])
-def test_all_leaves_a_former_queue_to_its_new_consumers(more: list[str], amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_deleting_all_keeps_a_former_queue_with_consumers(more: list[str], amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken.parked")
     put(amqp, "shop.broken")
     amqp.basic_qos(prefetch_count=1)
@@ -247,7 +249,7 @@ def test_all_leaves_a_former_queue_to_its_new_consumers(more: list[str], amqp: B
     assert (set(vhost.queues()), known()) == (set(), set())
 
 
-def test_old_waiting_queues_are_pruned_without_a_management_api(
+def test_former_waiting_queues_are_pruned_without_the_management_api(
     named: Named, amqp: BlockingChannel, vhost: Vhost
 ) -> None:
     with isolated_handlers():
@@ -270,7 +272,7 @@ def test_old_waiting_queues_are_pruned_without_a_management_api(
 
 @pytest.mark.usefixtures("renamed")
 @pytest.mark.parametrize("part", ["vhost", "broker", "project"])
-def test_what_was_declared_elsewhere_is_not_taken_for_abandoned(part: str, vhost: Vhost) -> None:
+def test_queues_declared_in_another_virtual_host_are_not_former_queues(part: str, vhost: Vhost) -> None:
     for row in Declared.objects.filter(name__in=OLD):
         setattr(row, part, "another")
         row.digest = Declared.digest_of(row.project, row.broker, row.vhost, row.kind, row.name)
@@ -284,7 +286,7 @@ def test_what_was_declared_elsewhere_is_not_taken_for_abandoned(part: str, vhost
 
 
 @pytest.mark.usefixtures("renamed")
-def test_one_that_is_gone_is_not_shown_and_forgotten_when_something_is_declared(amqp: BlockingChannel) -> None:
+def test_a_deleted_former_queue_is_hidden_and_then_forgotten(amqp: BlockingChannel) -> None:
     for name in OLD:
         amqp.queue_delete(name)
 
@@ -295,7 +297,7 @@ def test_one_that_is_gone_is_not_shown_and_forgotten_when_something_is_declared(
 
 
 @pytest.mark.usefixtures("renamed")
-def test_one_that_belongs_to_others_now_is_forgotten(named: Named, vhost: Vhost) -> None:
+def test_a_former_queue_that_others_own_now_is_forgotten(named: Named, vhost: Vhost) -> None:
     named("shop.repaired", park=Queue("shop.broken", existing=True))
     assert run("rmq_delete", "shop.broken", "--yes").code == Exit.USAGE
 
@@ -307,12 +309,12 @@ def test_one_that_belongs_to_others_now_is_forgotten(named: Named, vhost: Vhost)
 
 
 @pytest.mark.usefixtures("renamed")
-def test_all_is_also_what_was_declared_before(vhost: Vhost) -> None:
+def test_deleting_all_includes_former_queues(vhost: Vhost) -> None:
     assert run("rmq_delete", "--all", "--yes").code == Exit.DONE
     assert (set(vhost.queues()), Declared.objects.count()) == (set(), 0)
 
 
-def test_each_row_states_what_where_and_when(named: Named, vhost: Vhost) -> None:
+def test_each_declared_row_records_queue_virtual_host_and_times(named: Named, vhost: Vhost) -> None:
     shop = Exchange("shop", "topic")
     named(Queue("shop.repaired", max_length=9, bindings=[shop.bind("a.#")]))
     run("rmq_declare")
@@ -328,7 +330,7 @@ def test_each_row_states_what_where_and_when(named: Named, vhost: Vhost) -> None
     assert "guest" not in again.broker
 
 
-def test_a_database_without_its_tables_costs_a_sentence_only(
+def test_declaring_without_the_tables_only_prints_a_warning(
     named: Named, vhost: Vhost, url: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named("shop.repaired")
@@ -353,7 +355,7 @@ def test_a_database_without_its_tables_costs_a_sentence_only(
 
 
 @pytest.mark.usefixtures("renamed")
-def test_the_admin_sees_it_as_well(amqp: BlockingChannel) -> None:
+def test_the_admin_shows_former_queues(amqp: BlockingChannel) -> None:
     put(amqp, "shop.broken")
     broker_look.forget()
     broker_look.look()

@@ -53,7 +53,7 @@ def test_an_error_is_one_sentence_and_a_code(error: Exception, code: Exit) -> No
     assert raised.value.returncode == code
 
 
-def test_a_code_is_the_processs_exit_code() -> None:
+def test_an_exit_code_is_the_exit_code_of_the_process() -> None:
     with pytest.raises(SystemExit) as ended:
         Command(Exit.UNHEALTHY).handle()
 
@@ -61,14 +61,14 @@ def test_a_code_is_the_processs_exit_code() -> None:
     assert Command(Exit.DONE).handle() is None
 
 
-def test_ctrl_c_is_code_130() -> None:
+def test_ctrl_c_exits_with_130() -> None:
     with pytest.raises(SystemExit) as ended:
         Command(KeyboardInterrupt()).execute(no_color=True, force_color=False, skip_checks=True)
 
     assert ended.value.code == 130
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_ends_the_command_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as pipe:
@@ -97,14 +97,14 @@ def test_remarks_go_to_stderr_and_data_to_stdout() -> None:
     assert err.getvalue() == "remark\n"
 
 
-def test_nothing_in_a_cell_begins_a_column_or_a_row() -> None:
+def test_control_characters_in_a_cell_are_escaped() -> None:
     out = io.StringIO()
     Command(stdout=out).table([("a\tb", "c\nd"), ("e", "f")])
 
     assert out.getvalue() == "a\\tb\tc\\nd\ne\tf\n"
 
 
-def test_a_row_is_cut_to_the_terminal_only_where_it_may_be() -> None:
+def test_a_row_is_cut_to_the_terminal_width_only_on_request() -> None:
     master, slave = open_terminal()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
     with os.fdopen(slave, "w", encoding="utf-8") as stream:
@@ -133,7 +133,7 @@ def test_a_table_is_aligned_on_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("answer", "goes_on"), [("yes\n", True), ("YES\n", True), ("y\n", False), ("\n", False), ("", False)]
 )
-def test_only_a_whole_yes_is_a_yes(answer: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_complete_yes_confirms(answer: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     keyboard = Terminal(answer)
     monkeypatch.setattr(sys, "stdin", keyboard)
     err = Terminal()
@@ -150,7 +150,7 @@ def test_only_a_whole_yes_is_a_yes(answer: str, goes_on: bool, monkeypatch: pyte
     assert err.getvalue().startswith("Delete it? [yes/no] ")
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_or_with_all() -> None:
+def test_an_unknown_name_gets_the_nearest_or_all_names_suggested() -> None:
     with pytest.raises(CommandError, match=r"There is no queue 'chargee'\. Did you mean charge\?"):
         check_known("queue", ["chargee"], ["charge", "refund"])
     with pytest.raises(CommandError, match=r"There is no queue 'x'\. Known: charge, refund\."):

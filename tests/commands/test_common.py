@@ -34,7 +34,7 @@ WITH_RECORDS = (
 @pytest.mark.django_db
 @pytest.mark.usefixtures("charge")
 @pytest.mark.parametrize("command", WITH_TIMEOUT)
-def test_a_broker_that_reports_nothing_is_not_waited_for_longer(
+def test_an_unresponsive_broker_ends_the_wait_with_code_3(
     command: str, broker_url: str, settings: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "it").write_bytes(b"{}")
@@ -50,14 +50,14 @@ def test_a_broker_that_reports_nothing_is_not_waited_for_longer(
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "3601"])
-def test_what_is_no_time_to_wait_is_refused(seconds: str) -> None:
+def test_an_invalid_timeout_is_refused(seconds: str) -> None:
     with pytest.raises(CommandError, match="takes seconds, more than 0 and up to 3600"):
         call_command("rmq_status", "--timeout", seconds)
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("command", WITH_RECORDS)
-def test_a_database_that_there_is_not_is_named_with_the_nearest(command: str, settings: Any) -> None:
+def test_an_unknown_database_gets_the_nearest_name_suggested(command: str, settings: Any) -> None:
     settings.RMQ_RETRY = NO_BROKER
     told = run(*command.split(), "--using", "defualt")
 
@@ -67,7 +67,7 @@ def test_a_database_that_there_is_not_is_named_with_the_nearest(command: str, se
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.django_db
 @pytest.mark.usefixtures("own_database")
-def test_the_records_are_looked_for_where_it_is_said(settings: Any, before: bool) -> None:
+def test_the_option_database_selects_where_records_are_read(settings: Any, before: bool) -> None:
     settings.RMQ_RETRY = NO_BROKER
     record(key="HERE")
     with pinned("own"):
@@ -83,7 +83,7 @@ def test_the_records_are_looked_for_where_it_is_said(settings: Any, before: bool
     assert OperatorAction.objects.count() == 0
 
 
-def test_only_what_belongs_to_it_is_looked_for_there() -> None:
+def test_the_option_database_routes_only_models_of_the_package() -> None:
     with pinned("own", ("auth",)):
         placed = [router.db_for_write(model) for model in (ParkedMessage, Group, Session)]
 
@@ -92,7 +92,7 @@ def test_only_what_belongs_to_it_is_looked_for_there() -> None:
 
 
 @pytest.mark.parametrize("option", ["--queue", "--exchange", "--routing-key", "--type", "--message-id"])
-def test_a_name_that_amqp_cannot_say_is_refused_before_anything_is_sent(option: str) -> None:
+def test_a_name_too_long_for_amqp_is_refused_before_anything_is_sent(option: str) -> None:
     where = () if option in ("--queue", "--exchange") else ("--queue", "payments.charge")
 
     with pytest.raises(CommandError, match=f"argument {option}: takes at most 255 bytes, not 256"):

@@ -88,7 +88,7 @@ def test_a_verdict_is_one_line() -> None:
         ({"handler": "-", "message_id": None}, "✕ payments attempt 5/5"),
     ],
 )
-def test_each_verdict_states_what_becomes_of_the_message(changed: dict[str, Any], said: str) -> None:
+def test_each_verdict_line_states_the_next_step_of_its_message(changed: dict[str, Any], said: str) -> None:
     assert said in line(**{**VERDICT, **changed})
 
 
@@ -98,25 +98,25 @@ def test_a_business_key_stands_where_the_id_would() -> None:
     assert said.startswith("✕ payments.transfer PAY-7 attempt 5/5 30.0 s → parked: ")
 
 
-def test_where_no_handler_was_run_there_was_no_try() -> None:
+def test_a_message_without_a_handler_shows_no_attempt() -> None:
     said = line(**{**VERDICT, "handler": "-", "attempt": 0, "attempts": None, "reason": "no_handler"})
 
     assert said.startswith("✕ payments PAY-88121 no attempt 30.0 s → parked: ")
 
 
-def test_where_the_signs_are_unknown_ascii_stands_for_them() -> None:
+def test_ascii_replaces_signs_that_the_encoding_lacks() -> None:
     said = line(plain=True, **VERDICT)
 
     assert said.isascii()
     assert said.startswith("x payments.transfer PAY-88121 attempt 5/5 30.0 s -> parked: ")
 
 
-def test_of_several_processes_each_line_says_which() -> None:
+def test_with_several_processes_each_line_has_its_pid() -> None:
     assert line(with_pid=True) == "[42] · said"
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[31m", "\r", "\n", "\u202e", "\udcff", "\x9b"])
-def test_no_text_steers_the_terminal_or_breaks_the_line(hostile: str) -> None:
+def test_no_text_controls_the_terminal_or_breaks_the_line(hostile: str) -> None:
     made = record(**{**VERDICT, "detail": f"a{hostile}b", "message_id": f"c{hostile}d"})
     for formatter in (terminal.Lines(no_style(), plain=False, with_pid=False), terminal.Logfmt(), terminal.JsonLines()):
         said = formatter.format(made)
@@ -135,7 +135,7 @@ def test_logfmt_has_the_fixed_keys_in_their_order() -> None:
     )
 
 
-def test_a_value_cannot_pass_for_another_field() -> None:
+def test_a_value_cannot_forge_another_logfmt_field() -> None:
     said = terminal.Logfmt().format(record('x" level=critical', name="shop"))
 
     assert said == 'ts=1970-01-01T00:00:01.482Z level=info logger=shop msg="x\\" level=critical" pid=42'
@@ -176,13 +176,13 @@ def test_the_format_follows_the_stream(
     assert [type(one.formatter) for one in ours()] == [formatter]
 
 
-def test_a_projects_own_console_stays_the_only_one(loggers: logging.Logger) -> None:
+def test_the_console_logging_of_the_project_replaces_ours(loggers: logging.Logger) -> None:
     loggers.addHandler(logging.StreamHandler(sys.stdout))
 
     assert (install(io.StringIO()), ours()) == (False, [])
 
 
-def test_json_logs_take_our_lines_off_the_projects_console(
+def test_json_logs_keep_our_lines_off_the_projects_console(
     loggers: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loggers.addHandler(logging.StreamHandler(sys.stdout))
@@ -195,7 +195,7 @@ def test_json_logs_take_our_lines_off_the_projects_console(
 
 @pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize(("verbosity", "said"), [(0, ["w"]), (1, ["i", "w"]), (2, ["i", "w"]), (3, ["d", "i", "w"])])
-def test_verbosity_chooses_what_is_reported(verbosity: int, said: list[str]) -> None:
+def test_verbosity_selects_the_logged_events(verbosity: int, said: list[str]) -> None:
     stream = io.StringIO()
     install(stream, verbosity=verbosity)
     log = logging.getLogger("django_rmq_retry")
@@ -207,7 +207,7 @@ def test_verbosity_chooses_what_is_reported(verbosity: int, said: list[str]) -> 
 
 
 @pytest.mark.usefixtures("loggers")
-def test_pika_is_heard_only_by_who_asks_for_everything() -> None:
+def test_pika_log_lines_are_hidden_by_default() -> None:
     stream = io.StringIO()
     install(stream)
     logging.getLogger("pika.adapters").error("connection lost")
@@ -216,7 +216,7 @@ def test_pika_is_heard_only_by_who_asks_for_everything() -> None:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_a_second_command_in_one_process_doubles_no_line() -> None:
+def test_a_second_command_in_one_process_doubles_no_log_line() -> None:
     install(io.StringIO())
     install(io.StringIO())
 
@@ -224,7 +224,7 @@ def test_a_second_command_in_one_process_doubles_no_line() -> None:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_a_broken_stream_harms_no_client() -> None:
+def test_a_broken_log_stream_does_not_fail_the_consumer() -> None:
     stream = io.StringIO()
     install(stream)
     stream.close()
@@ -232,5 +232,5 @@ def test_a_broken_stream_harms_no_client() -> None:
     logging.getLogger("django_rmq_retry").warning("unheard")
 
 
-def test_control_characters_are_written_out() -> None:
+def test_control_characters_are_escaped() -> None:
     assert terminal.printable("payments\x1b[2J\r\x00\u202e · ✕") == "payments\\x1b[2J\\r\\x00\\u202e · ✕"

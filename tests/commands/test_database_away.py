@@ -26,7 +26,7 @@ def shop(tmp_path: Path) -> Shop:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", databases.KINDS)
-def test_a_command_names_the_database_that_does_not_answer(shop: Shop, kind: str, command: str) -> None:
+def test_a_command_names_the_unavailable_database(shop: Shop, kind: str, command: str) -> None:
     if why := databases.KINDS[kind].undriven():
         pytest.skip(why)
     closed = {**databases.KINDS[kind].settings(), "HOST": "127.0.0.1", "PORT": "1"}
@@ -51,7 +51,7 @@ class Asking(RmqCommand):
 
 
 @pytest.mark.django_db
-def test_of_several_databases_the_one_that_is_away_is_named() -> None:
+def test_the_unavailable_one_of_several_databases_is_named() -> None:
     kind = databases.KINDS[databases.POSTGRESQL]
     if why := kind.undriven():
         pytest.skip(why)
@@ -66,7 +66,7 @@ def test_of_several_databases_the_one_that_is_away_is_named() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.database
-def test_a_connection_that_the_database_ends_is_one_sentence(own_database: Own) -> None:
+def test_a_connection_closed_by_the_database_is_a_one_sentence_error(own_database: Own) -> None:
     kill = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
     asked = ConnectionHandler({"default": own_database.settings})["default"]
     if asked.vendor not in kill:
@@ -79,6 +79,6 @@ def test_a_connection_that_the_database_ends_is_one_sentence(own_database: Own) 
 
 @pytest.mark.django_db
 @pytest.mark.database
-def test_an_error_of_a_database_that_answers_stays_a_traceback() -> None:
+def test_other_database_errors_keep_their_traceback() -> None:
     with pytest.raises(DatabaseError, match="nowhere"), transaction.atomic():
         Asking(connection, "SELECT * FROM nowhere").handle()

@@ -100,7 +100,7 @@ ON_BROKER = {
 @pytest.mark.django_db
 @pytest.mark.usefixtures("charge")
 @pytest.mark.parametrize("schema", WORDS)
-def test_a_document_has_its_keys_and_no_other(schema: str, settings: Any) -> None:
+def test_each_json_document_of_records_matches_its_schema(schema: str, settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "OPERATORS": {"EDITABLE": {"*": True}}}
     words, prepared = WORDS[schema]
     told = run(*words.format(prepared()).split(), "--json")
@@ -111,14 +111,14 @@ def test_a_document_has_its_keys_and_no_other(schema: str, settings: Any) -> Non
 @pytest.mark.django_db
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("schema", ON_BROKER)
-def test_so_has_what_is_told_of_the_broker(schema: str, tmp_path: Path) -> None:
+def test_each_json_document_of_the_broker_matches_its_schema(schema: str, tmp_path: Path) -> None:
     (tmp_path / "it.json").write_text("{}")
     told = run(*ON_BROKER[schema].format(file=tmp_path / "it.json").split(), "--json")
 
     assert wrong(told.data, schema) == []
 
 
-def test_every_document_that_is_written_has_a_schema_here() -> None:
+def test_every_json_document_has_a_schema() -> None:
     names = set()
     for path in Path(management.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -144,5 +144,5 @@ def test_every_document_that_is_written_has_a_schema_here() -> None:
         ("x", {"a": int}),
     ],
 )
-def test_what_does_not_fit_is_named(value: object, shape: Any) -> None:
+def test_a_document_that_violates_its_schema_is_detected(value: object, shape: Any) -> None:
     assert misfits(value, shape) != []

@@ -27,8 +27,8 @@ COMMANDS = {
     Exit.UNCONFIRMED: "rmq_parked discard --all --category test",
 }
 ELSEWHERE = {
-    Exit.UNHEALTHY: "test_a_broker_without_our_queues_is_not_healthy",
-    Exit.INTERRUPTED: "test_ctrl_c_while_a_run_is_followed",
+    Exit.UNHEALTHY: "test_a_broker_without_our_queues_is_unhealthy",
+    Exit.INTERRUPTED: "test_ctrl_c_while_following_a_run_exits_with_130",
 }
 """These need more than words."""
 
@@ -46,16 +46,16 @@ def records(settings: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("code", COMMANDS)
-def test_a_command_ends_with(code: Exit, records: dict[str, int]) -> None:
+def test_each_command_returns_its_documented_exit_code(code: Exit, records: dict[str, int]) -> None:
     assert run(*COMMANDS[code].format(**records).split()).code == code
 
 
 @pytest.mark.usefixtures("project")
-def test_a_broker_without_our_queues_is_not_healthy() -> None:
+def test_a_broker_without_our_queues_is_unhealthy() -> None:
     assert run("rmq_status", "--check").code == Exit.UNHEALTHY
 
 
-def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_following_a_run_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     made = requeue_run([record().pk])
 
     def interrupted(_drive: object) -> None:
@@ -67,7 +67,7 @@ def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("times", "noted"), [(1, ["noted"]), (2, [])])
-def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
+def test_only_a_second_ctrl_c_aborts_messages_in_flight(
     times: int, noted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = requeue_run([record().pk])
@@ -100,5 +100,5 @@ def test_every_code_is_documented_and_tested() -> None:
     assert all(name in globals() for name in ELSEWHERE.values())
 
 
-def test_the_codes_that_other_tests_expect_are_those_of_the_commands() -> None:
+def test_the_exit_codes_of_the_test_helpers_equal_the_codes_of_the_commands() -> None:
     assert {one.name: one.value for one in running.Exit} == {one.name: one.value for one in Exit}

@@ -77,7 +77,7 @@ def rows(*options: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("theirs", "taken_over")
-def test_the_real_types_are_shown_and_nothing_differs() -> None:
+def test_external_queues_show_their_real_types_and_no_difference() -> None:
     ran = run("rmq_declare")
 
     assert ran.code == Exit.DONE
@@ -107,7 +107,9 @@ def test_the_real_types_are_shown_and_nothing_differs() -> None:
         (["rmq_declare", "--recreate", "parking-queue", "--yes"], Exit.DRIFT),
     ],
 )
-def test_no_command_touches_it(command: list[str], code: Exit, vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_no_command_changes_an_external_queue(
+    command: list[str], code: Exit, vhost: Vhost, amqp: BlockingChannel
+) -> None:
     amqp.queue_unbind("retry-queue", "retry-exchange")
     amqp.confirm_delivery()
 
@@ -120,7 +122,7 @@ def test_no_command_touches_it(command: list[str], code: Exit, vhost: Vhost, amq
 
 
 @pytest.mark.usefixtures("taken_over")
-def test_what_is_missing_is_reported_and_not_made(vhost: Vhost) -> None:
+def test_a_missing_external_queue_is_reported_and_not_created(vhost: Vhost) -> None:
     ran = run("rmq_declare")
 
     assert ran.code == Exit.DRIFT
@@ -129,7 +131,7 @@ def test_what_is_missing_is_reported_and_not_made(vhost: Vhost) -> None:
 
 
 @pytest.mark.usefixtures("taken_over", "theirs")
-def test_what_a_retry_needs_is_compared(amqp: BlockingChannel) -> None:
+def test_arguments_that_retries_need_are_compared(amqp: BlockingChannel) -> None:
     for name, said in (("retry-queue", {**WAIT, "x-message-ttl": 60_000}), ("main-queue", {})):
         amqp.queue_delete(name)
         amqp.queue_declare(name, durable=True, arguments={**said, "x-max-length": 9})
@@ -155,28 +157,28 @@ def test_what_a_retry_needs_is_compared(amqp: BlockingChannel) -> None:
     ],
     ids=["nothing", "no type", "classic", "quorum", "a length", "an argument"],
 )
-def test_only_what_is_written_out_is_compared(queue: Queue, said: list[str], amqp: BlockingChannel) -> None:
+def test_only_arguments_that_are_declared_are_compared(queue: Queue, said: list[str], amqp: BlockingChannel) -> None:
     amqp.queue_declare("q", durable=True, arguments={"x-max-length": 7})
     handle(queue)
 
     assert rows("--check")["q"] == said
 
 
-def test_a_quorum_queue_of_other_projects_is_shown_as_one(amqp: BlockingChannel) -> None:
+def test_an_external_quorum_queue_is_shown_as_quorum(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 7})
     handle(Queue("q", existing=True))
 
     assert rows("--check")["q"] == ["=", "work quorum existing"]
 
 
-def test_a_line_needs_a_queue_with_a_single_active_consumer(amqp: BlockingChannel) -> None:
+def test_an_ordered_handler_needs_a_queue_with_a_single_active_consumer(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q", durable=True)
     handle(Queue("q", existing=True), policy=StopTheLine())
 
     assert rows("--check")["q"] == ["!", "x-single-active-consumer: here true, broker none"]
 
 
-def test_a_key_that_would_lead_retries_astray_is_reported(amqp: BlockingChannel) -> None:
+def test_a_dead_letter_routing_key_that_misroutes_retries_is_reported(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q", durable=True, arguments={**LOOP, "x-dead-letter-routing-key": "else"})
     via = DeadLetter(exchange=AGAIN, queue="again", after=3)
     handle(Queue("q", existing=True), policy=RetryThenPark(via=via))
@@ -221,7 +223,9 @@ PLACES: Mapping[str, Any] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("command", [["--all", "--yes"], ["--all", "--yes", "--force"]])
-def test_in_every_place_it_is_left_alone(place: str, command: list[str], vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_an_external_queue_is_left_unchanged_in_every_position(
+    place: str, command: list[str], vhost: Vhost, amqp: BlockingChannel
+) -> None:
     """Whatever else the project has of its own comes and goes."""
     PLACES[place]()
     assert rows("--plan")["theirs"][0] == "!"
@@ -238,7 +242,7 @@ def test_in_every_place_it_is_left_alone(place: str, command: list[str], vhost: 
     assert {*vhost.queues(), *vhost.exchanges()} == {"theirs"}
 
 
-def test_a_waiting_queue_can_be_left_to_others_in_the_settings(url: Any, vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_the_settings_can_mark_a_waiting_queue_as_external(url: Any, vhost: Vhost, amqp: BlockingChannel) -> None:
     handle("q", policy=RetryThenPark(attempts=3, backoff=Exponential(10), via=Ladder([10])))
     url.RMQ_RETRY = {**url.RMQ_RETRY, "TOPOLOGY": [Queue("q.retry.10s", existing=True)]}
     amqp.queue_declare("q.retry.10s", durable=True)
@@ -248,7 +252,7 @@ def test_a_waiting_queue_can_be_left_to_others_in_the_settings(url: Any, vhost: 
     assert set(vhost.queues()) == {"q.retry.10s"}
 
 
-def test_old_waiting_queues_beside_a_queue_of_other_projects_are_not_taken_for_ours(amqp: BlockingChannel) -> None:
+def test_waiting_queues_beside_an_external_queue_are_not_pruned(amqp: BlockingChannel) -> None:
     amqp.queue_declare("theirs", durable=True)
     amqp.queue_declare("theirs.retry.7s", durable=True)
     handle(Queue("theirs", existing=True))

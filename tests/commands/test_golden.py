@@ -148,7 +148,7 @@ def _runs() -> None:
 @pytest.mark.usefixtures("records")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DATABASE)
-def test_what_is_told_of_the_records(name: str, way: str) -> None:
+def test_output_about_records_matches_its_golden_files(name: str, way: str) -> None:
     told = WAYS[way](*DATABASE[name])
 
     assert told == golden(f"{name}.{way}", told)
@@ -156,7 +156,7 @@ def test_what_is_told_of_the_records(name: str, way: str) -> None:
 
 @pytest.mark.usefixtures("records")
 @pytest.mark.parametrize("name", [name for name in DATABASE if name not in WITHOUT_JSON])
-def test_what_programs_are_told_of_the_records(name: str) -> None:
+def test_json_about_records_matches_its_golden_files(name: str) -> None:
     told = into_pipes(*DATABASE[name], "--json")
 
     assert told == golden(f"{name}.json", told)
@@ -164,7 +164,7 @@ def test_what_programs_are_told_of_the_records(name: str) -> None:
 
 @pytest.mark.usefixtures("records")
 @pytest.mark.parametrize("name", DATABASE)
-def test_it_is_reported_in_english_wherever_the_project_is_at_home(name: str) -> None:
+def test_output_stays_english_in_any_project_language(name: str) -> None:
     with translation.override("de"):
         told = into_pipes(*DATABASE[name])
         language = translation.get_language()
@@ -176,7 +176,7 @@ def test_it_is_reported_in_english_wherever_the_project_is_at_home(name: str) ->
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", BROKER)
-def test_what_is_told_of_the_broker(name: str, way: str) -> None:
+def test_output_about_the_broker_matches_its_golden_files(name: str, way: str) -> None:
     told = WAYS[way](*BROKER[name])
 
     assert told == golden(f"{name}.{way}", told)
@@ -184,7 +184,7 @@ def test_what_is_told_of_the_broker(name: str, way: str) -> None:
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("name", BROKER)
-def test_what_programs_are_told_of_a_broker_without_our_queues(name: str) -> None:
+def test_json_about_a_broker_without_our_queues_matches_its_golden_files(name: str) -> None:
     told = into_pipes(*BROKER[name], "--json")
 
     assert told == golden(f"{name}.json", told)
@@ -192,7 +192,9 @@ def test_what_programs_are_told_of_a_broker_without_our_queues(name: str) -> Non
 
 @pytest.mark.usefixtures("records")
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colours_are_left_out_where_they_are_not_wanted(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_omitted_without_a_terminal_or_with_no_color(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coloured = on_terminal("rmq_audit", "verify")
     monkeypatch.setenv(name, value)
     plain = on_terminal("rmq_audit", "verify")
@@ -204,7 +206,7 @@ def test_colours_are_left_out_where_they_are_not_wanted(name: str, value: str, m
 
 
 @pytest.mark.usefixtures("records")
-def test_djangos_own_options_may_stand_before_and_behind_the_act() -> None:
+def test_django_options_are_accepted_before_and_after_the_subcommand() -> None:
     plain = on_terminal("rmq_audit", "--no-color", "verify")
 
     assert (

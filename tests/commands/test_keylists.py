@@ -20,7 +20,7 @@ def written(folder: Path, text: str | bytes) -> str:
     return str(path)
 
 
-def test_the_answer_is_one_command_away(tmp_path: Path) -> None:
+def test_one_command_reports_the_state_of_each_key(tmp_path: Path) -> None:
     one, two = record(key="PAY-1"), record(key="PAY-2", state=State.PROCESSED)
     told = parked("keys", written(tmp_path, "PAY-2,PAY-1;pay-1"))
 
@@ -35,14 +35,14 @@ def test_the_answer_is_one_command_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "code"), [("PAY-1", 0), ("PAY-1 PAY-9", 5), ("PAY-2", 5), ("PAY-9", 6)])
-def test_its_exit_code_states_whether_all_were_found(text: str, code: int) -> None:
+def test_the_exit_code_of_keys_states_whether_all_were_found(text: str, code: int) -> None:
     record(key="PAY-1")
     record(key="PAY-2", state=State.DISCARDED)
 
     assert parked("keys", "-", given=text.encode()).code == code
 
 
-def test_exactly_these_are_discarded_and_the_answer_is_reported() -> None:
+def test_only_the_listed_messages_are_discarded_and_missing_keys_reported() -> None:
     one, two, other = record(key="PAY-1"), record(message_id="m-x"), record(key="PAY-3")
     told = parked("discard", "--keys-from", "-", "--category", "test", "--yes", given=b"PAY-1\nm-x\nPAY-9\n")
 
@@ -51,7 +51,7 @@ def test_exactly_these_are_discarded_and_the_answer_is_reported() -> None:
     assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
 
 
-def test_all_but_these_are_discarded(tmp_path: Path) -> None:
+def test_all_but_the_listed_messages_are_discarded(tmp_path: Path) -> None:
     cause = group("bank")
     paid, other = record(key="PAY-1", group=cause), record(key="PAY-2", group=cause)
     words = (
@@ -72,7 +72,7 @@ def test_all_but_these_are_discarded(tmp_path: Path) -> None:
     assert OperatorAction.objects.get().facts["selection"]["filter"]["except_keys"]["count"] == 1
 
 
-def test_a_key_that_keeps_nothing_out_is_reported_and_ends_with_partly(tmp_path: Path) -> None:
+def test_an_exclusion_key_without_a_match_is_reported_and_exits_with_5(tmp_path: Path) -> None:
     record(key="PAY-1")
     told = parked("hold", "--all", "--for", "2h", "--except-from", written(tmp_path, "pay-1"), "--yes")
 
@@ -81,7 +81,7 @@ def test_a_key_that_keeps_nothing_out_is_reported_and_ends_with_partly(tmp_path:
 
 
 @pytest.mark.parametrize("option", ["--all", "--group {group}", "--selection {token}", "{one} {two}"])
-def test_all_but_these_of_any_choice(option: str, tmp_path: Path) -> None:
+def test_keys_can_be_excluded_from_any_selection(option: str, tmp_path: Path) -> None:
     one, two = record(key="PAY-1"), record(key="PAY-2")
     token = parked("discard", "--all", "--category", "test", "--dry-run", "--json").data["selection"]
     words = option.format(group=one.group_id, token=token, one=one.pk, two=two.pk).split()
@@ -91,7 +91,7 @@ def test_all_but_these_of_any_choice(option: str, tmp_path: Path) -> None:
     assert (again(one).state, again(two).state) == ("discarded", "parked")
 
 
-def test_a_token_of_a_dry_run_means_the_same_without_some(tmp_path: Path) -> None:
+def test_the_token_of_a_dry_run_keeps_its_exclusions(tmp_path: Path) -> None:
     one, two = record(key="PAY-1"), record(key="PAY-2")
     dry = parked(
         "discard", "--all", "--except-from", written(tmp_path, "PAY-2"), "--category", "test", "--dry-run", "--json"
@@ -103,7 +103,7 @@ def test_a_token_of_a_dry_run_means_the_same_without_some(tmp_path: Path) -> Non
     assert [again(row).state for row in (one, two, late)] == ["discarded", "parked", "parked"]
 
 
-def test_a_token_that_leaves_keys_out_takes_no_other_keys_to_leave_out(tmp_path: Path) -> None:
+def test_a_token_with_exclusions_refuses_further_exclusions(tmp_path: Path) -> None:
     paid, open_one = record(key="PAY-1"), record(key="PAY-2")
     words = ("discard", "--category", "test")
     dry = parked(*words, "--all", "--except-from", written(tmp_path, "PAY-1"), "--dry-run", "--json")
@@ -114,7 +114,7 @@ def test_a_token_that_leaves_keys_out_takes_no_other_keys_to_leave_out(tmp_path:
     assert [again(row).state for row in (paid, open_one)] == ["parked", "parked"]
 
 
-def test_a_requeue_has_exactly_these(tmp_path: Path) -> None:
+def test_a_requeue_has_exactly_the_listed_messages(tmp_path: Path) -> None:
     one, held = record(key="PAY-1"), record(key="PAY-2", state=State.ON_HOLD)
     record(key="PAY-3")
     keys = written(tmp_path, "PAY-1\nPAY-2")
@@ -125,7 +125,7 @@ def test_a_requeue_has_exactly_these(tmp_path: Path) -> None:
     assert [[item.message_id for item in run.items.all()] for run in runs] == [[one.pk], [held.pk]]
 
 
-def test_an_export_and_a_list_have_exactly_these(tmp_path: Path) -> None:
+def test_an_export_and_a_list_have_exactly_the_listed_messages(tmp_path: Path) -> None:
     record(key="PAY-1")
     record(key="PAY-2")
     keys = written(tmp_path, "PAY-2")
@@ -137,7 +137,7 @@ def test_an_export_and_a_list_have_exactly_these(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["PAY-1\r\nPAY-2".encode("utf-16"), b"\xef\xbb\xbfPAY-1\nPAY-2", b'"PAY-1";"PAY-2"'])
-def test_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
+def test_key_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
     record(key="PAY-1")
     record(key="PAY-2")
 
@@ -191,7 +191,7 @@ def test_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
         ("keys -", b"x," * 10 + b"\n".join(b"%d" % n for n in range(10_001)), "The list has 10002 keys; at most 10000"),
     ],
 )
-def test_what_is_invalid_is_refused_in_a_sentence(words: str, given: bytes, said: str) -> None:
+def test_invalid_key_options_are_refused(words: str, given: bytes, said: str) -> None:
     record(key="x")
     told: Ran = parked(*words.split(), given=given)
 

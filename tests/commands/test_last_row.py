@@ -32,9 +32,7 @@ def order(amqp: BlockingChannel, **told: str) -> None:
 @pytest.mark.contract
 class TestOnTerminal:
     @pytest.mark.on_both
-    def test_it_stands_below_the_lines_and_follows_what_happens(
-        self, shop: Shop, amqp: BlockingChannel, tmp_path: Path
-    ) -> None:
+    def test_the_status_row_stays_below_the_log_lines(self, shop: Shop, amqp: BlockingChannel, tmp_path: Path) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", **COLOURFUL) as seen:
             seen.until("in flight 0 · ok 0 · retry 0 · parked 0 · Ctrl-C: finish and stop")
             order(amqp, do="park")
@@ -51,7 +49,7 @@ class TestOnTerminal:
             assert seen.rows[-2].endswith("Stopping (SIGINT): no message is in flight.")
             assert seen.rows[-1] == ""
 
-    def test_a_second_ctrl_c_leaves_an_empty_row_as_well(
+    def test_a_second_ctrl_c_also_clears_the_status_row(
         self, shop: Shop, amqp: BlockingChannel, tmp_path: Path
     ) -> None:
         order(amqp, do="wait", **{"for": str(tmp_path / "never")})
@@ -64,7 +62,7 @@ class TestOnTerminal:
             assert seen.code() == 130
             assert seen.rows[-1] == ""
 
-    def test_it_is_as_wide_as_the_terminal(self, shop: Shop) -> None:
+    def test_the_status_row_is_as_wide_as_the_terminal(self, shop: Shop) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", columns=40, **COLOURFUL) as seen:
             seen.until("in flight 0 · ok 0 · retry 0 · pa")
             assert len(seen.rows[-1]) == 39
@@ -76,7 +74,7 @@ class TestOnTerminal:
 
             assert seen.code() == 0
 
-    def test_without_colours_it_is_erased_by_spaces(self, shop: Shop, amqp: BlockingChannel) -> None:
+    def test_the_status_row_is_erased_by_spaces_without_colours(self, shop: Shop, amqp: BlockingChannel) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", TERM="xterm", NO_COLOR="1") as seen:
             seen.until("parked 0")
             order(amqp, do="park")
@@ -92,14 +90,14 @@ class TestOnTerminal:
         [((), {"TERM": "dumb"}), (("--json-logs",), COLOURFUL), (("--processes", "2"), COLOURFUL)],
         ids=["dumb", "json", "several processes"],
     )
-    def test_there_is_none_where_it_would_be_in_the_way(
+    def test_no_status_row_is_shown_without_a_suitable_terminal(
         self, shop: Shop, words: tuple[str, ...], changed: dict[str, Any]
     ) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", "--burst", *words, **changed) as seen:
             assert seen.code() == 0
             assert "in flight" not in seen.text.replace("no message is in flight", "")
 
-    def test_a_broker_that_is_away_is_reported_there(self, shop: Shop) -> None:
+    def test_the_status_row_reports_an_unavailable_broker(self, shop: Shop) -> None:
         shop.url = "amqp://guest:guest@127.0.0.1:1/"
         with terminal(shop, "rmq_consume", "shop.orders", **COLOURFUL) as seen:
             seen.until("no broker · Ctrl-C: finish and stop")
@@ -126,7 +124,7 @@ def row(stream: Screen) -> LastRow:
 
 
 class TestWriting:
-    def test_what_others_print_stands_above_it(self, row: LastRow, stream: Screen) -> None:
+    def test_output_of_other_code_appears_above_the_status_row(self, row: LastRow, stream: Screen) -> None:
         above = Above(stream, row)
         print("one", file=above)
         assert stream.rows == ["one", "the row"]
@@ -135,7 +133,7 @@ class TestWriting:
 
         assert stream.rows == ["one", "two", ""]
 
-    def test_a_line_that_has_begun_is_not_drawn_over(self, row: LastRow, stream: Screen) -> None:
+    def test_an_unfinished_line_is_not_overwritten_by_the_status_row(self, row: LastRow, stream: Screen) -> None:
         above = Above(stream, row)
         above.write("half")
         assert stream.rows == ["half"]
@@ -143,14 +141,14 @@ class TestWriting:
 
         assert stream.rows[:2] == ["half whole", "the row"]
 
-    def test_a_child_that_was_forked_writes_without_it(self, row: LastRow, stream: Screen) -> None:
+    def test_a_forked_child_writes_without_the_status_row(self, row: LastRow, stream: Screen) -> None:
         Above(stream, row).write("one\n")
         row.forget()
         Above(stream, row).write("\nchild\n")
 
         assert stream.rows == ["one", "the row", "child", ""]
 
-    def test_whoever_is_stuck_in_writing_does_not_hold_up_the_end(self, row: LastRow) -> None:
+    def test_a_blocked_write_does_not_delay_the_end(self, row: LastRow) -> None:
         held, over = threading.Event(), threading.Event()
 
         def stuck(_text: str) -> None:
@@ -166,7 +164,7 @@ class TestWriting:
 
         assert not thread.is_alive()
 
-    def test_all_that_the_process_prints_stands_above_it(
+    def test_everything_the_process_prints_is_above_the_status_row(
         self, row: LastRow, stream: Screen, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sys.stdout", stream)
@@ -191,7 +189,7 @@ class Known:
 
 class TestTelling:
     @pytest.mark.parametrize(("plain", "between"), [(False, " · "), (True, ", ")])
-    def test_counts_have_their_thousands_and_a_pace(self, plain: bool, between: str) -> None:
+    def test_counts_have_thousands_separators_and_a_rate(self, plain: bool, between: str) -> None:
         known: Any = Known()
         known.counts.update({Kind.ACK: 91_204, Kind.RETRY: 31, Kind.PARK: 226})
         told = text_of(known, known, plain=plain)()
@@ -199,7 +197,7 @@ class TestTelling:
         words = ["0/s", "in flight 3", "ok 91,204", "retry 31", "parked 226", "Ctrl-C: finish and stop"]
         assert told == between.join(words)
 
-    def test_the_pace_is_that_of_the_last_seconds(self) -> None:
+    def test_the_rate_is_that_of_the_last_seconds(self) -> None:
         times = iter((0.0, 1.0, 2.0, 6.0, 12.0))
         pace = Pace(lambda: next(times))
 

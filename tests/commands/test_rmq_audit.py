@@ -24,7 +24,7 @@ def acts() -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_what_was_done_is_listed_the_latest_first() -> None:
+def test_actions_are_listed_with_the_latest_first() -> None:
     told = run("rmq_audit", "list")
 
     assert [row[2:5] for row in told.lines] == [
@@ -37,7 +37,7 @@ def test_what_was_done_is_listed_the_latest_first() -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_a_log_that_was_tampered_with_fails_the_check() -> None:
+def test_a_tampered_audit_log_fails_the_check() -> None:
     assert (run("rmq_audit", "verify").code, run("rmq_audit", "verify").out) == (
         0,
         "The audit log is complete: 2 rows.\n",
@@ -50,7 +50,7 @@ def test_a_log_that_was_tampered_with_fails_the_check() -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_an_export_can_be_read_again_and_holds_no_formula() -> None:
+def test_an_audit_export_is_readable_and_holds_no_formula() -> None:
     rows = list(csv.DictReader(run("rmq_audit", "export", "--csv").out.splitlines()))
     lines = [json.loads(line) for line in run("rmq_audit", "export").out.splitlines()]
 
@@ -59,7 +59,7 @@ def test_an_export_can_be_read_again_and_holds_no_formula() -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_its_retention_is_its_own() -> None:
+def test_the_audit_log_has_its_own_retention() -> None:
     assert run("rmq_audit", "purge").code == 6
     OperatorAction.objects.get(number=1)
     with connection.cursor() as cursor:
@@ -75,7 +75,7 @@ def granted(role: str) -> set[str]:
     return set(Group.objects.get(name=f"rmq {role}").permissions.values_list("codename", flat=True))
 
 
-def test_five_groups_have_what_their_people_need() -> None:
+def test_five_groups_get_the_permissions_of_their_roles() -> None:
     assert run("rmq_roles").code == 0
     every = {codename for codename, _name in PERMISSIONS.values()}
 
@@ -87,7 +87,7 @@ def test_five_groups_have_what_their_people_need() -> None:
     assert "requeue" not in granted("developer")
 
 
-def test_roles_are_set_again_and_can_be_looked_at_first() -> None:
+def test_roles_can_be_previewed_and_are_reset_on_each_run() -> None:
     told = run("rmq_roles", "--dry-run", "--json", "--only", "support")
     assert (list(told.data["roles"]), Group.objects.count()) == (["rmq support"], 0)
     run("rmq_roles")
@@ -97,13 +97,13 @@ def test_roles_are_set_again_and_can_be_looked_at_first() -> None:
     assert "requeue" in granted("support")
 
 
-def test_every_permission_is_one_that_exists() -> None:
+def test_every_granted_permission_exists() -> None:
     known = set(Permission.objects.filter(content_type__app_label=LABEL).values_list("codename", flat=True))
 
     assert {codename for codename, _name in PERMISSIONS.values()} <= known
 
 
-def test_whoever_may_not_is_told_what_is_missing_and_whom_to_ask(settings: object) -> None:
+def test_a_refusal_names_the_missing_permission_and_the_contact(settings: object) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"CONTACT": "payments-oncall"}}  # type: ignore[attr-defined]
     user = User.objects.create(username="ann")
     run("rmq_roles")

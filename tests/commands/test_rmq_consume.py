@@ -66,7 +66,7 @@ def written(path: Path) -> Any:
     return json.loads(wait_until(lambda: path.read_text() if path.exists() else "", what=str(path)))
 
 
-def test_burst_works_off_every_queue_and_ends(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_burst_empties_every_queue_and_ends(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("a", "park", "b")
     send("c", queue=LEDGER)
     told = shop.run("rmq_consume", "--burst")
@@ -80,7 +80,7 @@ def test_burst_works_off_every_queue_and_ends(shop: Shop, send: Send, amqp: Bloc
 
 
 @pytest.mark.parametrize("kind", databases.KINDS)
-def test_a_start_without_its_database_runs_handlers_and_keeps_what_is_parked(
+def test_a_start_without_its_database_runs_handlers_and_keeps_parked_messages(
     shop: Shop, send: Send, amqp: BlockingChannel, kind: str
 ) -> None:
     if why := databases.KINDS[kind].undriven():
@@ -101,7 +101,7 @@ def test_a_start_without_its_database_runs_handlers_and_keeps_what_is_parked(
     assert told.stderr.count("\n") == (kind == databases.MARIADB and django.VERSION >= (6, 1))
 
 
-def test_a_check_that_asks_a_closed_database_ends_in_one_sentence(shop: Shop) -> None:
+def test_a_system_check_that_needs_an_unavailable_database_ends_the_command(shop: Shop) -> None:
     if why := databases.KINDS[databases.POSTGRESQL].undriven():
         pytest.skip(why)
     closed = {**databases.KINDS[databases.POSTGRESQL].settings(), "HOST": "127.0.0.1", "PORT": "1"}
@@ -115,7 +115,7 @@ def test_a_check_that_asks_a_closed_database_ends_in_one_sentence(shop: Shop) ->
     assert told.stderr.count("\n") == 1
 
 
-def test_a_check_that_lacks_a_table_ends_the_command_before_any_handler(shop: Shop, send: Send) -> None:
+def test_a_system_check_that_lacks_a_table_ends_the_command_before_any_handler(shop: Shop, send: Send) -> None:
     send("a")
     told = shop.run("rmq_consume", "--burst", SHOP_APPS="tests.shop tests.shop.lacking")
 
@@ -124,7 +124,9 @@ def test_a_check_that_lacks_a_table_ends_the_command_before_any_handler(shop: Sh
     assert "does not answer" not in told.stderr
 
 
-def test_the_first_signal_lets_handlers_finish(shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path) -> None:
+def test_the_first_signal_lets_handlers_finish_and_acks_their_messages(
+    shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     send("wait", **{"for": str(go)})
     with shop.running("rmq_consume") as consumer:
@@ -151,7 +153,7 @@ def test_the_second_signal_ends_at_once(shop: Shop, send: Send, amqp: BlockingCh
     wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
 
 
-def test_handlers_that_do_not_finish_are_reported(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_handlers_that_do_not_finish_in_time_are_reported(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("wait", **{"for": "/nonexistent"})
     with shop.running("rmq_consume", "--shutdown-timeout", "0.1") as consumer:
         wait_until(lambda: shop.noted("begin"))
@@ -162,7 +164,7 @@ def test_handlers_that_do_not_finish_are_reported(shop: Shop, send: Send, amqp: 
     wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
 
 
-def test_exactly_as_many_messages_as_asked_for(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_max_messages_limits_the_handled_messages_exactly(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
     send(*"abcdefgh")
     told = shop.run("rmq_consume", "--max-messages", "3")
 
@@ -170,7 +172,7 @@ def test_exactly_as_many_messages_as_asked_for(shop: Shop, send: Send, amqp: Blo
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_as_many_are_unacked_as_asked_for_those_that_wait_included(
+def test_prefetch_counts_waiting_retries_as_unacked(
     shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path, prefetch: int
 ) -> None:
     go = tmp_path / "go"
@@ -186,13 +188,13 @@ def test_as_many_are_unacked_as_asked_for_those_that_wait_included(
         assert consumer.code() == 0
 
 
-def test_it_ends_after_its_time(shop: Shop) -> None:
+def test_max_time_ends_the_consumer(shop: Shop) -> None:
     told = shop.run("rmq_consume", "--max-runtime", "0.2")
 
     assert (told.returncode, "the limit of 0.2 s is reached" in told.stdout) == (0, True)
 
 
-def test_it_ends_in_good_order_when_it_holds_too_much(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_the_consumer_ends_in_order_above_its_memory_limit(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
     send("eat", mb=300)
     told = shop.run("rmq_consume", "--max-memory", "250")
 
@@ -208,7 +210,7 @@ def test_only_the_queues_named_are_consumed(shop: Shop, send: Send, amqp: Blocki
     assert (shop.noted(), depth(amqp)) == (["post b"], 1)
 
 
-def test_without_a_broker_it_reports_it_once_for_each_wait(no_broker: Shop) -> None:
+def test_an_unavailable_broker_is_logged_once_per_wait(no_broker: Shop) -> None:
     with no_broker.running("rmq_consume") as consumer:
         consumer.says("event=disconnected", times=3)
         consumer.signal()
@@ -222,13 +224,13 @@ def test_without_a_broker_it_reports_it_once_for_each_wait(no_broker: Shop) -> N
     assert "sesame" not in consumer.text + consumer.errors
 
 
-def test_who_waits_for_no_broker_ends(no_broker: Shop) -> None:
+def test_without_waiting_for_the_broker_the_consumer_exits_with_3(no_broker: Shop) -> None:
     told = no_broker.run("rmq_consume", "--fail-fast")
 
     assert (told.returncode, "event=failed" in told.stdout) == (3, True)
 
 
-def test_a_wrong_password_is_reported_but_not_shown(shop: Shop, broker_url: str) -> None:
+def test_a_wrong_password_is_reported_without_showing_it(shop: Shop, broker_url: str) -> None:
     told = Shop(url=broker_url.replace("guest:guest@", "guest:sesame@"), notes=shop.notes).run("rmq_consume")
 
     assert told.returncode == 3
@@ -236,14 +238,14 @@ def test_a_wrong_password_is_reported_but_not_shown(shop: Shop, broker_url: str)
     assert "sesame" not in told.stdout + told.stderr
 
 
-def test_a_missing_queue_names_the_command_that_makes_it(shop: Shop, amqp: BlockingChannel) -> None:
+def test_a_missing_queue_is_reported_with_the_declare_command(shop: Shop, amqp: BlockingChannel) -> None:
     amqp.queue_delete(LEDGER)
     told = shop.run("rmq_consume")
 
     assert (told.returncode, "manage.py rmq_declare" in told.stdout) == (4, True)
 
 
-def test_queues_that_retries_need_are_missed_before_a_message_is_taken(
+def test_missing_retry_queues_are_reported_before_a_message_is_consumed(
     shop: Shop, send: Send, amqp: BlockingChannel
 ) -> None:
     for gone in ("shop.orders.parked", "shop.orders.retry.200ms"):
@@ -256,14 +258,14 @@ def test_queues_that_retries_need_are_missed_before_a_message_is_taken(
     assert (shop.noted(), depth(amqp)) == ([], 1)
 
 
-def test_an_unknown_queue_is_refused_with_the_nearest(no_broker: Shop) -> None:
+def test_an_unknown_queue_gets_the_nearest_name_suggested(no_broker: Shop) -> None:
     told = no_broker.run("rmq_consume", "shop.order")
 
     assert (told.returncode, told.stdout) == (2, "")
     assert "There is no queue 'shop.order'. Did you mean shop.orders?" in told.stderr
 
 
-def test_a_project_without_handlers_has_nothing_to_consume(no_broker: Shop) -> None:
+def test_a_project_without_handlers_cannot_consume(no_broker: Shop) -> None:
     told = no_broker.run("rmq_consume", SHOP_APPS="django.contrib.contenttypes")
 
     assert (told.returncode, "no installed app has a handlers.py" in told.stderr) == (6, True)
@@ -277,7 +279,7 @@ def test_invalid_options_are_refused(no_broker: Shop, words: tuple[str, ...]) ->
     assert no_broker.run("rmq_consume", *words).returncode == 2
 
 
-def test_a_handler_that_ends_its_thread_ends_nothing_else(shop: Shop, send: Send) -> None:
+def test_a_handler_that_exits_its_thread_does_not_stop_the_consumer(shop: Shop, send: Send) -> None:
     send("exit", "a")
     told = shop.run("rmq_consume", "--burst")
 
@@ -293,21 +295,21 @@ def test_json_lines_are_json_from_every_logger(shop: Shop, send: Send) -> None:
     assert [line["msg"] for line in lines if line.get("logger") == "shop"] == ["stock is low"]
 
 
-def test_quietly_it_states_only_what_is_wrong(shop: Shop, send: Send) -> None:
+def test_quiet_mode_logs_only_problems(shop: Shop, send: Send) -> None:
     send("a", "park")
     told = shop.run("rmq_consume", "--burst", "-v0")
 
     assert ["event=park" in line for line in told.stdout.splitlines()] == [True]
 
 
-def test_on_request_failures_come_with_their_traceback(shop: Shop, send: Send) -> None:
+def test_tracebacks_of_failures_are_logged_on_request(shop: Shop, send: Send) -> None:
     send("park")
     told = shop.run("rmq_consume", "--burst", "-v2")
 
     assert told.stdout.count('trace="Traceback (most recent call last):\\n') == 1
 
 
-def test_a_projects_own_logging_is_left_alone(shop: Shop, send: Send) -> None:
+def test_the_logging_of_the_project_is_kept(shop: Shop, send: Send) -> None:
     send("park")
     told = shop.run("rmq_consume", "--burst", SHOP_LOGS="1")
 
@@ -315,13 +317,13 @@ def test_a_projects_own_logging_is_left_alone(shop: Shop, send: Send) -> None:
     assert "OWN ERROR park tests.shop.handlers.order" in told.stdout
 
 
-def test_where_the_projects_logging_may_hide_it_the_reason_is_reported_on_stderr(no_broker: Shop) -> None:
+def test_an_exit_reason_is_on_stderr_if_the_project_logging_may_hide_it(no_broker: Shop) -> None:
     told = no_broker.run("rmq_consume", "--fail-fast", SHOP_LOGS="1")
 
     assert (told.returncode, told.stderr.startswith("CommandError: No broker (")) == (3, True)
 
 
-def test_the_liveness_file_shows_how_it_goes(shop: Shop, send: Send, tmp_path: Path) -> None:
+def test_the_liveness_file_shows_the_state_of_the_consumer(shop: Shop, send: Send, tmp_path: Path) -> None:
     path, go = tmp_path / "live", tmp_path / "go"
     send("a")
     send("fail until", queue=LEDGER, **{"for": str(go)})
@@ -355,7 +357,7 @@ def test_the_liveness_file_of_a_stopped_process_goes_stale(shop: Shop, tmp_path:
 
 
 @pytest.mark.parametrize("words", [(), ("--processes", "2")])
-def test_messages_do_not_suffer_when_nobody_reads_the_log(shop: Shop, send: Send, words: tuple[str, ...]) -> None:
+def test_a_closed_log_pipe_does_not_stop_the_consumer(shop: Shop, send: Send, words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     command = shop.command(("rmq_consume", *words))
     process = subprocess.Popen(
@@ -391,7 +393,7 @@ def test_a_killed_process_of_several_is_replaced(shop: Shop, send: Send, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_process_of_several_that_holds_too_much_is_replaced(shop: Shop, send: Send) -> None:
+def test_a_child_process_above_its_memory_limit_is_replaced(shop: Shop, send: Send) -> None:
     with shop.running("rmq_consume", "--processes", "2", "--max-memory", "250") as consumer:
         consumer.says("Connected", times=2)
         send("eat", mb=300)
@@ -405,7 +407,9 @@ def test_a_process_of_several_that_holds_too_much_is_replaced(shop: Shop, send: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "end"), [("die", "was ended by SIGKILL"), ("leave", "ended with exit code 0")])
-def test_a_poisonous_message_does_not_take_the_supervisor_down(shop: Shop, send: Send, way: str, end: str) -> None:
+def test_a_message_that_kills_its_worker_does_not_end_the_supervisor(
+    shop: Shop, send: Send, way: str, end: str
+) -> None:
     send(way)
     with shop.running("rmq_consume", "--processes", "2") as consumer:
         consumer.says(f"{end}; a new one starts in", times=2)
@@ -416,7 +420,7 @@ def test_a_poisonous_message_does_not_take_the_supervisor_down(shop: Shop, send:
 
 
 @pytest.mark.slow
-def test_several_processes_end_when_all_is_done(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+def test_several_processes_end_when_all_queues_are_empty(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
     send(*"abcdefghij")
     told = shop.run("rmq_consume", "--processes", "2", "--burst")
 
@@ -424,7 +428,7 @@ def test_several_processes_end_when_all_is_done(shop: Shop, send: Send, amqp: Bl
 
 
 @pytest.mark.slow
-def test_a_queue_that_is_missing_ends_all_processes(shop: Shop, amqp: BlockingChannel) -> None:
+def test_a_missing_queue_ends_all_processes(shop: Shop, amqp: BlockingChannel) -> None:
     amqp.queue_delete(ORDERS)
     told = shop.run("rmq_consume", "--processes", "2")
 
@@ -432,7 +436,7 @@ def test_a_queue_that_is_missing_ends_all_processes(shop: Shop, amqp: BlockingCh
 
 
 @pytest.mark.slow
-def test_a_change_of_code_lets_handlers_finish_and_starts_again(shop: Shop, send: Send, tmp_path: Path) -> None:
+def test_a_code_change_lets_handlers_finish_and_restarts(shop: Shop, send: Send, tmp_path: Path) -> None:
     code, go = tmp_path / "fresh" / "handlers.py", tmp_path / "go"
     code.parent.mkdir()
     (code.parent / "__init__.py").touch()

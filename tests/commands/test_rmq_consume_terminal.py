@@ -56,7 +56,7 @@ def told(text: str) -> list[str]:
     return PID.sub("pid 1", TOOK.sub("1 ms", CLOCK.sub("", text))).splitlines()
 
 
-def test_the_banner_and_a_line_for_each_verdict(shop: Shop) -> None:
+def test_a_terminal_shows_the_banner_and_a_line_for_each_verdict(shop: Shop) -> None:
     text = seen(shop, TERM="xterm", NO_COLOR="")
     place = shop.url.replace("guest:guest@", "guest@")
 
@@ -76,14 +76,14 @@ def test_the_banner_and_a_line_for_each_verdict(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_are_left_out_where_they_are_not_wanted(shop: Shop, changed: dict[str, str]) -> None:
+def test_colours_are_omitted_on_request(shop: Shop, changed: dict[str, str]) -> None:
     text = seen(shop, **{"TERM": "xterm", "NO_COLOR": "", **changed})
 
     assert "\x1b" not in text
     assert "✕ tests.shop.handlers.order" in text
 
 
-def test_a_terminal_without_the_signs_gets_ascii(shop: Shop) -> None:
+def test_a_terminal_without_unicode_gets_ascii(shop: Shop) -> None:
     text = seen(shop, "--no-color", PYTHONIOENCODING="ascii")
 
     assert text.isascii()

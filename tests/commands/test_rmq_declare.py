@@ -34,7 +34,7 @@ def seen(vhost: Vhost, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.on_both
-def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
+def test_all_queues_and_exchanges_of_a_project_are_declared(vhost: Vhost) -> None:
     ran = run("rmq_declare")
 
     assert ran.code == Exit.DONE
@@ -70,7 +70,7 @@ def test_a_plan_and_a_check_write_nothing(option: str, code: Exit, vhost: Vhost)
 
 
 @pytest.mark.on_both
-def test_a_check_is_content_with_what_was_declared() -> None:
+def test_a_check_after_a_declaration_finds_no_difference() -> None:
     run("rmq_declare")
 
     ran = run("rmq_declare", "--check")
@@ -93,7 +93,7 @@ def test_a_difference_is_reported_argument_by_argument(amqp: BlockingChannel) ->
 
 
 @pytest.mark.on_both
-def test_two_queues_that_differ_are_counted_in_the_plural(amqp: BlockingChannel) -> None:
+def test_the_number_of_differing_queues_is_in_the_right_plural(amqp: BlockingChannel) -> None:
     differing(amqp)
     one = run("rmq_declare", "--check")
     amqp.queue_declare("payments.charge.parked", durable=True)
@@ -104,7 +104,7 @@ def test_two_queues_that_differ_are_counted_in_the_plural(amqp: BlockingChannel)
 
 
 @pytest.mark.on_both
-def test_as_json_it_is_one_document_on_stdout(amqp: BlockingChannel) -> None:
+def test_the_json_output_is_one_document_on_stdout(amqp: BlockingChannel) -> None:
     differing(amqp)
 
     ran = run("rmq_declare", "--json")
@@ -128,7 +128,7 @@ def test_on_a_terminal_the_columns_are_aligned_and_coloured(monkeypatch: pytest.
 
 
 @pytest.mark.on_both
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     assert "\x1b" not in run("rmq_declare", "--plan", out=Terminal()).out
@@ -151,7 +151,7 @@ def test_a_queue_is_recreated_with_its_messages(amqp: BlockingChannel, vhost: Vh
 
 
 @pytest.mark.on_both
-def test_nothing_is_recreated_without_a_yes(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_nothing_is_recreated_without_confirmation(amqp: BlockingChannel, vhost: Vhost) -> None:
     differing(amqp)
 
     ran = run("rmq_declare", "--recreate", "payments.charge")
@@ -161,7 +161,7 @@ def test_nothing_is_recreated_without_a_yes(amqp: BlockingChannel, vhost: Vhost)
     assert vhost.queues()["payments.charge"]["type"] == "classic"
 
 
-def test_nothing_confirmed_is_lost_by_recreating_beside_a_publisher_by_name(
+def test_recreating_a_queue_beside_a_publisher_loses_no_confirmed_message(
     amqp: BlockingChannel, broker_url: str
 ) -> None:
     differing(amqp)
@@ -183,7 +183,7 @@ def test_nothing_confirmed_is_lost_by_recreating_beside_a_publisher_by_name(
 
 
 @pytest.mark.on_both
-def test_that_publishers_are_stopped_is_confirmed_for_a_recreation_only() -> None:
+def test_publishers_stopped_is_accepted_only_with_recreate() -> None:
     ran = run("rmq_declare", "--publishers-stopped")
 
     assert (ran.code, ran.err) == (Exit.USAGE, "--publishers-stopped requires --recreate.")
@@ -201,7 +201,7 @@ def test_a_queue_with_a_consumer_is_not_recreated(amqp: BlockingChannel) -> None
 
 
 @pytest.mark.on_both
-def test_an_unknown_queue_is_answered_with_the_nearest() -> None:
+def test_an_unknown_queue_gets_the_nearest_name_suggested() -> None:
     ran = run("rmq_declare", "--recreate", "payment.charge")
 
     assert ran.code == Exit.USAGE
@@ -217,7 +217,7 @@ def test_pruning_needs_the_database_or_the_management_api(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("seen")
-def test_pruning_deletes_waiting_queues_that_no_handler_has_any_more(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_pruning_deletes_waiting_queues_without_a_handler(amqp: BlockingChannel, vhost: Vhost) -> None:
     for name in ("payments.charge.retry.7s", "payments.charge.retry.8s", "invoices.retry.7s", "payments.charge.other"):
         amqp.queue_declare(name, durable=True)
     amqp.basic_publish("", "payments.charge.retry.8s", b"waits")
@@ -232,7 +232,7 @@ def test_pruning_deletes_waiting_queues_that_no_handler_has_any_more(amqp: Block
 
 
 @pytest.mark.usefixtures("seen")
-def test_pruning_without_a_yes_deletes_nothing(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_pruning_without_confirmation_deletes_nothing(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("payments.charge.retry.7s", durable=True)
 
     ran = run("rmq_declare", "--prune")
@@ -256,7 +256,7 @@ def lossy(project: Any) -> Any:
 
 @pytest.mark.on_both
 @pytest.mark.usefixtures("lossy")
-def test_what_check_calls_an_error_is_not_declared(vhost: Vhost) -> None:
+def test_a_project_with_a_check_error_is_not_declared(vhost: Vhost) -> None:
     ran = run("rmq_declare")
 
     assert (ran.code, ran.out) == (Exit.ERROR, "")
@@ -273,7 +273,7 @@ def test_what_check_calls_an_error_is_not_declared(vhost: Vhost) -> None:
 
 @pytest.mark.on_both
 @pytest.mark.usefixtures("lossy")
-def test_a_plan_of_it_is_shown_with_the_error_beside_it() -> None:
+def test_a_plan_with_a_check_error_is_shown_with_the_error() -> None:
     ran = run("rmq_declare", "--plan")
 
     assert (ran.code, ran.lines[-1]) == (Exit.DONE, ["12 to create."])
@@ -281,7 +281,7 @@ def test_a_plan_of_it_is_shown_with_the_error_beside_it() -> None:
 
 
 @pytest.mark.on_both
-def test_an_error_that_the_project_silenced_keeps_nothing_from_being_declared(lossy: Any, vhost: Vhost) -> None:
+def test_a_silenced_check_error_does_not_prevent_the_declaration(lossy: Any, vhost: Vhost) -> None:
     lossy.SILENCED_SYSTEM_CHECKS = ["rmq_retry.E005"]
 
     assert run("rmq_declare").code == Exit.DONE
@@ -289,7 +289,7 @@ def test_an_error_that_the_project_silenced_keeps_nothing_from_being_declared(lo
 
 
 @pytest.mark.on_both
-def test_a_broker_that_is_not_there_is_code_3(project: Any) -> None:
+def test_an_unavailable_broker_exits_with_3(project: Any) -> None:
     project.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
 
     ran = run("rmq_declare")

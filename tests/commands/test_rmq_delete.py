@@ -35,7 +35,7 @@ def test_a_queue_with_messages_is_kept(amqp: BlockingChannel, vhost: Vhost) -> N
 
 
 @pytest.mark.on_both
-def test_force_deletes_it_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_force_deletes_a_queue_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "payments.charge.parked")
 
     assert run("rmq_delete", "payments.charge.parked", "--force", "--yes").code == Exit.DONE
@@ -44,7 +44,7 @@ def test_force_deletes_it_with_its_messages(amqp: BlockingChannel, vhost: Vhost)
 
 @pytest.mark.on_both
 @pytest.mark.parametrize("more", [[], ["--force"]])
-def test_without_a_yes_nothing_is_deleted(more: list[str], vhost: Vhost) -> None:
+def test_nothing_is_deleted_without_confirmation(more: list[str], vhost: Vhost) -> None:
     ran = run("rmq_delete", "payments.charge", *more)
 
     assert ran.code == Exit.UNCONFIRMED
@@ -53,7 +53,7 @@ def test_without_a_yes_nothing_is_deleted(more: list[str], vhost: Vhost) -> None
 
 
 @pytest.mark.on_both
-def test_everything_of_the_project_goes_with_all(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_deleting_all_deletes_every_queue_and_exchange_of_the_project(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("foreign", durable=True)
 
     ran = run("rmq_delete", "--all", "--yes", "--json")
@@ -64,7 +64,7 @@ def test_everything_of_the_project_goes_with_all(amqp: BlockingChannel, vhost: V
 
 
 @pytest.mark.on_both
-def test_an_exchange_that_is_still_used_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_an_exchange_in_use_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("foreign", durable=True)
     amqp.queue_bind("foreign", "payments", "refund.#")
 
@@ -76,7 +76,7 @@ def test_an_exchange_that_is_still_used_is_kept(amqp: BlockingChannel, vhost: Vh
 
 
 @pytest.mark.on_both
-def test_what_is_not_of_the_project_is_not_touched(amqp: BlockingChannel, vhost: Vhost) -> None:
+def test_a_queue_of_another_project_is_refused(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("invoices", durable=True)
 
     ran = run("rmq_delete", "invoices", "--force", "--yes")
@@ -89,7 +89,7 @@ def test_what_is_not_of_the_project_is_not_touched(amqp: BlockingChannel, vhost:
     assert "invoices" in vhost.queues()
 
 
-def test_a_mistyped_queue_is_answered_with_the_nearest_that_is_declared() -> None:
+def test_a_mistyped_queue_gets_the_nearest_declared_name_suggested() -> None:
     ran = run("rmq_delete", "payments.charges.moving", "--yes")
 
     assert (ran.code, ran.err) == (
@@ -99,7 +99,7 @@ def test_a_mistyped_queue_is_answered_with_the_nearest_that_is_declared() -> Non
 
 
 @pytest.mark.on_both
-def test_a_waiting_queue_of_an_earlier_back_off_is_the_projects(amqp: BlockingChannel) -> None:
+def test_a_waiting_queue_of_a_former_back_off_can_be_deleted(amqp: BlockingChannel) -> None:
     amqp.queue_declare("payments.charge.retry.7s", durable=True)
 
     assert run("rmq_delete", "payments.charge.retry.7s", "--yes").code == Exit.DONE
@@ -108,5 +108,5 @@ def test_a_waiting_queue_of_an_earlier_back_off_is_the_projects(amqp: BlockingCh
 
 @pytest.mark.on_both
 @pytest.mark.parametrize("words", [[], ["payments.charge", "--all"]])
-def test_names_or_all_but_not_neither_nor_both(words: list[str]) -> None:
+def test_either_queue_names_or_all_must_be_given(words: list[str]) -> None:
     assert run("rmq_delete", *words).code == Exit.USAGE

@@ -54,7 +54,7 @@ def depth(amqp: BlockingChannel) -> int:
 
 
 class TestLooking:
-    def test_a_list_for_pipes_has_whole_words_and_times_in_utc(self) -> None:
+    def test_a_piped_list_has_full_words_and_utc_times(self) -> None:
         one = record(key="payment:7", type="charge", error_text="no answer\nin time")
         told = parked("list")
 
@@ -64,7 +64,7 @@ class TestLooking:
         assert told.lines[1][2].endswith("Z")
         assert told.lines[1][3:] == ["payment:7", "charge", QUEUE, "5", "BankDown: no answer in time"]
 
-    def test_a_list_for_people_states_how_long_ago(self) -> None:
+    def test_a_list_on_a_terminal_shows_ages(self) -> None:
         record()
 
         assert "5 m ago" in parked("list", out=Terminal()).out
@@ -83,7 +83,7 @@ class TestLooking:
             ("", 3),
         ],
     )
-    def test_filters(self, words: str, count: int) -> None:
+    def test_filters_select_the_listed_messages(self, words: str, count: int) -> None:
         record(key="payment:7")
         record(queue="others")
         record(reason="permanent")
@@ -101,7 +101,7 @@ class TestLooking:
         assert sorted(lines) == ids
         assert discarded.out == "3 messages discarded.\n"
 
-    def test_groups_and_runs(self) -> None:
+    def test_groups_and_requeue_runs_are_listed(self) -> None:
         one = record()
         requeue_run([one.pk], reason="INC-1")
 
@@ -109,7 +109,7 @@ class TestLooking:
         assert parked("requeue-runs", "--json").data["items"][0]["reason"] == "INC-1"
         assert parked("requeue-runs", "--active").lines[1][1] == "running"
 
-    def test_a_group_grows_while_something_of_it_was_parked_in_the_last_ten_minutes(self) -> None:
+    def test_a_group_grows_if_a_message_was_parked_in_the_last_ten_minutes(self) -> None:
         calm, growing = group("calm"), group("growing", title="CardStolen")
         for minutes, cause in ((11, calm), (11, growing), (9, growing)):
             record(group=cause, parked_at=timezone.now() - timedelta(minutes=minutes))
@@ -125,7 +125,7 @@ class TestLooking:
         assert terminal.err == f"→ next: {told.data['next']}\n"
         assert parked("groups").err == ""
 
-    def test_of_what_is_not_parked_any_more_no_next_step_is_named(self) -> None:
+    def test_no_next_step_is_suggested_without_parked_messages(self) -> None:
         group()
 
         assert parked("groups", "--all", out=Terminal()).err == ""
@@ -142,7 +142,7 @@ class TestLooking:
         assert '{"card":{"pan":"4111222233334444"},"amount":1.10}' in revealed.out
         assert [one.action for one in OperatorAction.objects.all()] == ["reveal"]
 
-    def test_what_the_broker_wrote_is_shown_of_a_message_that_we_parked(self) -> None:
+    def test_the_x_death_header_of_a_message_is_shown(self) -> None:
         told: dict[str, object] = {
             "queue": "payments.wait", "reason": "expired", "count": 3, "exchange": "a", "routing-keys": ["pay"],
             "time": datetime(2026, 11, 22, 12, tzinfo=UTC), "original-expiration": "7",
@@ -159,25 +159,25 @@ class TestLooking:
         assert (first["at"], first["routing_keys"], first["expiration"]) == (NOON, ["pay"], "7")
         assert (second["queue"], second["count"], second["at"]) == ("payments", 3, None)
 
-    def test_an_x_death_that_no_broker_writes_is_not_readable(self) -> None:
+    def test_an_invalid_x_death_header_is_reported(self) -> None:
         one = str(record(headers={"x-death": [{"queue": "\x1b[2J"}]}).pk)
 
         assert "x-death          not readable" in parked("show", one).out
         assert parked("show", one, "--json").data["deaths"] is None
 
-    def test_a_body_that_would_be_endless_in_lines_is_written_as_it_came(self) -> None:
+    def test_a_body_that_would_take_too_many_lines_is_shown_unformatted(self) -> None:
         body = b"[" * 8000 + b"]" * 8000
         shown = parked("show", str(record(body=body).pk), "--body", "pretty", "--reveal")
 
         assert body.decode() in shown.out
         assert len(shown.out) < 20_000
 
-    def test_what_steers_a_terminal_is_written_out(self) -> None:
+    def test_terminal_control_characters_are_escaped(self) -> None:
         record(error="\x1b[2J", error_text="\x1b]0;x\x07")
 
         assert "\x1b" not in parked("list").out
 
-    def test_nothing_is_not_the_same_as_done(self) -> None:
+    def test_a_selection_without_a_match_exits_with_6(self) -> None:
         for words in (
             ("list",),
             ("groups",),
@@ -190,7 +190,7 @@ class TestLooking:
 
 
 class TestRequeue:
-    def test_a_dry_run_shows_what_would_happen_and_its_token_does_just_that(self, wired: BlockingChannel) -> None:
+    def test_the_token_of_a_dry_run_requeues_exactly_its_messages(self, wired: BlockingChannel) -> None:
         one, old = record(), record(succeeded_at=timezone.now())
         told = parked("requeue", "--all", "--dry-run")
         token = told.out.split("--selection ")[1].strip()
@@ -204,7 +204,7 @@ class TestRequeue:
         assert done.code == 5
 
     @pytest.mark.usefixtures("wired")
-    def test_it_ends_with_0_when_all_was_processed(self) -> None:
+    def test_a_requeue_exits_with_0_when_all_messages_were_processed(self) -> None:
         one = record()
         with after_each_publish(lambda _message: copy_succeeded(one.pk)):
             told = parked("requeue", str(one.pk), "--reason", "INC-553")
@@ -214,7 +214,7 @@ class TestRequeue:
         assert (made.state, made.reason, made.source) == (RunState.FINISHED, "INC-553", "cli")
         assert "@" in OperatorAction.objects.get().behalf
 
-    def test_json_is_one_document(self, wired: BlockingChannel) -> None:
+    def test_the_json_output_of_a_requeue_is_one_document(self, wired: BlockingChannel) -> None:
         preview = parked("requeue", str(record().pk), "--dry-run", "--json").data
         told = parked("requeue", str(record().pk), "--no-wait", "--json").data
 
@@ -222,7 +222,7 @@ class TestRequeue:
         assert (told["schema"], told["run"]["total"], told["run"]["sent"]) == ("rmq_retry.parked_requeue_run/1", 1, 0)
         assert depth(wired) == 0
 
-    def test_many_are_not_requeued_unasked(self, wired: BlockingChannel) -> None:
+    def test_many_messages_are_not_requeued_without_confirmation(self, wired: BlockingChannel) -> None:
         record(), record()
         told = parked("requeue", "--all")
 
@@ -230,7 +230,7 @@ class TestRequeue:
         assert depth(wired) == 0
 
     @pytest.mark.usefixtures("away")
-    def test_without_a_broker_nothing_is_begun_unless_it_is_planned(self) -> None:
+    def test_without_a_broker_a_requeue_is_refused_unless_it_is_planned(self) -> None:
         one = record()
         told = parked("requeue", str(one.pk))
         assert (told.code, "--planned" in told.err, RequeueRun.objects.count()) == (3, True, 0)
@@ -251,13 +251,13 @@ class TestRequeue:
             (("999999",), 6, "0 of 0"),
         ],
     )
-    def test_what_is_invalid_is_reported(self, words: tuple[str, ...], code: int, said: str) -> None:
+    def test_invalid_options_are_reported(self, words: tuple[str, ...], code: int, said: str) -> None:
         told = parked("requeue", *words)
 
         assert told.code == code
         assert said in told.err
 
-    def test_the_failed_ones_of_a_run_can_be_requeued(self, wired: BlockingChannel) -> None:
+    def test_the_failed_messages_of_a_run_can_be_requeued(self, wired: BlockingChannel) -> None:
         one, _two = record(), record()
         first = requeue_run([one.pk])
         first.items.update(state="failed")
@@ -267,7 +267,7 @@ class TestRequeue:
 
 
 class TestRuns:
-    def test_a_run_is_driven_and_steered(self, wired: BlockingChannel) -> None:
+    def test_a_run_can_be_paused_resumed_and_driven(self, wired: BlockingChannel) -> None:
         made = requeue_run([record().pk])
 
         assert "paused" in parked("requeue-run", str(made.pk), "--pause", "--reason", "wait").out
@@ -282,7 +282,7 @@ class TestRuns:
 
 
 class TestActs:
-    def test_discard_restore_hold_and_release(self) -> None:
+    def test_messages_can_be_discarded_restored_put_on_hold_and_taken_off_hold(self) -> None:
         number = str(record().pk)
 
         assert parked("discard", number, "--category", "duplicate").out == "1 message discarded.\n"
@@ -297,7 +297,7 @@ class TestActs:
 
         assert (told.code, told.out.splitlines()[0], again(one).state) == (0, "Discard 1 message.", State.PARKED)
 
-    def test_what_is_not_as_it_was_is_left(self) -> None:
+    def test_a_message_changed_meanwhile_is_left_unchanged(self) -> None:
         one = record(state=State.REQUEUED)
         told = parked("discard", str(one.pk), "--category", "test")
 
@@ -316,14 +316,14 @@ class TestActs:
         assert parked(*words, "--yes").code == 2
 
     @pytest.mark.usefixtures("away")
-    def test_an_editor_gets_the_exact_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_editor_receives_the_exact_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
         one = record(body=b'{"amount": 1.10}')
         monkeypatch.setenv("VISUAL", "sed -i s/1.10/7/")
         parked("edit", str(one.pk), "--editor", "--yes", "--reason", "x")
 
         assert bytes(one.versions.get().body) == b'{"amount": 7}'
 
-    def test_an_export_is_imported_elsewhere(self, tmp_path: Path) -> None:
+    def test_an_exported_message_is_imported_elsewhere(self, tmp_path: Path) -> None:
         record(body=b"\xff")
         (tmp_path / "out").write_text(parked("export", "--all", "--payload", "whole").out)
         ParkedMessage.objects.all().delete()
@@ -334,7 +334,7 @@ class TestActs:
         assert parked("import", "-", given=b"oops\n").code == 1
         assert parked("import", str(tmp_path / "none")).code == 2
 
-    def test_a_purge_counts_until_it_is_asked_to_delete(self) -> None:
+    def test_a_purge_only_counts_until_it_is_confirmed(self) -> None:
         record(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(days=91))
         counted = parked("purge", "--older-than", "90d")
         assert (counted.code, counted.out) == (0, "1 processed would be deleted. Pass --yes to delete.\n")

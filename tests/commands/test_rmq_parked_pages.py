@@ -36,11 +36,11 @@ def walked(*words: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
-def test_each_message_is_on_one_page_and_the_last_page_reports_it(size: int, seven: list[int]) -> None:
+def test_each_message_is_on_exactly_one_page(size: int, seven: list[int]) -> None:
     assert walked("--limit", str(size)) == [seven[start : start + size] for start in range(0, 7, size)]
 
 
-def test_what_is_deleted_or_parked_meanwhile_moves_no_page(seven: list[int]) -> None:
+def test_deleted_or_newly_parked_messages_do_not_shift_the_pages(seven: list[int]) -> None:
     first = run("rmq_parked", "list", "--json", "--limit", "3").data
     ParkedMessage.objects.get(pk=seven[2]).delete()
     ParkedMessage.objects.filter(pk=seven[3]).update(parked_at=timezone.now())
@@ -50,7 +50,7 @@ def test_what_is_deleted_or_parked_meanwhile_moves_no_page(seven: list[int]) -> 
     assert [one["id"] for one in second["items"]] == seven[4:7]
 
 
-def test_a_person_reads_how_to_continue(seven: list[int]) -> None:
+def test_a_limited_list_names_the_option_for_its_next_page(seven: list[int]) -> None:
     told = run("rmq_parked", "list", "--limit", "2", out=Terminal())
     place = told.err.split("--after ")[1].strip()
 
@@ -71,17 +71,17 @@ def test_a_person_reads_how_to_continue(seven: list[int]) -> None:
         ("--after 5@2000-01-01T00:00Z", 6),
     ],
 )
-def test_a_place_that_is_none_is_reported(words: str, code: int, seven: list[int]) -> None:  # noqa: ARG001
+def test_an_invalid_page_position_is_refused(words: str, code: int, seven: list[int]) -> None:  # noqa: ARG001
     assert run("rmq_parked", "list", *words.split()).code == code
 
 
 @pytest.mark.parametrize("words", ["list", "groups", "requeue-runs"])
-def test_a_limit_is_a_number_from_1_on(words: str) -> None:
+def test_a_limit_below_1_is_refused(words: str) -> None:
     for limit in ("0", "-1", "x"):
         assert run("rmq_parked", words, f"--limit={limit}").code != 0
 
 
-def test_lines_are_read_a_page_at_a_time_and_without_bodies(seven: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_lines_are_read_by_page_and_without_bodies(seven: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_rmq_retry.parked.selection.PAGE", 2)
     with CaptureQueriesContext(
         connection,
@@ -93,7 +93,7 @@ def test_lines_are_read_a_page_at_a_time_and_without_bodies(seven: list[int], mo
     assert (len(read), [sql for sql in read if "LIMIT 2" not in sql or "body" in sql]) == (4, [])
 
 
-def test_lines_can_be_limited_too(seven: list[int]) -> None:
+def test_json_lines_can_be_limited(seven: list[int]) -> None:
     told = run("rmq_parked", "list", "--jsonl", "--limit", "3")
 
     assert [json.loads(line)["id"] for line in told.out.splitlines()] == seven[:3]

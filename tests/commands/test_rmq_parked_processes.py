@@ -66,7 +66,7 @@ def first_line(shop: Shop, *words: str) -> tuple[int, int, str]:
 
 
 @pytest.mark.usefixtures("many")
-def test_head_ends_it_silently(shop: Shop) -> None:
+def test_a_pipe_closed_by_head_ends_the_command_silently(shop: Shop) -> None:
     limit = ("--limit", str(MANY))
     commands: tuple[tuple[str, ...], ...] = (
         ("rmq_parked", "list", *limit),
@@ -83,7 +83,7 @@ def test_head_ends_it_silently(shop: Shop) -> None:
         assert first_line(shop, *words) == (0, 1, ""), words
 
 
-def test_a_reader_that_is_gone_changes_no_exit_code(shop: Shop) -> None:
+def test_a_closed_reader_changes_no_exit_code(shop: Shop) -> None:
     run = RequeueRun.objects.create(created_at=timezone.now(), by="ann", total=2, state=RunState.STOPPED)
     command = subprocess.Popen(
         shop.command(("rmq_parked", "requeue-run", str(run.pk))),
@@ -102,7 +102,9 @@ def test_a_reader_that_is_gone_changes_no_exit_code(shop: Shop) -> None:
     assert (command.wait(timeout=60), said) == (5, b"")
 
 
-def test_ctrl_c_leaves_a_run_that_continues(shop: Shop, broker_url: str, settings: Any, amqp: BlockingChannel) -> None:
+def test_a_requeue_interrupted_by_ctrl_c_can_be_resumed(
+    shop: Shop, broker_url: str, settings: Any, amqp: BlockingChannel
+) -> None:
     @handler(QUEUE)
     def order(message: Delivery) -> None:
         """Nothing."""

@@ -41,7 +41,7 @@ def arrived(amqp: BlockingChannel, queue: str = ORDERS) -> tuple[BasicProperties
     return found
 
 
-def test_stdin_goes_to_a_queue_byte_for_byte_and_its_id_is_printed(shop: Shop, amqp: BlockingChannel) -> None:
+def test_stdin_is_published_to_a_queue_byte_for_byte(shop: Shop, amqp: BlockingChannel) -> None:
     told = shop.run("rmq_publish", "--queue", ORDERS, given=b'{"amount": 100.00}\n')
     properties, body = arrived(amqp)
 
@@ -51,7 +51,7 @@ def test_stdin_goes_to_a_queue_byte_for_byte_and_its_id_is_printed(shop: Shop, a
     assert (properties.content_type, properties.delivery_mode) == ("application/json", 2)
 
 
-def test_a_file_goes_to_a_handler_which_then_takes_it(shop: Shop, tmp_path: Path) -> None:
+def test_a_file_is_published_to_a_handler(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "order.json").write_text('{"do": "a"}')
     shop.run("rmq_publish", "--handler", "tests.shop.handlers.order", str(tmp_path / "order.json"))
     shop.run("rmq_consume", ORDERS, "--burst")
@@ -59,7 +59,7 @@ def test_a_file_goes_to_a_handler_which_then_takes_it(shop: Shop, tmp_path: Path
     assert shop.noted("end") == ["end a"]
 
 
-def test_properties_and_headers_are_as_given(shop: Shop, amqp: BlockingChannel) -> None:
+def test_properties_and_headers_are_published_as_given(shop: Shop, amqp: BlockingChannel) -> None:
     words = "--header a=b=c --header n:=7 --type order --priority 3 --expiration 60 --correlation-id c --message-id m"
     told = shop.run("rmq_publish", "--queue", ORDERS, *words.split(), given="{}")
     properties, _ = arrived(amqp)
@@ -70,7 +70,7 @@ def test_properties_and_headers_are_as_given(shop: Shop, amqp: BlockingChannel) 
     assert (properties.correlation_id, properties.message_id) == ("c", "m")
 
 
-def test_every_other_property_is_as_given(shop: Shop, amqp: BlockingChannel) -> None:
+def test_every_other_property_is_published_as_given(shop: Shop, amqp: BlockingChannel) -> None:
     words = (
         "--app-id scanner --user-id guest --reply-to answers --timestamp 2026-11-22T10:00:00Z "
         "--raw --content-type image/png --content-encoding gzip"
@@ -84,7 +84,7 @@ def test_every_other_property_is_as_given(shop: Shop, amqp: BlockingChannel) -> 
     assert properties.timestamp == 1795341600
 
 
-def test_to_an_exchange_by_its_key(shop: Shop, amqp: BlockingChannel) -> None:
+def test_a_message_is_published_to_an_exchange_by_its_routing_key(shop: Shop, amqp: BlockingChannel) -> None:
     amqp.exchange_declare("photos", "topic")
     amqp.queue_bind(ORDERS, "photos", "photo.*")
     words = ("--exchange", "photos", "--routing-key", "photo.new", "--raw", "--content-type", "image/png", "--json")
@@ -104,7 +104,7 @@ def test_a_delayed_message_waits_in_the_handlers_waiting_queue(shop: Shop, amqp:
     assert arrived(amqp)[1] == b"{}"
 
 
-def test_what_no_queue_takes_is_reported(shop: Shop) -> None:
+def test_a_message_that_no_queue_receives_is_reported(shop: Shop) -> None:
     told = shop.run("rmq_publish", "--queue", "nobodys", given="{}")
 
     assert (told.returncode, told.stdout) == (1, "")
@@ -113,7 +113,7 @@ def test_what_no_queue_takes_is_reported(shop: Shop) -> None:
     )
 
 
-def test_an_exchange_that_does_not_exist_is_named_with_the_fix(shop: Shop) -> None:
+def test_a_missing_exchange_is_named_with_the_fix(shop: Shop) -> None:
     told = shop.run("rmq_publish", "--exchange", "shpo", "--routing-key", "order.new", given="{}")
 
     assert (told.returncode, told.stdout) == (1, "")
@@ -121,7 +121,7 @@ def test_an_exchange_that_does_not_exist_is_named_with_the_fix(shop: Shop) -> No
     assert "correct the name of the exchange or the routing key" in told.stderr
 
 
-def test_what_a_full_queue_refuses_is_reported(shop: Shop, amqp: BlockingChannel) -> None:
+def test_a_full_queue_that_refuses_the_message_is_reported(shop: Shop, amqp: BlockingChannel) -> None:
     amqp.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     shop.run("rmq_publish", "--queue", "full", given="{}")
     told = shop.run("rmq_publish", "--queue", "full", given="{}")
@@ -129,7 +129,7 @@ def test_what_a_full_queue_refuses_is_reported(shop: Shop, amqp: BlockingChannel
     assert (told.returncode, "was refused by a queue" in told.stderr) == (1, True)
 
 
-def test_without_a_broker_nothing_was_stored(no_broker: Shop) -> None:
+def test_without_a_broker_nothing_is_stored(no_broker: Shop) -> None:
     told = no_broker.run("rmq_publish", "--queue", ORDERS, "--timeout", "0.5", given="{}")
 
     assert (told.returncode, "Nothing was stored" in told.stderr) == (3, True)
@@ -159,7 +159,7 @@ def test_without_a_broker_nothing_was_stored(no_broker: Shop) -> None:
         ((), "{}", "one of the arguments --handler --queue --exchange is required"),
     ],
 )
-def test_what_is_invalid_is_refused(no_broker: Shop, words: tuple[str, ...], given: str, said: str) -> None:
+def test_invalid_options_are_refused_by_publish(no_broker: Shop, words: tuple[str, ...], given: str, said: str) -> None:
     told = no_broker.run("rmq_publish", *words, given=given)
 
     assert (told.returncode, told.stdout) == (2, "")

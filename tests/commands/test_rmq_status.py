@@ -43,7 +43,7 @@ def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingCh
 
 
 @pytest.mark.on_both
-def test_a_queue_that_nobody_reads_is_a_problem(amqp: BlockingChannel) -> None:
+def test_a_queue_without_a_consumer_is_a_problem(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge")
 
     ran = run("rmq_status")
@@ -54,7 +54,7 @@ def test_a_queue_that_nobody_reads_is_a_problem(amqp: BlockingChannel) -> None:
 
 
 @pytest.mark.on_both
-def test_for_a_probe_it_is_one_line_and_a_code(amqp: BlockingChannel) -> None:
+def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
     assert run("rmq_status", "--check").out == "OK\n"
 
     put(amqp, "payments.charge")
@@ -75,7 +75,7 @@ def test_messages_in_quarantine_need_a_consumer_of_the_work_queue(amqp: Blocking
 
 
 @pytest.mark.on_both
-def test_bounds_make_problems(amqp: BlockingChannel) -> None:
+def test_exceeded_limits_are_problems(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge.parked")
 
     ran = run("rmq_status", "--check", "--max-parked", "0", "--min-consumers", "1")
@@ -86,7 +86,7 @@ def test_bounds_make_problems(amqp: BlockingChannel) -> None:
 
 
 @pytest.mark.on_both
-def test_a_missing_queue_and_an_eaten_retry_are_problems(amqp: BlockingChannel) -> None:
+def test_a_missing_queue_and_a_consumed_waiting_queue_are_problems(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.parked")
     amqp.basic_consume("payments.charge.retry.10s", lambda *_: None)
 
@@ -97,7 +97,7 @@ def test_a_missing_queue_and_an_eaten_retry_are_problems(amqp: BlockingChannel) 
 
 
 @pytest.mark.on_both
-def test_an_interrupted_move_is_a_problem(amqp: BlockingChannel) -> None:
+def test_an_interrupted_recreation_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_declare("payments.charge.moving", durable=True)
     put(amqp, "payments.charge.moving")
 
@@ -117,7 +117,7 @@ def test_the_management_api_adds_unacked_messages_and_rates(vhost: Vhost, projec
     assert ran.err == ""
 
 
-def test_a_user_without_rights_on_the_queues_sees_them_through_the_management_api(vhost: Vhost, project: Any) -> None:
+def test_a_user_without_queue_permissions_uses_the_management_api(vhost: Vhost, project: Any) -> None:
     api, user = vhost.management, vhost.name
     api.call("PUT", f"users/{user}", {"password": "pw", "tags": "management"})
     api.call("PUT", f"permissions/{vhost.name}/{user}", {"configure": "^$", "write": "^$", "read": "^$"})
@@ -131,7 +131,7 @@ def test_a_user_without_rights_on_the_queues_sees_them_through_the_management_ap
     assert (ran.code, ran.out) == (Exit.DONE, "OK\n")
 
 
-def test_a_management_api_that_is_down_costs_only_those_columns(vhost: Vhost, project: Any) -> None:
+def test_an_unavailable_management_api_only_omits_its_columns(vhost: Vhost, project: Any) -> None:
     project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": "http://app:secret@127.0.0.1:1"}}
 
     ran = run("rmq_status")
@@ -142,7 +142,7 @@ def test_a_management_api_that_is_down_costs_only_those_columns(vhost: Vhost, pr
 
 
 @pytest.mark.on_both
-def test_no_message_is_touched_by_looking(amqp: BlockingChannel) -> None:
+def test_the_status_redelivers_no_message(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge")
     for _ in range(25):
         run("rmq_status", "--json")
@@ -153,7 +153,7 @@ def test_no_message_is_touched_by_looking(amqp: BlockingChannel) -> None:
 
 
 @pytest.mark.on_both
-def test_as_json_it_is_one_document() -> None:
+def test_the_json_status_is_one_document() -> None:
     told = run("rmq_status", "--json").data
 
     assert told["schema"] == "rmq_retry.status/1"
@@ -161,7 +161,7 @@ def test_as_json_it_is_one_document() -> None:
     assert told["queues"][0]["name"] == "payments.charge"
 
 
-def test_a_broker_that_is_not_there_fails_a_probe_with_code_3(project: Any) -> None:
+def test_an_unavailable_broker_fails_a_probe_with_code_3(project: Any) -> None:
     project.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
 
     ran = run("rmq_status", "--check")
@@ -187,7 +187,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.on_both
-def test_a_watch_shows_block_after_block_until_ctrl_c(looks: list[float]) -> None:
+def test_a_watch_prints_a_block_per_interval_until_ctrl_c(looks: list[float]) -> None:
     ran = run("rmq_status", "--watch", "2.5")
     blocks = ran.out.split("\n\n")
 
@@ -200,14 +200,14 @@ def test_a_watch_shows_block_after_block_until_ctrl_c(looks: list[float]) -> Non
         assert last == "No problems."
 
 
-def test_on_a_terminal_each_look_takes_the_place_of_the_last(looks: list[float]) -> None:
+def test_on_a_terminal_each_block_of_a_watch_replaces_the_previous_one(looks: list[float]) -> None:
     ran = run("rmq_status", "--watch", "1", out=Terminal())
 
     assert (ran.code, ran.out.count("\x1b[H\x1b[2J"), len(looks)) == (Exit.DONE, 2, 2)
     assert ran.out.startswith("\x1b[H\x1b[2J")
 
 
-def test_a_watch_outlives_a_broker_that_is_away(looks: list[float], settings: Any) -> None:
+def test_a_watch_continues_while_the_broker_is_unavailable(looks: list[float], settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://app:sesame@127.0.0.1:1/"}
     ran = run("rmq_status", "--watch", "1")
 
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_a_watch_quietly(broker_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "x"), ("--watch", "nan"), ("--watch", "1", "--json")])
-def test_what_cannot_be_watched_is_refused(broker_url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_options_that_cannot_be_watched_are_refused(broker_url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
     told = Shop(url=broker_url, notes=tmp_path / "notes").run("rmq_status", *words)
 
     assert (told.returncode, told.stdout) == (2, "")

@@ -50,7 +50,7 @@ def lines(ran: Ran) -> list[str]:
     return ran.out.splitlines()[at:]
 
 
-def test_what_is_parked_and_in_flight_is_counted() -> None:
+def test_parked_and_waiting_messages_are_counted() -> None:
     cause = group()
     for minutes in (1, 5, 30):
         record(group=cause, parked_at=ago(minutes=minutes))
@@ -63,7 +63,7 @@ def test_what_is_parked_and_in_flight_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("most", "code"), [("2", Exit.DONE), ("1", Exit.UNHEALTHY)])
-def test_what_is_recorded_counts_with_what_is_still_in_its_queue(most: str, code: Exit, amqp: BlockingChannel) -> None:
+def test_recorded_and_queued_parked_messages_are_added_up(most: str, code: Exit, amqp: BlockingChannel) -> None:
     record()
     amqp.confirm_delivery()
     amqp.basic_publish("", "payments.charge.parked", b"{}")
@@ -73,7 +73,7 @@ def test_what_is_recorded_counts_with_what_is_still_in_its_queue(most: str, code
 
 
 @pytest.mark.parametrize("made", [lambda at: record(parked_at=at), lambda at: outbox(created_at=at)])
-def test_what_has_waited_for_too_long_is_a_problem(made: Any) -> None:
+def test_a_retry_that_waits_too_long_is_a_problem(made: Any) -> None:
     made(ago(minutes=11))
     told = run("rmq_status", "--check", "--max-oldest", "10m")
 
@@ -83,7 +83,7 @@ def test_what_has_waited_for_too_long_is_a_problem(made: Any) -> None:
     assert run("rmq_status", "--check", "--max-oldest", "12m").code == Exit.DONE
 
 
-def test_neither_what_is_on_hold_nor_what_is_given_up_waits() -> None:
+def test_messages_on_hold_or_given_up_do_not_count_as_waiting() -> None:
     record(state=State.ON_HOLD, parked_at=ago(minutes=11))
     record(state=State.PROCESSED, parked_at=ago(minutes=11))
     outbox(created_at=ago(minutes=11), failed_at=timezone.now())
@@ -91,7 +91,7 @@ def test_neither_what_is_on_hold_nor_what_is_given_up_waits() -> None:
     assert run("rmq_status", "--check", "--max-oldest", "10m").out == f"FAIL {FAILED}\n"
 
 
-def test_the_outbox_and_what_is_held_are_reported_where_there_is_any() -> None:
+def test_a_non_empty_outbox_and_blocked_keys_are_reported() -> None:
     outbox(created_at=ago(minutes=3))
     outbox(failed_at=timezone.now(), created_at=ago(hours=5))
     blocked("A-1", 2, minutes=2)
@@ -108,7 +108,7 @@ def test_the_outbox_and_what_is_held_are_reported_where_there_is_any() -> None:
 
 @pytest.mark.parametrize(("limit", "said"), [("BLOCKED_PER_KEY", "2 messages wait behind one key"),
                                              ("BLOCKED_TOTAL", "3 messages wait behind blocked keys")])  # fmt: skip
-def test_as_many_waiting_as_allowed_is_a_problem(limit: str, said: str, project: Any) -> None:
+def test_reaching_the_limit_of_waiting_messages_is_a_problem(limit: str, said: str, project: Any) -> None:
     project.RMQ_RETRY = {**project.RMQ_RETRY, limit: 3 if limit == "BLOCKED_TOTAL" else 2}
     blocked("A-1", 2, minutes=2)
     blocked("A-2", 1, minutes=1)
@@ -116,7 +116,7 @@ def test_as_many_waiting_as_allowed_is_a_problem(limit: str, said: str, project:
     assert run("rmq_status", "--check").out == f"FAIL {said}, which reaches the limit {limit}\n"
 
 
-def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> None:
+def test_a_paused_queue_needs_no_consumer(amqp: BlockingChannel) -> None:
     QueueControl.objects.create(
         queue="payments.charge", paused=True, by="ann", reason="bank closed", since=ago(minutes=1)
     )
@@ -128,7 +128,7 @@ def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> Non
     assert run("rmq_status", "--check", "--min-consumers", "1").out == "OK\n"
 
 
-def test_a_breaker_that_is_open_is_a_problem_reported_once() -> None:
+def test_an_open_breaker_is_one_problem() -> None:
     QueueControl.objects.create(
         queue="payments.charge", opened=True, cause="BankDown (5 times)", opened_at=ago(minutes=1)
     )
@@ -140,7 +140,7 @@ def test_a_breaker_that_is_open_is_a_problem_reported_once() -> None:
     assert told.lines[-1] == ["1 problem."]
 
 
-def test_a_pause_that_is_over_is_none(amqp: BlockingChannel) -> None:
+def test_an_expired_pause_does_not_excuse_missing_consumers(amqp: BlockingChannel) -> None:
     QueueControl.objects.create(queue="payments.charge", paused=True, since=ago(hours=1), until=ago(minutes=1))
     amqp.confirm_delivery()
     amqp.basic_publish("", "payments.charge", b"{}")
@@ -148,7 +148,7 @@ def test_a_pause_that_is_over_is_none(amqp: BlockingChannel) -> None:
     assert run("rmq_status", "--check").out == "FAIL payments.charge: no consumer reads this queue\n"
 
 
-def test_what_differs_from_how_it_is_written_is_a_problem(amqp: BlockingChannel) -> None:
+def test_a_queue_that_differs_from_its_declaration_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.retry.10s")
     amqp.queue_declare("payments.charge.retry.10s", durable=True)
     amqp.exchange_delete("payments")
@@ -160,14 +160,14 @@ def test_what_differs_from_how_it_is_written_is_a_problem(amqp: BlockingChannel)
     assert run("rmq_status").lines[2][:3] == ["Topology", "✕", "4/7"]
 
 
-def test_a_missing_queue_is_reported_once(amqp: BlockingChannel) -> None:
+def test_a_missing_queue_is_reported_only_once(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.retry.10s")
 
     assert run("rmq_status", "--check").out.count("it does not exist") == 1
 
 
 class TestDatabase:
-    def test_one_that_fails_is_a_problem_and_all_else_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failing_database_is_a_problem_and_the_rest_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def away() -> None:
             raise OperationalError("connection to server failed:\n  Connection refused\n")
 
@@ -183,14 +183,16 @@ class TestDatabase:
             "FAIL database: connection to server failed: Connection refused\n",
         )
 
-    def test_one_that_has_no_tables_is_told_what_to_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_database_without_tables_is_reported_with_the_migrate_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
 
         assert run("rmq_status", "--check").out == (
             "FAIL database: the tables are missing in 'default': manage.py migrate\n"
         )
 
-    def test_none_is_needed_where_nothing_is_recorded(self, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_database_is_needed_if_nothing_is_recorded(self, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         project.RMQ_RETRY = {**project.RMQ_RETRY, "RECORDS": False}
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
         ran = run("rmq_status")
@@ -199,7 +201,7 @@ class TestDatabase:
         assert run("rmq_status", "--json").data["parked"] is None
 
 
-def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_database_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(broker_status, "only", lambda _alias: False)
     monkeypatch.setattr(broker_status, "survey", lambda: over.wait(30))
@@ -211,7 +213,7 @@ def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.M
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_outside_a_transaction_it_is_asked_in_a_thread() -> None:
+def test_outside_a_transaction_the_database_is_queried_in_a_thread() -> None:
     record()
 
     assert run("rmq_status", "--json").data["parked"]["count"] == 1

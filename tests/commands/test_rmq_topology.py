@@ -17,7 +17,7 @@ def no_broker(settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
 
 
-def test_as_text_it_shows_what_comes_in_and_where_it_goes() -> None:
+def test_the_text_format_shows_sources_and_destinations() -> None:
     ran = run("rmq_topology")
 
     assert ran.out == (
@@ -40,34 +40,32 @@ def test_as_text_it_shows_what_comes_in_and_where_it_goes() -> None:
     )
 
 
-def test_as_mermaid_it_is_a_flowchart() -> None:
+def test_the_mermaid_format_is_a_flowchart() -> None:
     ran = run("rmq_topology", "--format", "mermaid")
 
     assert ran.lines[0] == ["flowchart LR"]
     assert '  n0 -->|"charge.#35;"| n1\n' in ran.out
 
 
-def test_as_svg_it_is_one_well_formed_document() -> None:
+def test_the_svg_format_is_a_well_formed_document() -> None:
     root = ElementTree.fromstring(run("rmq_topology", "--format", "svg").out)  # noqa: S314  # our own
 
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_as_definitions_it_names_the_virtual_host_of_the_url() -> None:
+def test_the_definitions_name_the_virtual_host_of_the_url() -> None:
     told = json.loads(run("rmq_topology", "--format", "definitions").out)
 
     assert {one["vhost"] for kind in told.values() for one in kind} == {"pay"}
     assert [one["name"] for one in told["exchanges"]] == ["payments"]
 
 
-def test_an_unknown_format_is_a_wrong_use() -> None:
+def test_an_unknown_format_is_refused() -> None:
     assert run("rmq_topology", "--format", "png").code == Exit.ERROR
 
 
 @pytest.mark.contract
-def test_the_broker_imports_the_definitions_as_rmq_declare_would_have_declared_them(
-    vhost: Vhost, settings: Any
-) -> None:
+def test_imported_definitions_equal_a_declaration(vhost: Vhost, settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
     told = json.loads(run("rmq_topology", "--format", "definitions").out)
 

@@ -30,7 +30,7 @@ def _one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_one_away")
-def test_checks_without_one_database_still_query_those_that_answer() -> None:
+def test_checks_without_one_database_still_query_the_others() -> None:
     asked: list[list[str] | None] = []
     said: list[str] = []
 
@@ -47,7 +47,7 @@ def test_checks_without_one_database_still_query_those_that_answer() -> None:
 
 
 @pytest.mark.usefixtures("_one_away")
-def test_a_check_that_fails_without_a_database_names_the_one_that_is_away() -> None:
+def test_a_check_that_fails_without_a_database_names_it() -> None:
     def check(**_: object) -> None:
         raise OperationalError("no such table: shop_limit")
 
@@ -62,7 +62,7 @@ def test_a_check_that_fails_without_a_database_names_the_one_that_is_away() -> N
 
 @pytest.mark.usefixtures("_one_here")
 @pytest.mark.parametrize("text", ["no such table: shop_limit", "database is locked"])
-def test_an_error_of_a_check_on_a_healthy_database_is_its_own(text: str) -> None:
+def test_an_error_of_a_check_on_a_healthy_database_is_not_blamed_on_it(text: str) -> None:
     asked = []
 
     def check(**changed: object) -> None:

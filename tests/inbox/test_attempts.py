@@ -64,14 +64,14 @@ def test_a_duplicate_is_acknowledged_and_counted() -> None:
     assert (events.duplicates, events.counts[Kind.ACK]) == (1, 1)
 
 
-def test_what_was_run_is_no_duplicate() -> None:
+def test_a_handled_message_does_not_count_as_a_duplicate() -> None:
     events = Events(lambda: 1.0)
     attempts(None, events=events)(delivery(headers={"rmq-retry-attempts": 1}))
 
     assert (events.duplicates, events.counts[Kind.ACK]) == (0, 1)
 
 
-def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
+def test_a_message_for_an_operator_is_parked_without_an_attempt() -> None:
     settlement = attempts(HandlerSkipped(PARK))(delivery())
 
     assert settlement.copy is not None
@@ -79,7 +79,7 @@ def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
     assert told == {"reason": "identity_conflict", "detail": "another body", "attempts": None}
 
 
-def test_a_gate_hears_of_each_and_its_trouble_does_not_forget_what_was_said() -> None:
+def test_the_gate_gets_each_verdict_and_a_failing_gate_loses_none() -> None:
     gate, message = Gate(fails=True), delivery()
     settle = attempts(HandlerSkipped(PARK), gate=gate)
     with pytest.raises(OSError, match="stuck"):
@@ -90,7 +90,7 @@ def test_a_gate_hears_of_each_and_its_trouble_does_not_forget_what_was_said() ->
     assert [(verdict.kind, error) for verdict, error in gate.told] == [(Kind.PARK, None)] * 2
 
 
-def test_where_nothing_can_be_tried_the_gate_learns_of_a_retry_that_does_not_count() -> None:
+def test_an_unavailable_database_is_an_uncounted_retry_for_the_gate() -> None:
     gate, unready = Gate(), Unready("no database")
     with pytest.raises(Unready):
         attempts(unready, gate=gate)(delivery())
@@ -99,7 +99,7 @@ def test_where_nothing_can_be_tried_the_gate_learns_of_a_retry_that_does_not_cou
     assert (verdict.kind, verdict.counted, verdict.detail, error) == (Kind.RETRY, False, "no database", unready)
 
 
-def test_unready_is_logged_in_one_line_and_other_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_unavailability_is_logged_in_one_line_and_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     log_outside_failure(Unready("No database."), 5.0)
     log_outside_failure(OSError("the disk is full"), 5.0)
 

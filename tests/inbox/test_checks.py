@@ -51,13 +51,13 @@ def test_a_sound_handler_gets_no_warning() -> None:
     assert ids() == []
 
 
-def test_a_database_that_is_not_there_is_an_error() -> None:
+def test_an_unknown_database_is_an_error() -> None:
     once(using="ledger")
 
     assert ids() == ["E030"]
 
 
-def test_a_database_that_our_tables_may_not_enter_is_an_error(settings: Any) -> None:
+def test_a_database_closed_to_our_tables_is_an_error(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Nowhere()]
     once()
 
@@ -66,7 +66,7 @@ def test_a_database_that_our_tables_may_not_enter_is_an_error(settings: Any) -> 
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_a_table_that_was_not_migrated_is_a_warning_where_databases_are_asked() -> None:
+def test_a_missing_table_is_a_warning_if_databases_are_checked() -> None:
     once()
     assert ids(tag="database") == []
     with connection.schema_editor() as editor:
@@ -87,7 +87,7 @@ def test_a_table_that_was_not_migrated_is_a_warning_where_databases_are_asked() 
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_migrate_does_not_warn_of_a_table_that_it_creates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_does_not_warn_about_tables_that_it_creates(monkeypatch: pytest.MonkeyPatch) -> None:
     once()
     with connection.schema_editor() as editor:
         editor.delete_model(InboxEntry)
@@ -102,14 +102,14 @@ def test_migrate_does_not_warn_of_a_table_that_it_creates(monkeypatch: pytest.Mo
     assert (checked, migrated) == (["W033"], [])
 
 
-def test_retries_that_outlast_the_memory_are_an_error() -> None:
+def test_retries_that_outlast_inbox_days_are_an_error() -> None:
     once(policy=RetryThenPark(attempts=8, backoff=Exponential(86400, factor=2)))
 
     assert ids() == ["E032"]
     assert ids(INBOX_DAYS=128) == []
 
 
-def test_retries_of_one_kind_of_error_that_outlast_the_memory_are_an_error() -> None:
+def test_retries_of_one_error_type_that_outlast_inbox_days_are_an_error() -> None:
     longer = Schedule(attempts=8, backoff=Exponential(86400, factor=2))
     once(policy=RetryThenPark(attempts=2, backoff=Fixed(1), schedules={OSError: longer}))
 
@@ -117,7 +117,7 @@ def test_retries_of_one_kind_of_error_that_outlast_the_memory_are_an_error() -> 
     assert ids(INBOX_DAYS=128) == []
 
 
-def test_a_memory_shorter_than_what_can_be_sent_back_is_a_warning() -> None:
+def test_inbox_days_below_the_requeue_age_is_a_warning() -> None:
     once()
 
     assert ids(INBOX_DAYS=89) == ["W031"]
@@ -131,7 +131,7 @@ def test_a_database_without_autocommit_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("options", "said"), [({}, ["W030"]), ({"transaction_mode": "IMMEDIATE"}, [])])
-def test_a_file_of_sqlite_without_immediate_transactions_is_a_warning(
+def test_sqlite_without_immediate_transactions_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, object], said: list[str]
 ) -> None:
     told = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/srv/bank.sqlite3", "OPTIONS": options}
@@ -148,17 +148,17 @@ def test_ack_first_is_a_warning_of_its_own() -> None:
     assert ids() == ["W001", "W032"]
 
 
-def test_handlers_that_do_not_run_once_hear_nothing_of_it() -> None:
+def test_handlers_without_once_get_no_findings() -> None:
     once(once=False, using="ledger")
 
     assert ids(INBOX_DAYS=1) == []
 
 
-def test_an_answer_cannot_be_given_twice_so_one_shot_is_refused() -> None:
+def test_once_with_a_one_shot_policy_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Each call needs an answer, and once=… has none for a duplicate"):
         once(policy=OneShot())
 
 
-def test_a_database_is_named_by_its_alias() -> None:
+def test_the_database_of_once_must_be_an_alias() -> None:
     with pytest.raises(ConfigurationError, match="using is a database's alias, such as 'ledger', not 7"):
         once(using=7)

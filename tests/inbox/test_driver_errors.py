@@ -28,7 +28,7 @@ class FromServer(Exception):
     ],
 )
 @pytest.mark.parametrize("with_state", [True, False])
-def test_an_sqlstate_beside_the_number_changes_nothing(
+def test_an_sqlstate_beside_the_error_number_changes_nothing(
     number: int, state: str, outcome: tuple[bool, bool], *, with_state: bool
 ) -> None:
     error = OperationalError(number)

@@ -47,7 +47,7 @@ def lost(does: Callable[[Delivery], object]) -> str:
     return found.value.what
 
 
-def test_a_transaction_that_is_marked_to_be_rolled_back_is_no_success() -> None:
+def test_a_transaction_marked_for_rollback_is_not_a_success() -> None:
     def marks(_message: Delivery) -> None:
         Group.objects.create(name="a")
         transaction.set_rollback(True)
@@ -55,7 +55,7 @@ def test_a_transaction_that_is_marked_to_be_rolled_back_is_no_success() -> None:
     assert "marked for rollback" in lost(marks)
 
 
-def test_an_error_caught_inside_an_inner_transaction_without_a_savepoint_is_none_either() -> None:
+def test_an_error_caught_in_an_atomic_block_without_savepoint_is_not_a_success() -> None:
     def swallows(_message: Delivery) -> None:
         Group.objects.create(name="a")
         with suppress(ValueError), transaction.atomic(savepoint=False):
@@ -64,7 +64,7 @@ def test_an_error_caught_inside_an_inner_transaction_without_a_savepoint_is_none
     assert "marked for rollback" in lost(swallows)
 
 
-def test_a_connection_closed_by_the_handler_is_none() -> None:
+def test_a_connection_closed_by_the_handler_is_not_a_success() -> None:
     not_in_memory()
 
     def closes(_message: Delivery) -> None:
@@ -74,7 +74,7 @@ def test_a_connection_closed_by_the_handler_is_none() -> None:
     assert "the connection was closed" in lost(closes)
 
 
-def test_a_database_error_swallowed_over_a_raw_cursor_is_none() -> None:
+def test_a_database_error_swallowed_on_a_raw_cursor_is_not_a_success() -> None:
     only_on(POSTGRESQL)
 
     def swallows(_message: Delivery) -> None:
@@ -85,7 +85,7 @@ def test_a_database_error_swallowed_over_a_raw_cursor_is_none() -> None:
     assert "PostgreSQL turns this COMMIT into a ROLLBACK" in lost(swallows)
 
 
-def test_a_rollback_by_hand_is_none() -> None:
+def test_a_manual_rollback_is_not_a_success() -> None:
     def ends(_message: Delivery) -> None:
         Group.objects.create(name="a")
         with connection.cursor() as cursor:
@@ -96,7 +96,7 @@ def test_a_rollback_by_hand_is_none() -> None:
     assert "ended" in said or "rolled back in the handler" in said
 
 
-def test_a_deadlock_swallowed_on_mariadb_is_none(django_db_blocker: Any) -> None:
+def test_a_deadlock_swallowed_on_mariadb_is_not_a_success(django_db_blocker: Any) -> None:
     only_on(MARIADB)
     Group.objects.create(name="one")
     Group.objects.create(name="two")
@@ -129,7 +129,7 @@ def test_a_deadlock_swallowed_on_mariadb_is_none(django_db_blocker: Any) -> None
     assert InboxEntry.objects.count() == 0
 
 
-def test_an_error_caught_outside_of_its_own_savepoint_is_fine() -> None:
+def test_an_error_caught_outside_its_own_savepoint_is_a_success() -> None:
     def catches(_message: Delivery) -> None:
         Group.objects.create(name="a")
         with suppress(DatabaseError), transaction.atomic():
@@ -140,7 +140,7 @@ def test_an_error_caught_outside_of_its_own_savepoint_is_fine() -> None:
     assert (Group.objects.count(), InboxEntry.objects.count()) == (1, 1)
 
 
-def test_a_connection_that_does_not_commit_by_itself_is_recreated(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_without_autocommit_is_reopened(caplog: pytest.LogCaptureFixture) -> None:
     not_in_memory()
     connection.set_autocommit(False)
     run(lambda _message: Group.objects.create(name="a"))
@@ -153,7 +153,7 @@ def test_a_connection_that_does_not_commit_by_itself_is_recreated(caplog: pytest
     assert "autocommit" in caplog.text
 
 
-def test_the_error_states_what_happened_and_what_to_do() -> None:
+def test_the_error_states_the_cause_and_the_fix() -> None:
     with pytest.raises(EffectsLost) as found:
         run(lambda _message: transaction.set_rollback(True))
 

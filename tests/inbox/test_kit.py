@@ -27,7 +27,7 @@ def charging(using: str = "") -> Handler[None]:
     return charge
 
 
-def test_without_pytests_database_the_test_is_reported(rmq: RmqTest) -> None:
+def test_a_test_without_the_pytest_database_is_refused(rmq: RmqTest) -> None:
     charging().publish("a")
 
     with pytest.raises(NoDatabase, match=r"charge runs with once in a transaction of database 'default'.*django_db"):
@@ -35,7 +35,7 @@ def test_without_pytests_database_the_test_is_reported(rmq: RmqTest) -> None:
 
 
 @pytest.mark.django_db
-def test_an_open_transaction_of_the_tests_own_is_reported(rmq: RmqTest) -> None:
+def test_an_open_transaction_of_the_test_is_refused(rmq: RmqTest) -> None:
     charge = charging()
     charge.publish("a")
 
@@ -47,7 +47,7 @@ def test_an_open_transaction_of_the_tests_own_is_reported(rmq: RmqTest) -> None:
 
 
 @pytest.mark.django_db
-def test_a_database_that_is_unknown_is_reported(rmq: RmqTest) -> None:
+def test_an_unknown_database_is_refused(rmq: RmqTest) -> None:
     charging(using="nowhere").publish("a")
 
     with pytest.raises(NoDatabase, match="database 'nowhere', which is not available"):
@@ -55,7 +55,7 @@ def test_a_database_that_is_unknown_is_reported(rmq: RmqTest) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_with_real_transactions_it_commits(rmq: RmqTest) -> None:
+def test_once_commits_with_real_transactions(rmq: RmqTest) -> None:
     charge = charging()
     for _ in range(2):
         charge.publish("a", message_id="m")
@@ -65,7 +65,7 @@ def test_with_real_transactions_it_commits(rmq: RmqTest) -> None:
 
 
 class TestOfDjango(RmqTestMixin, TestCase):
-    def test_it_runs_once_within_the_tests_transaction(self) -> None:
+    def test_once_runs_inside_the_transaction_of_the_test(self) -> None:
         charge = charging()
         for _ in range(2):
             charge.publish("a", message_id="m")
@@ -75,7 +75,7 @@ class TestOfDjango(RmqTestMixin, TestCase):
 
 
 class TestWithoutDatabases(RmqTestMixin, SimpleTestCase):
-    def test_it_is_reported(self) -> None:
+    def test_a_database_that_the_test_must_not_use_is_refused(self) -> None:
         charging().publish("a")
 
         with pytest.raises(NoDatabase, match="which this test must not use"):

@@ -70,7 +70,7 @@ def parked(named: bool | Named = True, **options: Any) -> tuple[Reason | None, s
     return found.value.verdict.reason, found.value.verdict.detail
 
 
-def test_an_id_names_a_message_and_a_body_of_its_own_makes_it_a_conflict() -> None:
+def test_a_message_id_with_another_body_is_a_conflict() -> None:
     assert handled(message_id="m", body=b"1")
     assert not handled(message_id="m", body=b"1")
     reason, detail = parked(message_id="m", body=b"2")
@@ -83,7 +83,7 @@ def test_an_id_names_a_message_and_a_body_of_its_own_makes_it_a_conflict() -> No
 
 
 @pytest.mark.parametrize("result", ["payment 7", 7, 7.5, Decimal("7.1"), NUMBER, "x" * 256, "\0", "\udcff", "é" * 255])
-def test_a_function_names_it_by_any_text_or_number(result: object) -> None:
+def test_a_once_function_may_return_any_text_or_number(result: object) -> None:
     assert handled(lambda _: result, message_id="one")
     assert not handled(lambda _: result, message_id="another")
 
@@ -91,27 +91,27 @@ def test_a_function_names_it_by_any_text_or_number(result: object) -> None:
     assert 0 < len(entry.name) <= LONGEST
 
 
-def test_long_names_that_differ_at_their_end_are_two() -> None:
+def test_long_names_that_differ_only_at_their_end_are_distinct() -> None:
     assert handled(lambda _: "x" * 300 + "1")
     assert handled(lambda _: "x" * 300 + "2")
 
 
 @pytest.mark.parametrize("result", [None, "", True, float("nan"), [], {"payment": 7}, b"7"])
-def test_a_function_that_names_nothing_parks_the_message_unseen(result: object) -> None:
+def test_a_once_function_that_returns_nothing_parks_the_message(result: object) -> None:
     assert parked(lambda _: result) == (
         Reason.UNNAMED,
         f"once=… of handler h must return a text or a number that names the message, not {result!r}. {NOT_RUN}",
     )
 
 
-def test_a_function_that_raises_parks_it_with_the_error() -> None:
+def test_a_once_function_that_raises_parks_the_message_with_its_error() -> None:
     reason, detail = parked(lambda message: message.data["payment"])
 
     assert reason is Reason.UNNAMED
     assert detail == "once=… of handler h raised TypeError: 'int' object is not subscriptable. The handler was not run."
 
 
-def test_an_id_is_not_what_a_function_states() -> None:
+def test_a_message_id_and_an_equal_function_result_are_distinct() -> None:
     assert handled(message_id="7")
     assert handled(lambda _: "7", message_id="other")
 
@@ -122,7 +122,7 @@ def test_two_handlers_of_one_message_each_handle_it() -> None:
     assert len(keys) == 3
 
 
-def test_each_name_makes_a_key_that_the_database_takes_as_it_is() -> None:
+def test_every_name_becomes_a_key_that_the_database_stores_unchanged() -> None:
     names = [name_for(subscribed(), arrival(message_id=f"m{number}")) for number in range(1000)]
     for name in names:
         insert(connection, "h", name)
@@ -131,14 +131,14 @@ def test_each_name_makes_a_key_that_the_database_takes_as_it_is() -> None:
     assert InboxEntry.objects.count() == 1000
 
 
-def test_without_an_id_what_surely_came_before_is_a_duplicate() -> None:
+def test_without_an_id_a_certain_redelivery_is_a_duplicate() -> None:
     assert handled(body=b"1")
     assert not handled(body=b"1", redelivered=True)
     assert not handled(body=b"1", headers=ATTEMPTS)
     assert not handled(body=b"1", attempt=2)
 
 
-def test_without_an_id_what_is_fresh_and_looks_the_same_is_for_a_person() -> None:
+def test_without_an_id_a_fresh_equal_message_is_parked_for_an_operator() -> None:
     assert handled(body=b"1")
     reason, detail = parked(body=b"1")
 
@@ -149,7 +149,7 @@ def test_without_an_id_what_is_fresh_and_looks_the_same_is_for_a_person() -> Non
     )
 
 
-def test_without_an_id_another_body_way_in_or_property_is_another_message() -> None:
+def test_without_an_id_another_body_route_or_property_is_another_message() -> None:
     assert handled(body=b"1")
     assert handled(body=b"2")
     assert handled(body=b"1", correlation_id="c")
@@ -157,7 +157,7 @@ def test_without_an_id_another_body_way_in_or_property_is_another_message() -> N
     assert handled(body=b"1", headers={"trace": "t"})
 
 
-def test_what_was_begun_here_and_whose_end_nobody_knows_is_the_same_message() -> None:
+def test_a_message_without_an_id_begun_here_with_unknown_end_is_the_same() -> None:
     message, state = arrival(body=b"1"), OnceState()
     once(subscribed(), message, state)
 
@@ -166,7 +166,7 @@ def test_what_was_begun_here_and_whose_end_nobody_knows_is_the_same_message() ->
     assert found.value.verdict is DUPLICATE
 
 
-def test_without_an_id_what_found_no_database_at_first_has_not_come_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_without_an_id_first_refused_by_the_database_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handled(body=b"1")
     fresh, state = arrival(body=b"1"), OnceState()
     with monkeypatch.context() as away:
@@ -180,7 +180,7 @@ def test_without_an_id_what_found_no_database_at_first_has_not_come_before(monke
 
 
 @pytest.mark.parametrize("options", [{"redelivered": True}, {"attempt": 2}])
-def test_without_an_id_what_a_person_sent_back_runs_also_where_it_came_twice_or_failed_once(options: Any) -> None:
+def test_without_an_id_a_requeued_message_is_handled(options: Any) -> None:
     assert handled(body=b"1")
     record = recorded(reason=Reason.ALIKE.value)
     copied = ticket_header(record.pk, 2, queue="q", id=None, body=b"1")
@@ -192,7 +192,7 @@ def test_without_an_id_what_a_person_sent_back_runs_also_where_it_came_twice_or_
     assert len(ran) == 1
 
 
-def test_without_an_id_what_was_sent_back_a_second_time_is_not_taken_for_what_was_handled_before_that() -> None:
+def test_without_an_id_a_second_requeue_is_no_duplicate_of_the_first() -> None:
     assert handled(body=b"1")
     record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=timezone.now())
     copied = ticket_header(record.pk, 3, queue="q", id=None, body=b"1")
@@ -202,7 +202,7 @@ def test_without_an_id_what_was_sent_back_a_second_time_is_not_taken_for_what_wa
     assert reason is Reason.ALIKE
 
 
-def test_without_an_id_what_was_sent_back_and_then_handled_is_a_duplicate_when_it_comes_again() -> None:
+def test_without_an_id_a_requeued_and_handled_message_is_a_duplicate_later() -> None:
     record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=timezone.now())
     copied = ticket_header(record.pk, 3, queue="q", id=None, body=b"1")
 
@@ -210,7 +210,7 @@ def test_without_an_id_what_was_sent_back_and_then_handled_is_a_duplicate_when_i
     assert not handled(body=b"1", headers=copied, redelivered=True)
 
 
-def test_properties_that_cannot_be_read_park_it() -> None:
+def test_undecodable_properties_park_the_message() -> None:
     with pytest.raises(HandlerSkipped) as found:
         once(subscribed(), Delivery(queue="q", body=b"", raw=b"\xff\xff\x01"), OnceState())
 

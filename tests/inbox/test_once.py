@@ -41,7 +41,7 @@ def done() -> list[str]:
     return sorted(Group.objects.values_list("name", flat=True))
 
 
-def test_a_message_is_handled_and_remembered(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_message_is_handled_and_its_name_is_stored(rmq: RmqTest, charge: Handler[None]) -> None:
     charge.publish("a", message_id="m")
     rmq.drain()
 
@@ -49,7 +49,7 @@ def test_a_message_is_handled_and_remembered(rmq: RmqTest, charge: Handler[None]
     assert (done(), entry.handler, entry.name) == (["a 0"], "charge", "m")
 
 
-def test_a_duplicate_is_acknowledged_without_running(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_duplicate_is_acknowledged_without_running_its_handler(rmq: RmqTest, charge: Handler[None]) -> None:
     charge.publish("a", message_id="m")
     charge.publish("a", message_id="m")
     rmq.drain()
@@ -57,7 +57,7 @@ def test_a_duplicate_is_acknowledged_without_running(rmq: RmqTest, charge: Handl
     assert (done(), len(rmq.attempts(charge)), rmq.all_parked(charge), rmq.drain()) == (["a 0"], 1, [], 0)
 
 
-def test_a_duplicate_is_reported_in_one_line_and_by_a_signal(
+def test_a_duplicate_is_logged_in_one_line_and_sends_a_signal(
     rmq: RmqTest, charge: Handler[None], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[str] = []
@@ -74,7 +74,7 @@ def test_a_duplicate_is_reported_in_one_line_and_by_a_signal(
     assert "duplicate charge id='m'" in caplog.text
 
 
-def test_what_fails_leaves_neither_effect_nor_record(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_failed_handler_leaves_neither_effect_nor_entry(rmq: RmqTest, charge: Handler[None]) -> None:
     charge.publish("fails", message_id="m")
     rmq.drain()
 
@@ -83,7 +83,7 @@ def test_what_fails_leaves_neither_effect_nor_record(rmq: RmqTest, charge: Handl
 
 
 @pytest.mark.parametrize("fault", ["crash before ack", "duplicate delivery", "broker loss"])
-def test_whatever_delivers_it_again_it_is_done_once(rmq: RmqTest, charge: Handler[None], fault: str) -> None:
+def test_a_message_is_handled_once_whatever_redelivers_it(rmq: RmqTest, charge: Handler[None], fault: str) -> None:
     charge.publish("a", message_id="m")
     rmq.fail_next(charge, fault)
     rmq.drain()
@@ -103,7 +103,7 @@ def test_each_handler_handles_a_message_once(rmq: RmqTest, charge: Handler[None]
     assert done() == ["a 0", "mail a"]
 
 
-def test_an_async_handler_works_in_the_same_transaction(rmq: RmqTest) -> None:
+def test_an_async_handler_runs_in_the_same_transaction(rmq: RmqTest) -> None:
     @handler("payments", policy=POLICY, name="charge", once=True)
     async def charge(message: Delivery) -> None:
         await asyncio.gather()
@@ -118,7 +118,7 @@ def test_an_async_handler_works_in_the_same_transaction(rmq: RmqTest) -> None:
     assert (done(), InboxEntry.objects.count()) == (["a"], 1)
 
 
-def test_what_an_async_handler_publishes_leaves_with_its_commit(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_messages_of_an_async_handler_are_published_on_its_commit(rmq: RmqTest, charge: Handler[None]) -> None:
     @handler("orders", policy=POLICY, name="order", once=True)
     async def order(message: Delivery) -> None:
         await charge.apublish(f"for {message.data}")
@@ -132,7 +132,7 @@ def test_what_an_async_handler_publishes_leaves_with_its_commit(rmq: RmqTest, ch
     assert done() == ["for a 0"]
 
 
-def test_called_directly_it_is_the_plain_function(charge: Handler[None]) -> None:
+def test_a_handler_called_directly_skips_the_inbox(charge: Handler[None]) -> None:
     message = Delivery(queue="payments", body=b"", data="a")
     charge(message)
     charge(message)
@@ -140,7 +140,7 @@ def test_called_directly_it_is_the_plain_function(charge: Handler[None]) -> None
     assert (done(), InboxEntry.objects.count()) == (["a 0", "a 1"], 0)
 
 
-def test_what_its_commit_leaves_for_later_is_done_after_it(rmq: RmqTest) -> None:
+def test_on_commit_callbacks_run_after_the_commit(rmq: RmqTest) -> None:
     order: list[str] = []
 
     @handler("payments", policy=POLICY, name="charge", once=True)

@@ -39,7 +39,7 @@ def parked() -> list[tuple[str, str]]:
     return list(ParkedMessage.objects.using("own").order_by("pk").values_list("reason", "state"))
 
 
-def test_killed_after_the_commit_and_before_the_ack_it_is_done_once(
+def test_a_kill_between_commit_and_ack_handles_the_message_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     send(1)
@@ -51,7 +51,7 @@ def test_killed_after_the_commit_and_before_the_ack_it_is_done_once(
     assert again.stdout.count("handled before") == 1, again.stdout
 
 
-def test_killed_inside_the_handler_it_leaves_nothing_and_is_done_once(
+def test_a_kill_inside_the_handler_leaves_nothing_and_a_redelivery_handles_it(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     send(1, do="die once", mark=str(tmp_path / "mark"))
@@ -62,7 +62,7 @@ def test_killed_inside_the_handler_it_leaves_nothing_and_is_done_once(
     assert (again.returncode, done(), left(amqp)) == (0, [1], 0)
 
 
-def test_from_queue_to_database_to_queue_it_is_done_once_each_time(
+def test_a_chain_of_queues_and_databases_handles_each_message_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     send(1, do="forward")
@@ -75,9 +75,7 @@ def test_from_queue_to_database_to_queue_it_is_done_once_each_time(
     assert (done(), left(amqp), left(amqp, BY_NUMBER), parked()) == ([1, 101], 0, 0, [])
 
 
-def test_what_a_publisher_sends_twice_is_done_once_by_two_consumers(
-    till: Till, send: Send, amqp: BlockingChannel
-) -> None:
+def test_two_consumers_handle_a_doubled_publish_once(till: Till, send: Send, amqp: BlockingChannel) -> None:
     numbers = list(range(15))
     with till.running("rmq_consume", "--threads", "4") as one, till.running("rmq_consume", "--threads", "4") as two:
         wait_until(lambda: all("Connected to" in consumer.text for consumer in (one, two)), 60, what="both consume")
@@ -93,7 +91,7 @@ def test_what_a_publisher_sends_twice_is_done_once_by_two_consumers(
     assert (done(), left(amqp), parked()) == (numbers, 0, [])
 
 
-def test_a_consumer_that_stalled_past_its_heartbeat_has_done_it_once(
+def test_a_consumer_stalled_past_its_heartbeat_handles_the_message_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     gate, here = tmp_path / "gate", tmp_path / "here"
@@ -115,7 +113,7 @@ def test_a_consumer_that_stalled_past_its_heartbeat_has_done_it_once(
     assert (done(), left(amqp)) == ([1], 0)
 
 
-def test_a_consumer_starts_while_another_has_the_lock_of_sqlite(till: Till) -> None:
+def test_a_consumer_starts_while_another_holds_the_sqlite_lock(till: Till) -> None:
     if databases.chosen() != databases.SQLITE:
         pytest.skip("others lock rows")
     with closing(sqlite3.connect(connections["own"].settings_dict["NAME"], isolation_level=None)) as other:
@@ -139,7 +137,7 @@ def test_a_connection_killed_in_the_transaction_costs_no_attempt(
     assert [line for line in ran.stdout.splitlines() if "event=ack" in line and " attempt=1 " in line], ran.stdout
 
 
-def test_a_message_that_ends_its_connection_each_time_is_parked_and_blocks_no_other(
+def test_a_message_that_kills_its_connection_each_time_is_parked(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     not_on("sqlite")
@@ -155,7 +153,7 @@ def test_a_message_that_ends_its_connection_each_time_is_parked_and_blocks_no_ot
     assert (record.attempts, record.error.rpartition(".")[2]) == (2, "OperationalError")
 
 
-def test_a_consumer_whose_clock_is_years_ahead_forgets_nothing_and_doubles_nothing(
+def test_a_consumer_with_a_clock_years_ahead_forgets_and_doubles_nothing(
     till: Till, send: Send, amqp: BlockingChannel
 ) -> None:
     not_on("sqlite")
@@ -177,7 +175,7 @@ def test_a_consumer_whose_clock_is_years_ahead_forgets_nothing_and_doubles_nothi
     assert (ran.returncode, done(), left(amqp)) == (0, [0, 1, 2, 3, 4], 0)
 
 
-def test_an_answer_to_the_commit_that_never_came_is_asked_of_the_redelivery(
+def test_a_lost_commit_answer_is_resolved_at_the_redelivery(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     if connections["own"].vendor != "postgresql":
@@ -201,9 +199,7 @@ def test_an_answer_to_the_commit_that_never_came_is_asked_of_the_redelivery(
     assert (done(), left(amqp), parked()) == ([1], 0, [])
 
 
-def test_a_database_that_is_away_keeps_the_message_unacked_and_parks_nothing(
-    till: Till, send: Send, amqp: BlockingChannel
-) -> None:
+def test_an_unavailable_database_keeps_the_message_unacked(till: Till, send: Send, amqp: BlockingChannel) -> None:
     not_on("sqlite")
     settings = json.loads(till.records[VARIABLE])
     usual = 5432 if connections["own"].vendor == "postgresql" else 3306
@@ -224,7 +220,7 @@ def test_a_database_that_is_away_keeps_the_message_unacked_and_parks_nothing(
     assert (done(), left(amqp), parked()) == ([1], 0, [])
 
 
-def test_what_is_parked_while_its_twin_is_handled_is_known_when_it_is_sent_back(
+def test_a_copy_parked_while_its_twin_runs_is_a_duplicate_when_requeued(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     told = {"do": "fail without", "mark": str(tmp_path / "mark")}
@@ -241,7 +237,7 @@ def test_what_is_parked_while_its_twin_is_handled_is_known_when_it_is_sent_back(
     assert (done(), parked(), left(amqp)) == ([1], [("retries_exhausted", State.PROCESSED)], 0)
 
 
-def test_what_is_parked_while_its_twin_is_handled_is_closed_by_itself(
+def test_a_copy_parked_while_its_twin_runs_is_closed_by_itself(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     told = {"do": "fail without", "mark": str(tmp_path / "mark")}
@@ -259,7 +255,7 @@ def test_what_is_parked_while_its_twin_is_handled_is_closed_by_itself(
     assert (done(), left(amqp)) == ([1], 0)
 
 
-def test_a_message_that_failed_is_parked_once_requeued_and_done_once(
+def test_a_failed_message_is_parked_once_requeued_and_handled_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
     send(1, do="fail without", mark=str(tmp_path / "mark"))
@@ -276,7 +272,9 @@ def requeue(till: Till) -> "CompletedProcess[str]":
     return till.run("rmq_parked", "requeue", str(record.pk), "--reason", "looked at", "--yes", "--wait", "0")
 
 
-def test_another_body_is_parked_and_runs_where_a_person_says_so(till: Till, send: Send, amqp: BlockingChannel) -> None:
+def test_an_id_with_another_body_is_parked_and_runs_when_requeued(
+    till: Till, send: Send, amqp: BlockingChannel
+) -> None:
     send(1)
     send(2)
     assert till.run(*QUIET).returncode == 0
@@ -287,7 +285,7 @@ def test_another_body_is_parked_and_runs_where_a_person_says_so(till: Till, send
     assert (done(), parked(), left(amqp)) == ([1, 2], [("identity_conflict", State.PROCESSED)], 0)
 
 
-def test_two_without_an_id_that_look_the_same_are_for_an_operator(
+def test_two_equal_messages_without_an_id_are_parked_for_an_operator(
     till: Till, send: Send, amqp: BlockingChannel
 ) -> None:
     send(1, id=None)
@@ -300,7 +298,7 @@ def test_two_without_an_id_that_look_the_same_are_for_an_operator(
     assert (done(), parked(), left(amqp)) == ([1, 1], [("possible_duplicate", State.PROCESSED)], 0)
 
 
-def test_a_name_of_the_business_outlives_new_ids(till: Till, send: Send, amqp: BlockingChannel) -> None:
+def test_a_business_name_deduplicates_messages_with_new_ids(till: Till, send: Send, amqp: BlockingChannel) -> None:
     send(1, id="one", queue=BY_NUMBER)
     send(1, id="two", queue=BY_NUMBER)
     send(1, id=None, queue=BY_NUMBER)

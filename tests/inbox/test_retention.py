@@ -47,7 +47,7 @@ def left() -> list[str]:
     return sorted(InboxEntry.objects.values_list("name", flat=True))
 
 
-def test_what_was_handled_long_ago_goes() -> None:
+def test_old_entries_are_deleted() -> None:
     entry("old")
     entry("young", days=119)
 
@@ -55,7 +55,7 @@ def test_what_was_handled_long_ago_goes() -> None:
     assert left() == ["young"]
 
 
-def test_the_settings_state_how_long(settings: Any) -> None:
+def test_the_settings_define_the_retention(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "INBOX_DAYS": 118}
     entry("young", days=119)
     EntryRetention()()
@@ -65,7 +65,7 @@ def test_the_settings_state_how_long(settings: Any) -> None:
 
 @pytest.mark.parametrize("state", UNRESOLVED)
 @pytest.mark.parametrize("by", ["by id", ""])
-def test_what_is_parked_and_not_resolved_keeps_its_entry(state: State, by: str) -> None:
+def test_an_open_parked_message_keeps_its_entry(state: State, by: str) -> None:
     entry("m")
     parked(message_id="m", handler=by, state=state, queue="queue by id")
     EntryRetention()()
@@ -74,7 +74,7 @@ def test_what_is_parked_and_not_resolved_keeps_its_entry(state: State, by: str) 
 
 
 @pytest.mark.parametrize("state", RESOLVED)
-def test_what_is_resolved_keeps_nothing(state: State) -> None:
+def test_a_resolved_message_does_not_keep_its_entry(state: State) -> None:
     entry("m")
     parked(message_id="m", handler="by id", state=state)
     EntryRetention()()
@@ -82,7 +82,7 @@ def test_what_is_resolved_keeps_nothing(state: State) -> None:
     assert left() == []
 
 
-def test_a_message_of_another_handler_keeps_nothing() -> None:
+def test_a_message_of_another_handler_does_not_keep_an_entry() -> None:
     entry("m")
     parked(message_id="m", handler="otherwise")
     EntryRetention()()
@@ -90,7 +90,7 @@ def test_a_message_of_another_handler_keeps_nothing() -> None:
     assert left() == []
 
 
-def test_names_that_no_record_shows_stay_for_what_their_oldest_open_record_may_be_about() -> None:
+def test_names_without_a_record_stay_while_an_open_record_may_need_them() -> None:
     entry("payment 7", handler="by function", days=140)
     entry("payment 1", handler="by function", days=160)
     entry("bytes:ab", days=140)
@@ -102,7 +102,7 @@ def test_names_that_no_record_shows_stay_for_what_their_oldest_open_record_may_b
     assert left() == ["bytes:ab", "payment 7"]
 
 
-def test_what_the_broker_parked_in_their_queue_keeps_them_too() -> None:
+def test_messages_parked_by_the_broker_keep_their_entries() -> None:
     entry("payment 7", handler="by function", days=140)
     parked(message_id="other", handler="", queue="queue by function", parked_at=ago(30))
     EntryRetention()()
@@ -110,7 +110,7 @@ def test_what_the_broker_parked_in_their_queue_keeps_them_too() -> None:
     assert left() == ["payment 7"]
 
 
-def test_what_has_to_stay_is_passed_in_the_next_part_and_looked_at_again_in_the_end(
+def test_kept_entries_are_skipped_by_later_batches_and_revisited_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
@@ -130,7 +130,7 @@ def test_what_has_to_stay_is_passed_in_the_next_part_and_looked_at_again_in_the_
     assert left() == []
 
 
-def test_handlers_that_do_not_run_once_ask_no_database(django_assert_num_queries: Any) -> None:
+def test_retention_without_once_handlers_runs_no_query(django_assert_num_queries: Any) -> None:
     with isolated_handlers():
         handling("otherwise")
         with django_assert_num_queries(0):
@@ -145,7 +145,7 @@ MILLION = """
 
 
 @pytest.mark.slow
-def test_a_million_entries_are_looked_through_by_their_index() -> None:
+def test_a_million_entries_are_scanned_by_their_index() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("its planner is asked")
     age = EntryRetention()

@@ -75,7 +75,7 @@ def kill_own() -> None:
         cursor.execute(kill.format(number))
 
 
-def test_a_deadlock_is_run_again_at_once(django_db_blocker: Any) -> None:
+def test_a_deadlock_reruns_the_handler_at_once(django_db_blocker: Any) -> None:
     not_on(SQLITE)
     # By primary key: by name each would lock the index and then the row, and could deadlock between the two.
     one, two = Group.objects.create(name="one").pk, Group.objects.create(name="two").pk
@@ -114,7 +114,7 @@ def test_a_deadlock_is_run_again_at_once(django_db_blocker: Any) -> None:
     assert (Group.objects.filter(name="done").count(), InboxEntry.objects.count()) == (1, 1)
 
 
-def test_a_serialization_failure_is_run_again_at_once() -> None:
+def test_a_serialization_failure_reruns_the_handler_at_once() -> None:
     not_on(SQLITE)
     not_on(MARIADB)
     Group.objects.create(name="balance")
@@ -137,7 +137,7 @@ def test_a_serialization_failure_is_run_again_at_once() -> None:
     assert (len(runs), committed()) == (2, ["mine"])
 
 
-def test_a_run_that_was_rolled_back_leaves_the_data_as_they_came() -> None:
+def test_a_rolled_back_attempt_restores_the_message_data() -> None:
     seen: list[object] = []
 
     def changes(message: Delivery) -> None:
@@ -154,7 +154,7 @@ def test_a_run_that_was_rolled_back_leaves_the_data_as_they_came() -> None:
     assert seen == [500, 500, 500]
 
 
-def test_after_four_runs_in_vain_the_policy_judges() -> None:
+def test_after_four_failed_reruns_the_policy_decides() -> None:
     runs: list[int] = []
 
     def clashes(_message: Delivery) -> None:
@@ -196,7 +196,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keep]:
 
 
 @pytest.mark.parametrize("checks", [True, False], ids=["with health checks", "without"])
-def test_a_connection_that_died_between_two_messages_is_replaced_at_once(checks: bool, keeping: Keep) -> None:
+def test_a_connection_lost_between_two_messages_is_replaced_at_once(checks: bool, keeping: Keep) -> None:
     not_on(SQLITE)
     keeping(checks)
     run(lambda _: Group.objects.create(name="one"), name="m1")
@@ -208,7 +208,7 @@ def test_a_connection_that_died_between_two_messages_is_replaced_at_once(checks:
     assert committed() == ["one", "two"]
 
 
-def test_the_first_statement_of_a_run_asks_whether_the_connection_lives(
+def test_the_first_query_of_an_attempt_detects_a_lost_connection(
     keeping: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeping(True)
@@ -221,7 +221,7 @@ def test_the_first_statement_of_a_run_asks_whether_the_connection_lives(
     assert committed() == ["two"]
 
 
-def test_a_database_that_is_away_between_two_messages_keeps_the_message_unacked(
+def test_a_database_lost_between_two_messages_keeps_the_message_unacked(
     keeping: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     not_on(SQLITE)
@@ -250,7 +250,7 @@ def test_a_connection_killed_in_the_handler_keeps_the_message_unacked() -> None:
     assert (committed(), InboxEntry.objects.count()) == (["c"], 1)
 
 
-def test_so_it_is_where_the_handler_raises_an_error_of_its_own_over_it() -> None:
+def test_a_lost_connection_hidden_by_a_handler_error_keeps_the_message_unacked() -> None:
     not_on(SQLITE)
 
     def translates(_message: Delivery) -> None:
@@ -265,7 +265,7 @@ def test_so_it_is_where_the_handler_raises_an_error_of_its_own_over_it() -> None
     connection.close()
 
 
-def test_a_handler_that_decides_itself_is_heard_all_the_same() -> None:
+def test_a_verdict_raised_by_the_handler_after_a_lost_connection_counts() -> None:
     not_on(SQLITE)
 
     def parks(_message: Delivery) -> None:
@@ -280,7 +280,7 @@ def test_a_handler_that_decides_itself_is_heard_all_the_same() -> None:
     connection.close()
 
 
-def test_a_connection_killed_before_the_commit_leaves_the_end_to_the_next_delivery() -> None:
+def test_a_connection_lost_before_the_commit_is_resolved_by_the_redelivery() -> None:
     not_on(SQLITE)
 
     def is_cut_off_at_last(_message: Delivery) -> None:
@@ -323,7 +323,7 @@ def write_and_lose_it(_message: Delivery) -> None:
 
 
 @pytest.mark.parametrize("loses", [end_own, sit_idle_and_write, write_and_lose_it], ids=lambda one: one.__name__)
-def test_a_message_that_loses_its_connection_again_and_again_is_a_failed_attempt(
+def test_a_message_that_keeps_losing_its_connection_is_a_failed_attempt(
     loses: Callable[[Delivery], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     not_on(SQLITE)
@@ -343,7 +343,7 @@ def test_a_message_that_loses_its_connection_again_and_again_is_a_failed_attempt
     assert [one.getMessage().startswith(said) for one in caplog.records if one.levelname == "WARNING"] == [True]
 
 
-def test_each_attempt_of_such_a_message_forgives_two_losses() -> None:
+def test_each_attempt_tolerates_two_lost_connections() -> None:
     not_on(SQLITE)
     message, runs = delivery(message_id="m"), []
 
@@ -367,7 +367,7 @@ def test_each_attempt_of_such_a_message_forgives_two_losses() -> None:
     assert runs == [1, 0, 1, 0, 1, 1, 0, 1, 0, 1]
 
 
-def test_a_database_that_is_away_after_each_loss_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_unavailable_after_each_loss_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     not_on(SQLITE)
     message, away = delivery(message_id="m"), Mock(side_effect=OperationalError("the database does not answer"))
 
@@ -385,7 +385,7 @@ def test_a_database_that_is_away_after_each_loss_costs_no_attempt(monkeypatch: p
     assert (committed(), InboxEntry.objects.count()) == (["done"], 1)
 
 
-def test_a_commit_whose_answer_is_lost_each_time_is_found_and_costs_no_attempt(
+def test_a_lost_commit_answer_costs_no_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     not_on(SQLITE)
@@ -411,7 +411,7 @@ def test_a_commit_whose_answer_is_lost_each_time_is_found_and_costs_no_attempt(
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(1153, True), (2006, False)], ids=["it says so", "it only hangs up"])
-def test_what_mariadb_says_of_a_statement_above_its_limit_is_understood(code: int, outcome: bool) -> None:
+def test_mariadb_packet_limits_are_recognized(code: int, outcome: bool) -> None:
     error = OperationalError(code, "Got a packet bigger than 'max_allowed_packet' bytes")
     error.__cause__ = Exception(*error.args)
 
@@ -419,7 +419,7 @@ def test_what_mariadb_says_of_a_statement_above_its_limit_is_understood(code: in
     assert not too_large(OperationalError("without a cause"))
 
 
-def test_an_error_of_another_database_is_the_handlers_own() -> None:
+def test_an_error_of_another_database_is_a_handler_failure() -> None:
     def fails(_message: Delivery) -> None:
         raise OperationalError("the rates database is down")
 
@@ -427,7 +427,7 @@ def test_an_error_of_another_database_is_the_handlers_own() -> None:
         run(fails)
 
 
-def test_a_table_that_is_missing_costs_no_attempt() -> None:
+def test_a_missing_table_costs_no_attempt() -> None:
     with connection.schema_editor() as editor:
         editor.delete_model(InboxEntry)
     try:
@@ -438,7 +438,7 @@ def test_a_table_that_is_missing_costs_no_attempt() -> None:
             editor.create_model(InboxEntry)
 
 
-def test_a_name_that_the_database_cannot_store_is_for_the_policy_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_database_cannot_store_is_judged_by_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "insert", Mock(side_effect=DataError("has no equivalent in encoding LATIN1")))
 
     with pytest.raises(DataError):
@@ -450,7 +450,7 @@ def test_an_unknown_database_costs_no_attempt() -> None:
         run(lambda _: None, using="nowhere")
 
 
-def test_a_database_without_autocommit_is_refused_for_nothing_would_be_committed(
+def test_a_database_without_autocommit_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     not_on(SQLITE)
@@ -461,7 +461,7 @@ def test_a_database_without_autocommit_is_refused_for_nothing_would_be_committed
     connection.set_autocommit(True)
 
 
-def test_what_fails_after_the_commit_is_logged_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_on_commit_callback_is_logged_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
     def leaves(_message: Delivery) -> str:
         Group.objects.create(name="a")
         transaction.on_commit(lambda: 1 / 0)
@@ -475,7 +475,7 @@ def test_what_fails_after_the_commit_is_logged_and_the_message_is_done(caplog: p
     assert "Handler h has committed, but a callback of its on_commit() failed: ZeroDivisionError" in caplog.text
 
 
-def test_twins_at_the_same_moment_are_done_once(django_db_blocker: Any) -> None:
+def test_twins_delivered_at_the_same_moment_are_handled_once(django_db_blocker: Any) -> None:
     not_on(SQLITE)
     inside, go_on, ends = threading.Event(), threading.Event(), []
 

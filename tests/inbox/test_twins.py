@@ -46,7 +46,7 @@ def state(record: ParkedMessage) -> str:
     return record.state
 
 
-def test_the_record_of_a_message_that_another_copy_has_done_is_closed(rmq: RmqTest) -> None:
+def test_a_record_is_closed_if_another_copy_was_handled(rmq: RmqTest) -> None:
     one = group(parked=1)
     record = twin(group=one, unconfirmed=True)
     assert Twins()() is False
@@ -77,7 +77,7 @@ def test_the_record_of_a_message_that_another_copy_has_done_is_closed(rmq: RmqTe
     ],
     ids=str,
 )
-def test_what_is_not_surely_the_same_stays_as_it_is(rmq: RmqTest, options: dict[str, Any]) -> None:
+def test_an_uncertain_match_leaves_the_record_unchanged(rmq: RmqTest, options: dict[str, Any]) -> None:
     handled(rmq, "m")
     record = twin(**options)
     before = record.state
@@ -86,7 +86,7 @@ def test_what_is_not_surely_the_same_stays_as_it_is(rmq: RmqTest, options: dict[
     assert (state(record), record.succeeded_at) == (before, None)
 
 
-def test_a_name_that_a_function_has_made_is_no_id(rmq: RmqTest) -> None:
+def test_a_name_made_by_a_function_is_not_a_message_id(rmq: RmqTest) -> None:
     handled(rmq, "m", by="by function")
     record = twin(handler="by function", queue="queue by function")
     Twins()()
@@ -94,7 +94,7 @@ def test_a_name_that_a_function_has_made_is_no_id(rmq: RmqTest) -> None:
     assert state(record) == State.PARKED
 
 
-def test_it_continues_where_it_was_and_starts_again_in_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_resumes_at_its_place_and_restarts_at_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     monkeypatch.setattr(retention, "TWINS_TURN", 2)
     one = group()
@@ -109,7 +109,7 @@ def test_it_continues_where_it_was_and_starts_again_in_the_end(rmq: RmqTest, mon
     assert [state(record) for record in records].count(State.PROCESSED) == 3
 
 
-def test_handlers_that_do_not_run_once_ask_no_database(django_assert_num_queries: Any) -> None:
+def test_the_search_without_once_handlers_runs_no_query(django_assert_num_queries: Any) -> None:
     with isolated_handlers():
         handling("by function", once=lambda message: message.id)
         handling("otherwise")

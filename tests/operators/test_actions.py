@@ -28,7 +28,7 @@ def acts() -> list[tuple[str, str, int]]:
     return [(one.action, one.reason, one.count) for one in OperatorAction.objects.order_by("number")]
 
 
-def test_a_discard_can_be_taken_back() -> None:
+def test_a_discarded_message_can_be_restored() -> None:
     one = record()
 
     assert discard(chosen(one), ANN, category="duplicate") == Done(changed=1)
@@ -51,14 +51,14 @@ def test_a_discard_needs_a_reason(category: str, text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("state", [State.REQUEUEING, State.REQUEUED, State.PROCESSED, State.DISCARDED])
-def test_only_what_is_open_is_discarded(state: State) -> None:
+def test_only_open_messages_are_discarded(state: State) -> None:
     one = record(state=state)
 
     assert discard(chosen(one), ANN, category="test") == Done(left=1)
     assert acts() == []
 
 
-def test_what_was_changed_after_it_was_chosen_is_left() -> None:
+def test_a_message_changed_after_its_selection_is_not_discarded() -> None:
     one, two = record(), record()
     selection = chosen(one, two)
     annotate_revision(one)
@@ -71,7 +71,7 @@ def annotate_revision(message: ParkedMessage) -> None:
     ParkedMessage.objects.filter(pk=message.pk).update(revision=message.revision + 1)
 
 
-def test_the_projects_rules_are_asked_for_each_message() -> None:
+def test_the_permit_setting_is_called_for_each_message() -> None:
     one, two = record(type="payment"), record(type="refund")
     allowed = lambda message: "" if message.type == "refund" else "No."  # noqa: E731
 
@@ -79,7 +79,7 @@ def test_the_projects_rules_are_asked_for_each_message() -> None:
     assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
 
 
-def test_a_large_act_is_done_and_noted_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_discard_is_committed_and_logged_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "SLICE", 2)
     for _ in range(5):
         record()
@@ -101,7 +101,7 @@ def test_a_selection_that_has_grown_is_refused() -> None:
         discard(Selection.of_ids([10**6]), ANN, category="test")
 
 
-def test_a_hold_ends_by_itself() -> None:
+def test_a_hold_expires_and_the_message_is_parked_again() -> None:
     one, two = record(), record()
     hold(chosen(one, two), ANN, until=timezone.now() + HOUR, reason="bank is closed")
     ParkedMessage.objects.filter(pk=one.pk).update(held_until=timezone.now())
@@ -114,12 +114,12 @@ def test_a_hold_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize("until", [timedelta(seconds=-5), -HOUR, timedelta(days=400)])
-def test_a_hold_has_an_end_that_makes_sense(until: timedelta) -> None:
+def test_a_hold_must_end_within_a_year(until: timedelta) -> None:
     with pytest.raises(Refused, match="within a year"):
         hold(chosen(record()), ANN, until=timezone.now() + until)
 
 
-def test_a_groups_note_states_whose_it_is() -> None:
+def test_a_group_note_stores_its_author_and_owner() -> None:
     known = group(note="old")
     annotate(known.pk, ANN, note="bank confirmed outage", owner="payments")
     annotate(known.pk, ANN, owner="payments")
@@ -136,7 +136,7 @@ def old(state: State, *, days: int) -> ParkedMessage:
     return record(state=state, resolved_at=timezone.now() - timedelta(days=days))
 
 
-def test_only_what_was_resolved_long_ago_is_purged() -> None:
+def test_purge_deletes_only_messages_resolved_before_the_limit() -> None:
     parked, young = record(parked_at=timezone.now() - timedelta(days=999)), old(State.PROCESSED, days=1)
     old(State.PROCESSED, days=91)
     old(State.DISCARDED, days=91)
@@ -148,13 +148,13 @@ def test_only_what_was_resolved_long_ago_is_purged() -> None:
     check_counters()
 
 
-def test_what_is_open_is_never_purged() -> None:
+def test_purge_refuses_open_messages_of_any_age() -> None:
     for state in ("parked", "on_hold", "requeueing", "requeued"):
         with pytest.raises(Refused, match="are kept, whatever their age"):
             purge(ANN, older_than=timedelta(0), states=[state], dry=False)
 
 
-def test_a_shortened_log_is_whole() -> None:
+def test_the_audit_log_still_verifies_after_its_old_rows_are_purged() -> None:
     for _ in range(3):
         discard(chosen(record()), ANN, category="test")
     ages = dict(OperatorAction.objects.values_list("number", "at"))

@@ -37,14 +37,14 @@ def tamper(sql: str, *values: Any) -> None:
         cursor.execute(sql, values)
 
 
-def test_a_log_that_nobody_touched_is_whole() -> None:
+def test_an_untouched_audit_log_verifies() -> None:
     acts()
 
     assert list(verify()) == []
     assert [action.number for action in OperatorAction.objects.order_by("number")] == [1, 2, 3]
 
 
-def test_a_changed_row_is_noticed() -> None:
+def test_the_check_detects_a_changed_row() -> None:
     acts()
 
     tamper("UPDATE rmq_retry_operatoraction SET reason = 'other' WHERE number = 2")
@@ -52,14 +52,14 @@ def test_a_changed_row_is_noticed() -> None:
     assert list(verify()) == ["Row 2 was changed after it was written."]
 
 
-def test_a_row_with_a_new_seal_does_not_fit_the_next() -> None:
+def test_the_check_detects_a_row_with_a_forged_seal() -> None:
     acts()
     tamper("UPDATE rmq_retry_operatoraction SET seal = 'made up' WHERE number = 2")
 
     assert "Row 3 does not follow row 2: one of them was changed or inserted later." in list(verify())
 
 
-def test_a_missing_row_is_noticed() -> None:
+def test_the_check_detects_a_missing_row() -> None:
     acts()
 
     tamper("DELETE FROM rmq_retry_operatoraction WHERE number = 2")
@@ -67,7 +67,7 @@ def test_a_missing_row_is_noticed() -> None:
     assert list(verify()) == ["The rows between 1 and 3 are missing."]
 
 
-def test_missing_last_rows_are_noticed() -> None:
+def test_the_check_detects_missing_last_rows() -> None:
     acts()
 
     tamper("DELETE FROM rmq_retry_operatoraction WHERE number = 3")
@@ -76,7 +76,7 @@ def test_missing_last_rows_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("place", ["before the rows", "after the rows"])
-def test_actions_logged_during_the_check_are_no_break(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_logged_during_the_check_raise_no_alarm(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_order(using: str) -> Iterator[OperatorAction]:
         if place == "before the rows":
             acts(2)
@@ -89,14 +89,14 @@ def test_actions_logged_during_the_check_are_no_break(place: str, monkeypatch: p
     assert list(verify()) == []
 
 
-def test_a_row_above_the_head_is_noticed() -> None:
+def test_the_check_detects_a_row_above_the_head() -> None:
     acts()
     tamper("UPDATE rmq_retry_audithead SET number = 2")
 
     assert list(verify()) == ["The log ends at row 3, but 2 rows were written: the last rows are missing."]
 
 
-def test_a_deleted_account_leaves_its_name_and_a_whole_log() -> None:
+def test_deleting_an_account_keeps_its_name_and_the_log_verifies() -> None:
     user = User.objects.create(username="bob")
     log_action(Actor(name="bob", user_id=user.pk), Action.REQUEUE)
 
@@ -107,7 +107,7 @@ def test_a_deleted_account_leaves_its_name_and_a_whole_log() -> None:
     assert list(verify()) == []
 
 
-def test_no_code_of_ours_changes_what_was_done() -> None:
+def test_the_orm_refuses_to_change_or_delete_audit_rows() -> None:
     [action] = acts(1)
 
     for change in (action.save, action.delete, OperatorAction.objects.all().delete):
@@ -118,7 +118,7 @@ def test_no_code_of_ours_changes_what_was_done() -> None:
     assert AuditHead.objects.get().number == 1
 
 
-def test_what_came_from_outside_never_keeps_an_act_from_the_log() -> None:
+def test_an_action_with_undecodable_or_long_text_is_logged() -> None:
     action = log_action(ANN, Action.HOLD, reason="nul \0 and \ud800" + "x" * 400, subject="\0")
 
     action.refresh_from_db()
@@ -139,7 +139,7 @@ def entered() -> list[tuple[str, str, str, str]]:
     return [(row.content_type.model, row.object_id, row.object_repr, row.change_message) for row in rows]  # type: ignore[union-attr,misc]
 
 
-def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> None:
+def test_an_action_on_one_message_appears_in_its_admin_history(bob: Actor) -> None:
     one = record(key="payment:7")
     discard_messages([one.pk], bob, category="duplicate")
     client = Client()
@@ -150,7 +150,7 @@ def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> 
     assert (page.count("discard · duplicate"), "bob" in page) == (1, True)
 
 
-def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor, settings: Any) -> None:
+def test_the_permit_setting_also_guards_the_admin_history(bob: Actor, settings: Any) -> None:
     one = record()
     discard_messages([one.pk], bob, category="duplicate")
     settings.RMQ_RETRY = {
@@ -164,7 +164,7 @@ def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor
     assert (answer.status_code, "duplicate" in answer.content.decode()) == (403, False)
 
 
-def test_a_run_over_many_messages_is_one_entry_and_each_step_of_it_one_more(bob: Actor) -> None:
+def test_a_requeue_run_has_one_admin_log_entry_and_one_per_later_action(bob: Actor) -> None:
     run = requeue_run([record().pk for _ in range(3)], bob, reason="INC-1")
     stop_run(run, bob, reason="wrong ones")
 
@@ -174,7 +174,7 @@ def test_a_run_over_many_messages_is_one_entry_and_each_step_of_it_one_more(bob:
     ]
 
 
-def test_an_act_on_no_single_thing_is_entered_under_itself(bob: Actor) -> None:
+def test_an_action_without_a_single_target_is_entered_under_the_action(bob: Actor) -> None:
     for number in range(2):
         log_action(bob, Action.PURGE, count=number + 1)
 
@@ -182,27 +182,27 @@ def test_an_act_on_no_single_thing_is_entered_under_itself(bob: Actor) -> None:
     assert [row[:2] for row in entered()] == [("operatoraction", str(row.pk)) for row in acted]
 
 
-def test_who_looked_at_a_message_is_not_told_to_all_who_may_see_it(bob: Actor) -> None:
+def test_a_reveal_is_not_entered_in_the_history_of_its_message(bob: Actor) -> None:
     one = record()
     action = log_action(bob, Action.REVEAL, message=one.pk, subject=str(one))
 
     assert entered() == [("operatoraction", str(action.pk), str(one), "reveal")]
 
 
-def test_who_has_no_account_has_no_entry() -> None:
+def test_an_action_without_an_account_creates_no_admin_log_entry() -> None:
     acts()
 
     assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 3)
 
 
-def test_an_act_needs_no_admin(bob: Actor) -> None:
+def test_actions_are_logged_without_the_admin_app(bob: Actor) -> None:
     with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
         log_action(bob, Action.DISCARD)
 
     assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 1)
 
 
-def test_an_act_that_is_taken_back_leaves_neither_row_nor_entry_nor_line(
+def test_a_rolled_back_action_leaves_no_row_no_entry_and_no_log_line(
     bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
 ) -> None:
     def fail() -> None:
@@ -217,7 +217,7 @@ def test_an_act_that_is_taken_back_leaves_neither_row_nor_entry_nor_line(
     assert (LogEntry.objects.count(), OperatorAction.objects.count(), caplog.messages) == (0, 0, [])
 
 
-def test_an_entry_that_cannot_be_written_takes_the_act_back(bob: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_is_rolled_back_if_its_admin_log_entry_fails(bob: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     one = record()
     monkeypatch.setattr(LogEntry, "save", lambda *_args, **_words: 1 / 0)
 
@@ -227,7 +227,7 @@ def test_an_entry_that_cannot_be_written_takes_the_act_back(bob: Actor, monkeypa
     assert (ParkedMessage.objects.get().state, OperatorAction.objects.count()) == ("parked", 0)
 
 
-def test_an_act_is_one_line_with_who_what_and_why(
+def test_an_action_is_one_log_line_with_operator_verb_and_reason(
     bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
 ) -> None:
     ids = [record().pk for _ in range(2)]
@@ -243,7 +243,7 @@ def test_an_act_is_one_line_with_who_what_and_why(
     ]
 
 
-def test_the_entries_of_a_deleted_account_go_and_our_own_log_stays_the_proof(bob: Actor) -> None:
+def test_a_deleted_account_loses_its_admin_log_but_not_the_audit_log(bob: Actor) -> None:
     log_action(bob, Action.DISCARD, message=1)
     User.objects.all().delete()
 

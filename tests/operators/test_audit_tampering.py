@@ -82,13 +82,13 @@ def test_a_change_of_any_column_is_reported(column: str, value: Any, acts: list[
     assert problems()
 
 
-def test_every_column_is_tried() -> None:
+def test_every_column_of_the_audit_log_is_tampered_with() -> None:
     assert {*OTHERWISE, "id"} == set(COLUMNS)
 
 
 @pytest.mark.usefixtures("acts")
 @pytest.mark.parametrize("numbers", [[1], [1, 2], [2], [2, 3], [5], [4, 5], [1, 2, 3, 4, 5]])
-def test_rows_that_are_gone_are_reported(numbers: list[int]) -> None:
+def test_deleted_rows_are_reported(numbers: list[int]) -> None:
     for number in numbers:
         tamper("DELETE FROM rmq_retry_operatoraction WHERE number = %s", number)
 
@@ -96,7 +96,7 @@ def test_rows_that_are_gone_are_reported(numbers: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_two_rows_that_changed_places_are_reported() -> None:
+def test_two_swapped_rows_are_reported() -> None:
     for before, after in ((2, 99), (3, 2), (99, 3)):
         tamper("UPDATE rmq_retry_operatoraction SET number = %s WHERE number = %s", after, before)
 
@@ -104,7 +104,7 @@ def test_two_rows_that_changed_places_are_reported() -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_an_operator_who_is_gone_is_still_named_and_the_log_is_whole() -> None:
+def test_deleting_the_operator_keeps_the_name_and_the_log_verifies() -> None:
     User.objects.get().delete()
 
     assert {(act.actor, act.actor_name) for act in OperatorAction.objects.all()} == {(None, "ann")}
@@ -112,7 +112,7 @@ def test_an_operator_who_is_gone_is_still_named_and_the_log_is_whole() -> None:
 
 
 @pytest.mark.usefixtures("acts")
-def test_what_its_own_retention_took_is_not_missed() -> None:
+def test_rows_purged_by_retention_are_not_reported_missing() -> None:
     long_ago = OperatorAction.objects.get(number=1).at - timedelta(9000)
     tamper("UPDATE rmq_retry_operatoraction SET at = %s WHERE number = 1", long_ago)
 

@@ -33,7 +33,7 @@ def driver() -> Iterator[driving.RunDriver]:
 
 
 @pytest.mark.usefixtures("wired")
-def test_runs_are_taken_up_and_several_go_side_by_side(driver: driving.RunDriver) -> None:
+def test_the_driver_picks_up_several_runs_and_drives_them_in_parallel(driver: driving.RunDriver) -> None:
     runs = [requeue_run([record().pk, record().pk], rate=50) for _ in range(3)]
     driver.start()
 
@@ -43,7 +43,7 @@ def test_runs_are_taken_up_and_several_go_side_by_side(driver: driving.RunDriver
     assert len(runs) == 3
 
 
-def test_holds_end_and_stale_claims_too(driver: driving.RunDriver) -> None:
+def test_the_driver_ends_expired_holds_and_expired_claims(driver: driving.RunDriver) -> None:
     past = timezone.now() - timedelta(minutes=1)
     held = record(state=State.ON_HOLD, held_until=past)
     claimed = record(state=State.REQUEUEING, claimed_until=past)
@@ -53,7 +53,7 @@ def test_holds_end_and_stale_claims_too(driver: driving.RunDriver) -> None:
     assert again(claimed).unconfirmed
 
 
-def test_only_runs_that_nobody_drives_are_taken() -> None:
+def test_the_driver_takes_only_running_runs_without_a_driver() -> None:
     free, paused, driven = (requeue_run([record().pk]) for _ in range(3))
     pause_run(paused)
     RequeueRun.objects.filter(pk=driven.pk).update(leased_until=timezone.now() + timedelta(seconds=9))
@@ -63,7 +63,7 @@ def test_only_runs_that_nobody_drives_are_taken() -> None:
 
 
 @pytest.mark.usefixtures("wired")
-def test_a_database_that_fails_is_reported_once_and_tried_again(
+def test_a_failing_database_is_logged_once_and_retried(
     driver: driving.RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> int:

@@ -32,7 +32,7 @@ def edited(message: ParkedMessage, text: str = '{"amount": 7}', **more: Any) -> 
     return propose(message, text=text, **more)
 
 
-def test_a_stored_edit_is_a_new_version_beside_the_original() -> None:
+def test_an_edit_is_stored_as_a_new_version_beside_the_original() -> None:
     one = payment()
     made = store(one.pk, ANN, edited(one, '{"amount": 11.00}'), version=1, reason="wrong amount")
     now = again(one)
@@ -43,7 +43,7 @@ def test_a_stored_edit_is_a_new_version_beside_the_original() -> None:
     assert now.revision > one.revision
 
 
-def test_numbers_stay_as_they_were_written() -> None:
+def test_an_edit_keeps_numbers_digit_by_digit() -> None:
     one = payment()
     made = edited(one, BODY.decode().replace("100.00", "1.10"))
 
@@ -51,7 +51,7 @@ def test_numbers_stay_as_they_were_written() -> None:
     assert made.problems == ()
 
 
-def test_the_second_of_two_editors_is_told_and_keeps_the_text() -> None:
+def test_the_second_of_two_editors_gets_an_outdated_error() -> None:
     one = payment()
     mine, theirs = edited(one, '{"a": 1}'), edited(one, '{"a": 2}')
     store(one.pk, BOB, theirs, version=1, reason="x")
@@ -71,7 +71,7 @@ def test_the_second_of_two_editors_is_told_and_keeps_the_text() -> None:
         (BODY.decode(), "Nothing was changed"),
     ],
 )
-def test_what_is_invalid_is_not_stored(text: str, said: str) -> None:
+def test_an_invalid_edit_is_not_stored(text: str, said: str) -> None:
     one = payment()
     made = edited(one, text)
 
@@ -80,13 +80,13 @@ def test_what_is_invalid_is_not_stored(text: str, said: str) -> None:
         store(one.pk, ANN, made, version=1, reason="x")
 
 
-def test_a_name_that_stands_twice_is_a_warning() -> None:
+def test_a_duplicate_json_name_is_a_warning() -> None:
     made = edited(payment(), '{"a": 1, "a": 2}')
 
     assert (made.problems, made.warnings) == ((), ("These names occur twice in one object: a.",))
 
 
-def test_the_lines_of_a_browser_end_as_the_original_ones() -> None:
+def test_an_edit_keeps_the_line_endings_of_the_original() -> None:
     one = payment(body=b'{\n"a": 1\n}')
 
     assert edited(one, '{\r\n"a": 2\r\n}').body == b'{\n"a": 2\n}'
@@ -100,7 +100,7 @@ def test_the_difference_is_reported_line_by_line() -> None:
     assert made.difference == tuple(Line(sign=sign, text=text) for text, sign in signs.items())
 
 
-def test_headers_of_the_sender_can_change_and_the_rest_keep_their_bytes() -> None:
+def test_sender_headers_can_be_edited_and_other_headers_keep_their_bytes() -> None:
     one = payment(headers={"tenant": "acme", "tries": 3, "flag": True, "deep": {"a": 1}})
     made = edited(one, headers={"tenant": "other", "tries": "4", "flag": None, "new": "x", "deep": "a = 1"})
     now = decode_properties(made.properties).headers
@@ -111,7 +111,7 @@ def test_headers_of_the_sender_can_change_and_the_rest_keep_their_bytes() -> Non
 
 
 @pytest.mark.parametrize("name", ["x-death", "rmq-retry-attempts", "CC", "kind", ""])
-def test_what_decides_who_handles_it_cannot_change(name: str) -> None:
+def test_headers_that_select_the_handler_cannot_be_edited(name: str) -> None:
     @handler("others", headers={"kind": "card"})
     def card(message: Delivery) -> None:
         """Nothing."""
@@ -125,7 +125,7 @@ def test_what_decides_who_handles_it_cannot_change(name: str) -> None:
     }
 
 
-def test_its_id_is_kept_unless_a_new_one_is_given() -> None:
+def test_an_edit_keeps_the_message_id_unless_a_new_one_is_given() -> None:
     one = payment()
     kept, new = edited(one), edited(one, new_id="fresh")
 
@@ -144,7 +144,7 @@ def test_its_id_is_kept_unless_a_new_one_is_given() -> None:
         ({"content_encoding": "gzip"}, "is not text"),
     ],
 )
-def test_most_messages_are_not_to_be_edited(fields: dict[str, Any], said: str) -> None:
+def test_only_open_text_messages_of_allowed_types_can_be_edited(fields: dict[str, Any], said: str) -> None:
     one = payment(**fields)
 
     assert said in editable(one)
@@ -153,7 +153,7 @@ def test_most_messages_are_not_to_be_edited(fields: dict[str, Any], said: str) -
         store(one.pk, ANN, edited(payment()), version=1, reason="x")
 
 
-def test_an_edit_needs_a_reason_and_leaves_no_secret_in_the_log() -> None:
+def test_an_edit_needs_a_reason_and_its_audit_row_is_masked() -> None:
     one = payment(body=b'{"pan": "4111222233334444", "amount": 1}')
     made = edited(one, '{"pan": "4222", "amount": 2}')
     with pytest.raises(Refused, match="Enter the reason for the edit"):
@@ -165,7 +165,7 @@ def test_an_edit_needs_a_reason_and_leaves_no_secret_in_the_log() -> None:
     assert "4111222233334444" not in str(facts)
 
 
-def test_the_text_of_an_edited_message_is_its_last_version() -> None:
+def test_the_text_of_an_edited_message_is_its_latest_version() -> None:
     one = payment()
     store(one.pk, ANN, edited(one, '{"a": 1}'), version=1, reason="x")
 

@@ -24,7 +24,7 @@ def exported(payload: Payload = Payload.NONE) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1"])
-def test_no_cell_is_a_formula(cell: str) -> None:
+def test_an_exported_cell_is_never_a_formula(cell: str) -> None:
     record(key=cell)
     [head, row] = list(csv.reader("".join(export(Selection.of_filter(EVERYTHING), ANN)).splitlines(keepends=True)))
 
@@ -32,7 +32,7 @@ def test_no_cell_is_a_formula(cell: str) -> None:
     assert (neutral(-5), neutral(None), neutral("a=b")) == ("-5", "", "a=b")
 
 
-def test_an_export_is_an_act() -> None:
+def test_an_export_is_logged_as_an_action() -> None:
     record()
     export(Selection.of_filter(EVERYTHING), ANN, reason="for the bank")
     act = OperatorAction.objects.get()
@@ -40,7 +40,7 @@ def test_an_export_is_an_act() -> None:
     assert (act.action, act.reason, act.count, act.actor_name) == ("export", "for the bank", 1, "ann")
 
 
-def test_without_the_right_to_see_it_nothing_of_the_contents_is_there() -> None:
+def test_an_export_without_the_contents_permission_holds_no_contents() -> None:
     record(body=b'{"secret-word": 1}', headers={"tenant": "hidden-word"}, error_text="hidden-word")
 
     told = json.dumps(exported())
@@ -48,7 +48,7 @@ def test_without_the_right_to_see_it_nothing_of_the_contents_is_there() -> None:
     assert "hidden-word" not in told
 
 
-def test_masked_fields_are_absent() -> None:
+def test_a_masked_export_hides_masked_fields() -> None:
     record(
         body=b'{"card": {"pan": "4111222233334444"}, "amount": 1.10}',
         headers={"authorization": "Bearer x", "tenant": "a"},
@@ -60,7 +60,7 @@ def test_masked_fields_are_absent() -> None:
     assert "properties_base64" not in row
 
 
-def test_an_export_reads_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_reads_one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_rmq_retry.parked.transfer.CHUNK", 2)
     ids = [record().pk for _ in range(5)]
     with CaptureQueriesContext(connection) as asked:
@@ -93,7 +93,7 @@ def whole() -> list[str]:
     return list(export(Selection.of_filter(EVERYTHING), ANN, form="jsonl", payload=Payload.WHOLE))
 
 
-def test_an_import_parks_what_was_exported_and_publishes_nothing() -> None:
+def test_an_import_parks_the_exported_message_unchanged() -> None:
     one = record(body=b"\xff\0{", headers={"tenant": "acme"}, error_text="timeout", summary="#1 BankDown")
     lines = whole()
     ParkedMessage.objects.all().delete()
@@ -108,7 +108,7 @@ def test_an_import_parks_what_was_exported_and_publishes_nothing() -> None:
 
 
 @pytest.mark.parametrize("message_id", ["m-7", ""])
-def test_importing_twice_makes_no_second_record(message_id: str) -> None:
+def test_importing_a_file_twice_creates_one_record(message_id: str) -> None:
     record(message_id=message_id)
     lines = whole()
     ParkedMessage.objects.all().delete()
@@ -117,7 +117,7 @@ def test_importing_twice_makes_no_second_record(message_id: str) -> None:
     assert ParkedMessage.objects.count() == 1
 
 
-def test_lines_that_cannot_be_used_are_reported_and_the_others_are_stored() -> None:
+def test_an_import_reports_unusable_lines_and_stores_the_others() -> None:
     record()
     [masked] = export(Selection.of_filter(EVERYTHING), ANN, form="jsonl", payload=Payload.MASKED)
     [good] = whole()

@@ -70,10 +70,10 @@ class TestReading:
             (" ,;\n\t ", []),
         ],
     )
-    def test_a_pasted_text_is_read_whatever_separates_its_keys(self, text: str, keys: list[str]) -> None:
+    def test_pasted_keys_are_split_at_any_usual_separator(self, text: str, keys: list[str]) -> None:
         assert parse(text) == keys
 
-    def test_spaces_separate_where_that_is_asked_for(self) -> None:
+    def test_spaces_separate_keys_on_request(self) -> None:
         assert parse('PAY-1 PAY-2\nPAY-3 "ACC 7"\n"ACC 8"', spaces=True) == [
             "PAY-1",
             "PAY-2",
@@ -93,7 +93,7 @@ class TestReading:
             ["a,b", 'say "x"', '"', " c ", "two\nlines", "支\uff0c付"],
         ],
     )
-    def test_a_list_that_is_written_out_is_read_as_the_same_list(self, keys: list[str]) -> None:
+    def test_a_written_list_of_keys_is_read_back_unchanged(self, keys: list[str]) -> None:
         assert parse(written(keys)) == keys
 
     @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class TestReading:
             ("".join(csv_lines(COLUMNS, [(7, "parked", *[""] * (len(COLUMNS) - 2))])), len(COLUMNS)),
         ],
     )
-    def test_a_table_with_a_header_is_refused_and_asks_for_one_column(self, text: str, columns: int) -> None:
+    def test_a_pasted_table_with_a_header_is_refused(self, text: str, columns: int) -> None:
         with pytest.raises(Refused) as caught:
             parse(text)
 
@@ -130,30 +130,30 @@ class TestReading:
             '"payment,amount"\n"PAY-1,100"',
         ],
     )
-    def test_a_list_is_no_table_however_its_keys_are_separated(self, text: str) -> None:
+    def test_a_list_of_keys_is_never_taken_for_a_table(self, text: str) -> None:
         assert parse(text)
 
-    def test_a_text_of_separators_alone_is_read_in_no_time(self) -> None:
+    def test_a_text_of_four_million_separators_is_parsed_fast(self) -> None:
         assert parse("a," * (MOST_TEXT // 2)) == ["a"]
 
-    def test_ten_thousand_keys_are_taken_and_no_more(self) -> None:
+    def test_a_list_holds_at_most_ten_thousand_keys(self) -> None:
         keys = [f"PAY-{number}" for number in range(10_000)]
 
         assert parse("\n".join(keys)) == keys
         with pytest.raises(Refused, match="The list has 10001 keys; at most 10000 are allowed"):
             parse("\n".join([*keys, "one more"]))
 
-    def test_a_text_that_is_too_long_is_refused_in_a_sentence(self) -> None:
+    def test_a_text_above_the_limit_is_refused_with_a_clear_error(self) -> None:
         with pytest.raises(Refused, match="The text has 4000001 characters; at most 4000000 are allowed"):
             parse("x" * (MOST_TEXT + 1))
 
-    def test_a_text_that_is_one_endless_key_is_read_in_no_time(self) -> None:
+    def test_a_key_of_four_million_characters_is_parsed_fast(self) -> None:
         assert [len(key) for key in parse('"' + "x," * 5000)] == [2, 1]
         assert len(parse("K" * MOST_TEXT)[0].encode()) <= 255
 
 
 class TestLookingUp:
-    def test_business_keys_and_message_ids_are_found(self) -> None:
+    def test_the_look_up_finds_business_keys_and_message_ids(self) -> None:
         one, two = record(key="PAY-1"), record(message_id="9f3c-2")
         BusinessKey.objects.create(message=one, value="CUST-7")
 
@@ -163,20 +163,20 @@ class TestLookingUp:
             "9f3c-2": [two.pk],
         }
 
-    def test_a_key_is_matched_letter_for_letter(self) -> None:
+    def test_keys_are_matched_exactly_and_near_matches_are_suggested(self) -> None:
         record(key="PAY-1")
         record(key="pay-2")
 
         assert look_up(["pay-1", "PAY-1 ", "PÄY-1", "PAY-2"]) == {}
         assert alike(["pay-1", "PAY-2", "PAY-3"]) == {"pay-1": ["PAY-1"], "PAY-2": ["pay-2"]}
 
-    def test_a_key_longer_than_any_column_is_found_as_it_was_stored(self) -> None:
+    def test_a_key_longer_than_the_column_is_found_by_its_shortened_form(self) -> None:
         long = "K" * 5000
         one = record(key=parse(long)[0])
 
         assert look_up(parse(long)) == {parse(long)[0]: [one.pk]}
 
-    def test_what_somebody_may_not_see_is_not_found(self) -> None:
+    def test_messages_hidden_from_the_operator_are_not_found(self) -> None:
         hidden, shown = record(key="PAY-1"), record(key="PAY-2")
         keys = ["PAY-1", "PAY-2", "pay-1", "pay-2"]
 
@@ -187,13 +187,13 @@ class TestLookingUp:
         assert alike(["pay-1", "pay-2"], seen) == {"pay-2": ["PAY-2"]}
         assert matches_of_list(named("PAY-1", "PAY-2"), seen).missing == ["PAY-1"]
 
-    def test_thousands_of_keys_are_looked_up_in_few_statements(self, django_assert_max_num_queries: Any) -> None:
+    def test_ten_thousand_keys_are_looked_up_in_at_most_40_queries(self, django_assert_max_num_queries: Any) -> None:
         one = record(key="PAY-7777")
 
         with django_assert_max_num_queries(40):
             assert look_up([f"PAY-{number}" for number in range(10_000)]) == {"PAY-7777": [one.pk]}
 
-    def test_keys_that_name_too_many_messages_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_keys_that_match_too_many_messages_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_rmq_retry.parked.key_lists.MOST_FOUND", 2)
         for _ in range(3):
             record(key="CUST-7")
@@ -202,7 +202,7 @@ class TestLookingUp:
             look_up(["CUST-7"])
 
 
-def test_the_answer_states_what_became_of_each_key() -> None:
+def test_the_look_up_reports_the_state_of_each_key() -> None:
     twice = [record(key="CUST-7"), record(key="CUST-7", state=State.PROCESSED)]
     one, waits = record(key="PAY-1"), record(key="PAY-2")
     for state in (State.ON_HOLD, State.REQUEUED, State.PROCESSED, State.DISCARDED):
@@ -230,7 +230,7 @@ class TestOnlyThese:
         assert done.changed == 2
         assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
 
-    def test_an_action_shows_how_many_keys_it_was_given_and_keeps_them(self) -> None:
+    def test_the_audit_row_counts_and_keeps_the_listed_keys(self) -> None:
         record(key="PAY-1")
         discard_messages(only("PAY-1", "PAY-9"))
         act = OperatorAction.objects.get()
@@ -240,7 +240,7 @@ class TestOnlyThese:
         assert keys_of(listed["list"]) == ["PAY-1", "PAY-9"]
         assert KeyList.objects.get().kept
 
-    def test_what_arrives_with_a_listed_key_afterwards_is_not_meant(self) -> None:
+    def test_a_message_parked_after_the_look_up_is_not_discarded(self) -> None:
         one = record(key="PAY-1")
         chosen = only("PAY-1")
         late = record(key="PAY-1")
@@ -249,7 +249,7 @@ class TestOnlyThese:
         assert discard_messages(chosen).changed == 1
         assert again(late).state == State.PARKED
 
-    def test_a_listed_message_that_somebody_requeued_meanwhile_is_left_as_it_is(self) -> None:
+    def test_a_listed_message_requeued_meanwhile_is_not_discarded(self) -> None:
         one, two = record(key="PAY-1"), record(key="PAY-2")
         chosen = only("PAY-1", "PAY-2")
         ParkedMessage.objects.filter(pk=one.pk).update(state=State.REQUEUED, revision=2)
@@ -257,14 +257,14 @@ class TestOnlyThese:
         assert discard_messages(chosen).changed == 1
         assert [again(row).state for row in (one, two)] == ["requeued", "discarded"]
 
-    def test_an_export_holds_exactly_these(self) -> None:
+    def test_an_export_by_key_holds_exactly_the_listed_messages(self) -> None:
         record(key="PAY-1")
         record(key="PAY-2")
         lines = list(export(only("PAY-2"), ANN, form="csv"))
 
         assert [line.split(",")[3] for line in lines] == ["business_key", "PAY-2"]
 
-    def test_a_run_has_exactly_these_however_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_requeue_run_by_key_has_exactly_the_listed_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_rmq_retry.parked.items.AT_ONCE", 1)
         wanted = [record(key=f"PAY-{number}").pk for number in range(3)]
         record(key="PAY-9")
@@ -275,7 +275,7 @@ class TestOnlyThese:
 
 
 class TestAllButThese:
-    def test_thirty_of_a_group_are_taken_out_by_one_list(self) -> None:
+    def test_one_key_list_excludes_thirty_messages_of_a_group(self) -> None:
         cause = group("bank")
         for number in range(40):
             record(key=f"PAY-{number}", group=cause)
@@ -288,7 +288,7 @@ class TestAllButThese:
         assert keys_in(run) == [f"PAY-{number}" for number in range(30, 40)]
         assert rest.leaving_out(None).count == 40
 
-    def test_message_ids_and_every_key_of_a_message_keep_it_out(self) -> None:
+    def test_a_message_id_or_any_business_key_excludes_a_message(self) -> None:
         one, two, three = record(key="PAY-1"), record(message_id="9f3c-2"), record(key="PAY-3")
         BusinessKey.objects.create(message=one, value="CUST-7")
         rest = Selection.of_filter({}).leaving_out(list_filter(store(["CUST-7", "9f3c-2"], ANN)))
@@ -296,14 +296,14 @@ class TestAllButThese:
         assert list(rest.queryset()) == [three]
         assert two.pk not in rest.queryset().values_list("pk", flat=True)
 
-    def test_a_key_keeps_out_letter_for_letter(self) -> None:
+    def test_a_key_excludes_only_exact_matches(self) -> None:
         record(key="PAY-1")
         record(message_id="9F3C-2")
         rest = Selection.of_filter({}).leaving_out(list_filter(store(["pay-1", "PAY-1 ", "9f3c-2"], ANN)))
 
         assert rest.count == 2
 
-    def test_messages_that_are_named_one_by_one_are_left_out_too(self) -> None:
+    def test_a_key_list_excludes_messages_from_a_selection_by_id(self) -> None:
         one, two = record(key="PAY-1"), record(key="PAY-2")
         chosen = Selection.of_ids([one.pk, two.pk]).leaving_out(list_filter(store(["PAY-1"], ANN)))
         read = Selection.read(chosen.token())
@@ -311,7 +311,7 @@ class TestAllButThese:
         assert (read, read.count, list(read.queryset())) == (chosen, 1, [two])
         assert requeue_run(read).total == 1
 
-    def test_a_message_that_arrives_with_such_a_key_is_left_out_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_late_message_with_an_excluded_key_is_excluded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its row may have been numbered and dated before the preview, and committed after it."""
         monkeypatch.setattr("django_rmq_retry.parked.items.AT_ONCE", 1)
         for number in range(3):
@@ -325,7 +325,7 @@ class TestAllButThese:
 
         assert keys_in(run) == ["PAY-1", "PAY-2"]
 
-    def test_the_group_grows_between_preview_and_start(self) -> None:
+    def test_an_exclusion_applies_after_the_group_has_grown(self) -> None:
         record(key="PAY-1")
         record(key="PAY-2")
         rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
@@ -336,7 +336,7 @@ class TestAllButThese:
         refreshed = Selection.of_filter(rest.filter)
         assert sorted(refreshed.queryset().values_list("business_key", flat=True)) == ["PAY-2", "PAY-3"]
 
-    def test_a_left_out_message_that_is_parked_again_stays_out(self) -> None:
+    def test_an_excluded_message_that_is_parked_again_stays_excluded(self) -> None:
         one, two = record(key="PAY-1"), record(key="PAY-2")
         rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
         ParkedMessage.objects.filter(pk=one.pk).update(parked_at=timezone.now(), cycle=2, revision=3)
@@ -345,7 +345,7 @@ class TestAllButThese:
         assert list(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == [two.pk]
         assert list(Selection.of_filter(rest.filter).queryset()) == [two]
 
-    def test_everything_can_be_left_out(self) -> None:
+    def test_a_key_list_can_exclude_every_message(self) -> None:
         record(key="PAY-1")
         rest = Selection.of_filter({}).leaving_out(list_filter(store(["PAY-1"], ANN)))
 
@@ -353,7 +353,7 @@ class TestAllButThese:
 
 
 class TestKeeping:
-    def test_a_list_that_nobody_used_is_of_no_use_after_a_day_and_is_deleted_after_two(self) -> None:
+    def test_an_unused_key_list_expires_after_a_day_and_is_deleted_after_two(self) -> None:
         record(key="PAY-1")
         unused, used = named("PAY-1"), named("PAY-1")
         rest = Selection.of_filter({}).leaving_out(list_filter(unused))
@@ -368,7 +368,7 @@ class TestKeeping:
         assert set(KeyList.objects.values_list("pk", flat=True)) == {used.pk, new.pk}
         assert set(ListedKey.objects.values_list("list", flat=True)) == {used.pk, new.pk}
 
-    def test_an_exclusion_whose_list_is_gone_is_refused(self) -> None:
+    def test_an_exclusion_whose_key_list_was_deleted_is_refused(self) -> None:
         record(key="PAY-1")
         record(key="PAY-2")
         rest = Selection.of_filter({}).leaving_out(list_filter(named("PAY-1")))
@@ -378,7 +378,7 @@ class TestKeeping:
         with pytest.raises(Outdated):
             requeue_run(rest)
 
-    def test_a_list_goes_with_the_actions_that_refer_to_it(self) -> None:
+    def test_purging_an_action_deletes_its_key_list(self) -> None:
         record(key="PAY-1")
         discard_messages(only("PAY-1"))
         KeyList.objects.update(created_at=timezone.now() - timedelta(days=400))
@@ -387,7 +387,7 @@ class TestKeeping:
         assert not KeyList.objects.exists()
         assert not ListedKey.objects.exists()
 
-    def test_a_list_keeps_its_order(self) -> None:
+    def test_a_key_list_keeps_its_order(self) -> None:
         keys = ["b", "a", "c"]
 
         assert keys_of(store(keys, ANN).pk) == keys

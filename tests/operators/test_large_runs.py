@@ -75,12 +75,12 @@ def listed(run: RequeueRun) -> list[int]:
 
 
 class TestStart:
-    def test_a_small_run_is_listed_at_once(self) -> None:
+    def test_a_small_requeue_run_is_listed_at_once(self) -> None:
         run = started(3)
 
         assert (run.items.count(), run.listing, run.wait) == (3, False, "")
 
-    def test_a_large_run_is_counted_and_listed_later(self) -> None:
+    def test_a_large_requeue_run_is_counted_at_once_and_listed_later(self) -> None:
         run = started(4)
         act = OperatorAction.objects.get()
 
@@ -89,12 +89,12 @@ class TestStart:
             4, run.pk, False, False,
         )  # fmt: skip
 
-    def test_records_that_are_named_are_listed_at_once_however_many(self) -> None:
+    def test_messages_selected_by_id_are_listed_at_once(self) -> None:
         run = requeue_run([record().pk for _ in range(5)])
 
         assert run.items.count() == 5
 
-    def test_a_large_set_that_has_grown_is_refused(self) -> None:
+    def test_a_large_selection_that_has_grown_is_refused(self) -> None:
         for _ in range(5):
             record()
         found = Selection.of_filter(PARKED)
@@ -107,7 +107,7 @@ class TestStart:
 
 class TestListing:
     @pytest.mark.usefixtures("wired")
-    def test_its_driver_lists_it_and_then_sends_it_oldest_first(self) -> None:
+    def test_the_driver_lists_a_large_run_and_sends_the_oldest_first(self) -> None:
         run = started(8)
         oldest = record(parked_at=timezone.now() - timedelta(days=1))
         run = drive_run(begun())
@@ -119,12 +119,12 @@ class TestListing:
         assert (run.total, run.sent, run.wait, run.listing) == (9, 9, "", False)
 
     @pytest.mark.parametrize("count", [4, 5, 6, 7])
-    def test_the_last_part_may_be_full_or_not(self, count: int) -> None:
+    def test_the_last_part_of_a_listing_may_be_full_or_partial(self, count: int) -> None:
         run = all_parts(started(count))
 
         assert list(run.items.order_by("place").values_list("place", flat=True)) == list(range(1, count + 1))
 
-    def test_messages_that_were_parked_in_one_moment_are_all_listed(self) -> None:
+    def test_messages_parked_at_the_same_moment_are_all_listed(self) -> None:
         at = timezone.now() - timedelta(minutes=1)
         several = [record(parked_at=at).pk for _ in range(8)]
         run = begun()
@@ -133,7 +133,7 @@ class TestListing:
         assert listed(run) == several[:3]
         assert listed(all_parts(run)) == several
 
-    def test_what_is_parked_later_is_not_listed_whatever_its_clock_states(self) -> None:
+    def test_messages_parked_after_the_start_are_not_listed(self) -> None:
         run = started(8)
         a_part(run)
         late = {record().pk, record(parked_at=timezone.now() - timedelta(days=1)).pk}
@@ -141,7 +141,7 @@ class TestListing:
         assert late.isdisjoint(listed(all_parts(run)))
         assert now(run).total == 8
 
-    def test_what_is_gone_by_then_is_not_part_of_it_and_the_log_keeps_what_was_counted(self) -> None:
+    def test_messages_discarded_before_they_are_listed_are_not_in_the_run(self) -> None:
         run = started(8)
         a_part(run)
         gone = ParkedMessage.objects.order_by("-pk")[0]
@@ -151,7 +151,7 @@ class TestListing:
         assert gone.pk not in listed(run)
         assert (run.total, OperatorAction.objects.get().count) == (7, 8)
 
-    def test_what_is_parked_again_in_between_is_not_listed_twice(self) -> None:
+    def test_a_message_parked_again_during_the_listing_is_listed_once(self) -> None:
         run = started(8)
         a_part(run)
         first, last = run.items.get(place=1).message, ParkedMessage.objects.order_by("-pk")[0]
@@ -160,7 +160,7 @@ class TestListing:
 
         assert (sorted(listed(run)), run.total) == (sorted(ParkedMessage.objects.values_list("pk", flat=True)), 8)
 
-    def test_never_more_are_listed_than_were_counted(self) -> None:
+    def test_a_run_lists_at_most_the_counted_number_of_messages(self) -> None:
         closed = [record(state=State.DISCARDED).pk for _ in range(4)]
         run = started(8)
         a_part(run)
@@ -170,7 +170,7 @@ class TestListing:
 
         assert (all_parts(run).total, run.items.count()) == (8, 8)
 
-    def test_what_speaks_against_a_message_is_asked_on_the_terms_of_the_start(self) -> None:
+    def test_a_later_listing_applies_the_terms_of_the_start(self) -> None:
         doubtful = [record(unconfirmed=True).pk for _ in range(2)]
         careful, bold = started(6), begun(include=["unconfirmed"])
         careful, bold = all_parts(careful), all_parts(bold)
@@ -182,20 +182,20 @@ class TestListing:
         assert (careful.skipped, bold.skipped) == (2, 0)
 
     @pytest.mark.usefixtures("wired")
-    def test_what_changes_after_it_was_listed_is_left_out_when_it_is_sent(self) -> None:
+    def test_a_message_changed_after_its_listing_is_skipped(self) -> None:
         run = all_parts(started(5))
         ParkedMessage.objects.filter(pk=run.items.get(place=4).message_id).update(revision=9)
         run = drive_run(run, "me")
 
         assert (run.items.get(place=4).skip_code, run.sent, run.skipped) == (ItemReason.CHANGED, 4, 1)
 
-    def test_it_needs_no_broker(self, away: None) -> None:
+    def test_listing_needs_no_broker(self, away: None) -> None:
         run = started(8, planned=True)
         run = drive_run(run, outcomes=True, for_seconds=2)
 
         assert (run.items.count(), run.state, run.wait) == (8, RunState.PLANNED, RunWait.BROKER_AWAY)
 
-    def test_only_its_driver_lists_it(self) -> None:
+    def test_only_the_driver_of_a_run_lists_it(self) -> None:
         run = started(8)
         RequeueRun.objects.filter(pk=run.pk).update(driver="other")
         list_part_of(run)
@@ -203,7 +203,7 @@ class TestListing:
         assert run.items.count() == 0
 
     @pytest.mark.usefixtures("wired")
-    def test_it_waits_while_the_run_is_paused(self) -> None:
+    def test_a_paused_run_is_listed_after_it_resumes(self) -> None:
         run = started(8)
         a_part(run)
         pause_run(run, BOB, reason="look first")
@@ -216,7 +216,7 @@ class TestListing:
 
 
 class TestStop:
-    def test_what_is_not_listed_is_never_listed(self, wired: BlockingChannel) -> None:
+    def test_a_run_stopped_during_its_listing_lists_no_more_messages(self, wired: BlockingChannel) -> None:
         run = started(8)
         a_part(run)
         stopped = stop_run(run, BOB, reason="wrong ones")
@@ -227,13 +227,13 @@ class TestStop:
         assert (run.items.count(), wired.queue_declare(QUEUE, passive=True).method.message_count) == (3, 0)
         assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 8]
 
-    def test_before_anything_is_listed(self) -> None:
+    def test_a_run_stopped_before_its_listing_is_empty_and_finished(self) -> None:
         run = stop_run(started(8))
 
         assert (run.state, run.total, run.skipped) == (RunState.STOPPED, 0, 0)
         assert run.finished_at is not None
 
-    def test_the_first_part_is_let_go_of_at_once_and_the_rest_by_whoever_drives(
+    def test_stopping_a_large_run_skips_one_part_at_once_and_its_driver_the_rest(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         list_in_parts(monkeypatch, 3, at_once=3, patience=-1.0)

@@ -76,7 +76,7 @@ def together(act: Callable[[int], object], count: int = PEOPLE) -> list[object]:
         return list(pool.map(one, range(count)))
 
 
-def test_many_people_who_requeue_one_message_make_one_copy(wired: BlockingChannel) -> None:
+def test_many_operators_who_requeue_one_message_make_one_copy(wired: BlockingChannel) -> None:
     one = record()
     runs = together(lambda number: requeue([one.pk], by=f"person {number}"))
     sent = [run for run in runs if isinstance(run, RequeueRun) and run.sent]
@@ -97,7 +97,7 @@ def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) 
     check_counters()
 
 
-def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> None:
+def test_a_message_is_either_requeued_or_discarded_but_not_both(wired: BlockingChannel) -> None:
     messages = [record() for _ in range(10)]
     selection = Selection.of_ids([one.pk for one in messages])
 
@@ -127,7 +127,7 @@ def killed(own: Own, broker_url: str, run: RequeueRun, *words: str) -> datetime:
 
 
 @pytest.mark.parametrize(("step", "nth"), [(step, nth) for step in STEPS for nth in (1, 2) if (step, nth) != ENDS_ONCE])
-def test_a_killed_driver_leaves_a_run_that_continues(
+def test_a_run_resumes_after_its_driver_is_killed(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     messages = [record() for _ in range(8)]
@@ -167,7 +167,7 @@ def large(count: int = 8) -> RequeueRun:
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("step", LISTING_STEPS)
-def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_nothing_twice(
+def test_a_driver_killed_while_it_lists_omits_and_doubles_nothing(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     run = large()
@@ -184,7 +184,7 @@ def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_not
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", LETTING_GO_STEPS)
-def test_a_driver_that_is_killed_while_it_releases_leaves_the_rest_to_the_next(
+def test_a_driver_killed_while_it_skips_leaves_the_rest_to_the_next(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     run = large(11)
@@ -203,7 +203,7 @@ def test_a_driver_that_is_killed_while_it_releases_leaves_the_rest_to_the_next(
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_two_who_start_the_same_large_run_send_each_message_once(wired: BlockingChannel) -> None:
+def test_two_operators_who_start_the_same_large_run_send_each_message_once(wired: BlockingChannel) -> None:
     messages = [record() for _ in range(20)]
     selection = Selection.of_filter({"state": ["parked"]})
 
@@ -218,7 +218,7 @@ def test_two_who_start_the_same_large_run_send_each_message_once(wired: Blocking
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_several_who_list_one_run_list_each_message_once() -> None:
+def test_several_listers_of_one_run_list_each_message_once() -> None:
     run = large(30)
     RequeueRun.objects.filter(pk=run.pk).update(driver="each")
 
@@ -234,7 +234,7 @@ def test_several_who_list_one_run_list_each_message_once() -> None:
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_from_the_moment_a_run_is_stopped_nothing_is_sent(wired: BlockingChannel) -> None:
+def test_a_stopped_run_sends_nothing_more(wired: BlockingChannel) -> None:
     run = large(30)
 
     def act(number: int) -> object:

@@ -27,7 +27,7 @@ def taken(amqp: BlockingChannel, queue: str = QUEUE) -> tuple[Any, bytes]:
     return properties, body
 
 
-def test_a_requeued_message_is_in_its_queue_and_waits_for_its_outcome(wired: BlockingChannel) -> None:
+def test_a_requeued_message_is_in_its_queue_and_awaits_its_outcome(wired: BlockingChannel) -> None:
     one = record(body=b'{"amount": 100.00}', headers={"tenant": "acme", "rmq-retry-attempts": 5})
     run = requeue([one], by="nightly", reason="the bank is back")
     properties, body = taken(wired)
@@ -45,7 +45,7 @@ def test_a_requeued_message_is_in_its_queue_and_waits_for_its_outcome(wired: Blo
 
 
 @pytest.mark.usefixtures("wired")
-def test_the_audit_names_who_and_why() -> None:
+def test_the_audit_log_names_the_operator_and_the_reason() -> None:
     one = record(key="payment:7")
     run = requeue([one], by="nightly", reason="the bank is back")
     act = OperatorAction.objects.get()
@@ -54,7 +54,7 @@ def test_the_audit_names_who_and_why() -> None:
     assert (act.message, act.run, act.subject, act.count) == (one.pk, run.pk, "payment:7", 1)
 
 
-def test_requeueing_again_what_is_in_flight_sends_nothing(wired: BlockingChannel) -> None:
+def test_requeueing_an_in_flight_message_sends_nothing(wired: BlockingChannel) -> None:
     one = record()
     requeue([one], by="ann")
     run = requeue([one], by="bob")
@@ -64,7 +64,7 @@ def test_requeueing_again_what_is_in_flight_sends_nothing(wired: BlockingChannel
     assert run.state == RunState.FINISHED
 
 
-def test_what_was_changed_after_the_preview_is_left_out(wired: BlockingChannel) -> None:
+def test_a_message_changed_after_the_preview_is_not_sent(wired: BlockingChannel) -> None:
     one, two = record(), record()
     selection = Selection.of_ids([one.pk, two.pk])
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
@@ -75,7 +75,7 @@ def test_what_was_changed_after_the_preview_is_left_out(wired: BlockingChannel) 
 
 
 @pytest.mark.usefixtures("wired")
-def test_what_was_changed_after_the_start_is_left_out() -> None:
+def test_a_message_changed_after_the_start_is_not_sent() -> None:
     one = record()
     run = requeue_run([one.pk])
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
@@ -86,7 +86,7 @@ def test_what_was_changed_after_the_start_is_left_out() -> None:
 
 
 @pytest.mark.usefixtures("wired")
-def test_a_filter_means_what_it_found_when_it_was_frozen() -> None:
+def test_a_frozen_filter_excludes_messages_parked_later() -> None:
     record()
     selection = Selection.read(Selection.of_filter({"state": ["parked"]}).token())
     later = record()
@@ -95,7 +95,7 @@ def test_a_filter_means_what_it_found_when_it_was_frozen() -> None:
     assert (run.total, run.sent, again(later).state) == (1, 1, State.PARKED)
 
 
-def test_a_queue_that_is_gone_leaves_the_message_parked_as_it_was(wired: BlockingChannel) -> None:
+def test_a_missing_queue_leaves_the_message_parked_unchanged(wired: BlockingChannel) -> None:
     one, two = record(queue="gone"), record()
     run = requeue([one, two], by="ann", include=["unhandled"])
     now = again(one)
@@ -120,7 +120,7 @@ def test_without_a_broker_messages_stay_parked_and_the_run_reports_it() -> None:
     assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.PENDING, ItemReason.NOT_SENT)]
 
 
-def test_a_declared_other_queue_can_be_the_target(wired: BlockingChannel, settings: Any) -> None:
+def test_another_declared_queue_can_be_the_target(wired: BlockingChannel, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "TOPOLOGY": [Queue("payments.slow")]}
     wired.queue_declare("payments.slow")
     run = requeue([record()], by="ann", target="payments.slow")
@@ -131,7 +131,7 @@ def test_a_declared_other_queue_can_be_the_target(wired: BlockingChannel, settin
 
 
 @pytest.mark.usefixtures("wired")
-def test_many_need_a_reason() -> None:
+def test_more_than_100_messages_need_a_reason() -> None:
     several = Selection.of_ids([record().pk for _ in range(101)])
 
     with pytest.raises(Refused, match="it is required for more than 100 messages"):
@@ -140,7 +140,7 @@ def test_many_need_a_reason() -> None:
 
 
 @pytest.mark.usefixtures("wired")
-def test_a_set_that_has_grown_is_refused() -> None:
+def test_a_selection_that_has_grown_is_refused() -> None:
     one, two = record(), record(state=State.PROCESSED)
     selection = Selection.of_filter({"state": ["parked"]})
     ParkedMessage.objects.filter(pk__in=[one.pk, two.pk]).update(state=State.PARKED)
@@ -151,6 +151,6 @@ def test_a_set_that_has_grown_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("wired")
-def test_nothing_left_of_a_selection_is_reported() -> None:
+def test_an_empty_selection_is_refused() -> None:
     with pytest.raises(NothingChosen):
         requeue([10**9], by="ann")

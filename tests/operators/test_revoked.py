@@ -30,7 +30,7 @@ def deleted(user: User) -> None:
 @pytest.mark.parametrize(
     ("loss", "why"), [(sacked, ItemReason.REFUSED), (demoted, ItemReason.REFUSED), (deleted, ItemReason.ACCOUNT_GONE)]
 )
-def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
+def test_a_run_sends_nothing_after_its_operator_loses_the_permission(
     wired: BlockingChannel, loss: Callable[[User], None], why: str
 ) -> None:
     ann, clock = person("ann", "requeue"), Clock()

@@ -91,7 +91,7 @@ def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
 
 class TestRate:
     @pytest.mark.parametrize("rate", [0.5, 3.0, 20.0, 333.0])
-    def test_so_many_leave_in_a_minute_whatever_the_steps(self, rate: float) -> None:
+    def test_the_rate_holds_whatever_the_length_of_the_steps(self, rate: float) -> None:
         clock = Clock()
         pace, sent = Pace(clock), 0
         for step in range(600):
@@ -102,7 +102,7 @@ class TestRate:
 
         assert rate * 60 * 0.9 <= sent <= rate * 60 * 1.1 + 1
 
-    def test_a_pause_is_not_made_up_for(self) -> None:
+    def test_the_rate_does_not_catch_up_after_a_pause(self) -> None:
         clock = Clock()
         pace = Pace(clock)
         pace.room(20)
@@ -110,7 +110,7 @@ class TestRate:
 
         assert pace.room(20) == 20
 
-    def test_slices_are_as_large_as_the_rate_allows(self, wired: BlockingChannel) -> None:
+    def test_each_slice_is_as_large_as_the_rate_allows(self, wired: BlockingChannel) -> None:
         run, clock = started(30, rate=20), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         one.step()
@@ -147,7 +147,7 @@ class TestSteering:
         assert run.items.get(place=2).skip_code == ItemReason.STOPPED
         assert ParkedMessage.objects.filter(state=State.PARKED).count() == 1
 
-    def test_what_has_ended_cannot_be_steered(self) -> None:
+    def test_a_finished_run_cannot_be_paused_resumed_or_stopped(self) -> None:
         run = started()
         stop(run.pk, ANN)
 
@@ -157,7 +157,7 @@ class TestSteering:
         with pytest.raises(Refused, match="a number above 0"):
             slow(started().pk, ANN, rate=0)
 
-    def test_another_rate_counts_from_the_next_slice(self) -> None:
+    def test_a_new_rate_applies_from_the_next_slice(self) -> None:
         run = started()
 
         assert slow(run.pk, ANN, rate=5).rate == 5
@@ -167,7 +167,7 @@ class TestSteering:
 
 class TestTimes:
     @pytest.mark.usefixtures("wired")
-    def test_a_message_was_sent_before_its_copy_could_be_handled(self) -> None:
+    def test_the_sent_time_of_an_item_is_the_requeued_time_of_its_message(self) -> None:
         run = started(2, rate=100)
         driver_of(run, clock=Clock(), depths=Depths()).step()
         item = RequeueItem.objects.filter(run=run, state="sent").select_related("message").get()
@@ -177,7 +177,7 @@ class TestTimes:
 
 class TestGuards:
     @pytest.mark.usefixtures("wired")
-    def test_a_run_stops_by_itself_when_too_many_fail_again(self) -> None:
+    def test_the_guard_pauses_a_run_when_too_many_copies_fail_again(self) -> None:
         other = started(8, rate=100, stop_at=20)
         clock = Clock()
         one = driver_of(other, clock=clock, depths=Depths())
@@ -193,7 +193,7 @@ class TestGuards:
         assert states(other)[6:] == ["pending", "pending"]
 
     @pytest.mark.usefixtures("wired")
-    def test_a_run_that_is_resumed_is_stopped_again_by_what_fails_then(self) -> None:
+    def test_the_guard_pauses_a_resumed_run_again_on_new_failures(self) -> None:
         run, clock = started(500, stop_at=20, rate=100), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         one.step()
@@ -216,7 +216,7 @@ class TestGuards:
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
 
     @pytest.mark.usefixtures("wired")
-    def test_what_a_guard_has_reported_stops_a_resumed_run_no_more(self) -> None:
+    def test_failures_before_a_resume_do_not_count_for_the_guard(self) -> None:
         run = started(2, stop_at=20, rate=100)
         RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, wait=RunWait.GUARD)
         resumed = resume(run.pk, ANN)
@@ -228,7 +228,7 @@ class TestGuards:
         assert not now(run).guard_exceeded
 
     @pytest.mark.usefixtures("wired")
-    def test_the_rest_follows_when_the_first_was_processed(self) -> None:
+    def test_the_run_sends_the_rest_after_its_first_message_succeeds(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         for _ in range(3):
@@ -243,7 +243,7 @@ class TestGuards:
         assert now(run).wait == ""
 
     @pytest.mark.usefixtures("wired")
-    def test_the_rest_waits_for_an_operator_when_the_first_failed(self) -> None:
+    def test_the_run_pauses_after_its_first_message_fails(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         one.step()
@@ -257,7 +257,7 @@ class TestGuards:
         assert states(run) == ["failed", "sent", "sent"]
 
     @pytest.mark.usefixtures("wired")
-    def test_a_run_paused_by_its_canary_resumes_whatever_its_texts_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_paused_by_its_canary_resumes_in_any_language(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run, clock = started(2, canary=True, rate=100), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         one.step()
@@ -275,7 +275,7 @@ class TestGuards:
         assert states(run) == ["failed", "sent"]
 
     @pytest.mark.usefixtures("wired")
-    def test_a_note_is_the_operators_and_a_code_is_the_drivers(self) -> None:
+    def test_an_operators_note_and_the_drivers_code_are_separate(self) -> None:
         run = started(2, stop_at=20)
         noted = pause(run.pk, ANN, reason="look first")
         resume(run.pk, ANN)
@@ -288,7 +288,7 @@ class TestGuards:
         assert (now(run).note, now(run).wait) == ("", "guard")
 
     @pytest.mark.usefixtures("wired")
-    def test_a_first_message_without_an_outcome_is_a_persons_to_judge(self) -> None:
+    def test_the_run_pauses_if_its_first_message_has_no_outcome_in_time(self) -> None:
         run, clock = started(2, canary=True), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         one.step()
@@ -301,7 +301,7 @@ class TestGuards:
 
 class TestKeys:
     @pytest.mark.usefixtures("wired")
-    def test_messages_of_one_key_follow_each_others_outcomes(self) -> None:
+    def test_a_message_waits_for_the_outcome_of_the_previous_one_of_its_key(self) -> None:
         run, clock = started(4, key=lambda number: f"payment:{number % 2}", rate=100), Clock()
         one = driver_of(run, clock=clock, depths=Depths())
         for _ in range(3):
@@ -317,7 +317,7 @@ class TestKeys:
         assert run.items.get(place=4).skip_code == ItemReason.KEY_FAILED
 
     @pytest.mark.usefixtures("wired")
-    def test_duplicates_that_were_included_do_not_wait(self) -> None:
+    def test_included_duplicates_do_not_wait_for_each_other(self) -> None:
         run = started(3, key=lambda _: "payment:7", rate=100, include=["duplicates"])
         drive_run(run)
 
@@ -340,13 +340,13 @@ class TestDepths:
         assert (now(run).sent, now(run).wait) == (5, "")
 
     @pytest.mark.usefixtures("wired")
-    def test_a_run_waits_while_nobody_knows_how_deep_it_is(self) -> None:
+    def test_a_run_waits_while_the_queue_depth_is_unknown(self) -> None:
         run = started(max_depth=3)
         driver_of(run, depths=Depths(None)).step()
 
         assert (now(run).sent, now(run).wait) == (0, RunWait.DEPTH_UNKNOWN)
 
-    def test_the_broker_is_asked(self, wired: BlockingChannel) -> None:
+    def test_the_run_reads_the_queue_depth_from_the_broker(self, wired: BlockingChannel) -> None:
         for _ in range(3):
             wired.basic_publish("", QUEUE, b"{}")
         run = drive_run(started(2, max_depth=2), outcomes=True, for_seconds=1)
@@ -369,7 +369,7 @@ class TestBroker:
 
         assert (now(run).state, now(run).sent, now(run).wait) == (RunState.RUNNING, 1, "")
 
-    def test_a_run_continues_by_itself_when_the_broker_is_back(
+    def test_a_run_resumes_by_itself_when_the_broker_is_back(
         self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel
     ) -> None:
         run = started(2, rate=100)
@@ -381,7 +381,7 @@ class TestBroker:
 
         assert (states(run), depth(amqp)) == (["sent", "sent"], 2)
 
-    def test_a_full_queue_is_tried_again(self, wired: BlockingChannel) -> None:
+    def test_a_full_queue_is_retried(self, wired: BlockingChannel) -> None:
         wired.queue_delete(QUEUE)
         wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
         run = started(2, rate=100)
@@ -393,7 +393,7 @@ class TestBroker:
         check_counters()
         assert states(run) == ["sent", "sent"]
 
-    def test_confirms_that_never_come_pause_the_run_and_nothing_is_doubled(
+    def test_missing_confirms_pause_the_run_and_double_nothing(
         self, settings: Any, broker_url: str, amqp: BlockingChannel
     ) -> None:
         amqp.queue_declare(QUEUE)
@@ -423,7 +423,7 @@ class TestBroker:
 
 class TestLeases:
     @pytest.mark.usefixtures("wired")
-    def test_one_driver_at_a_time(self) -> None:
+    def test_a_run_has_one_driver_at_a_time(self) -> None:
         run, clock = started(4), Clock()
         first = driver_of(run, "first", clock=clock, depths=Depths())
         first.step()
@@ -442,7 +442,7 @@ class TestLeases:
         assert claimed_of(run) == []
         assert states(run) == ["pending"]
 
-    def test_nothing_is_claimed_from_a_run_that_was_paused_meanwhile(self) -> None:
+    def test_no_message_is_claimed_from_a_run_paused_meanwhile(self) -> None:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
         pause(run.pk, ANN)
@@ -451,7 +451,7 @@ class TestLeases:
         check_counters()
         assert again(run.items.get().message).state == State.PARKED
 
-    def test_a_claim_that_ran_out_may_have_been_delivered(self) -> None:
+    def test_an_expired_claim_marks_its_message_unconfirmed(self) -> None:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
         [one] = claimed_of(run)
@@ -465,7 +465,7 @@ class TestLeases:
         assert (states(run), now(run).unconfirmed) == (["unconfirmed"], 1)
         assert drive_run(run, outcomes=True, for_seconds=5).state == RunState.FINISHED
 
-    def test_what_may_have_been_delivered_is_not_sent_again_without_a_word(self, wired: BlockingChannel) -> None:
+    def test_an_unconfirmed_message_is_sent_only_if_it_is_included(self, wired: BlockingChannel) -> None:
         one = record(unconfirmed=True)
         left_out = drive_run(requeue_run([one.pk]))
         assert (states(left_out), depth(wired)) == (["skipped"], 0)
@@ -474,7 +474,7 @@ class TestLeases:
         assert depth(wired) == 1
 
     @pytest.mark.usefixtures("wired")
-    def test_a_success_closes_the_run(self) -> None:
+    def test_a_success_finishes_the_run(self) -> None:
         run = started()
         drive_run(run)
         outcome(run, 1, good=True)
@@ -484,14 +484,14 @@ class TestLeases:
         assert ended.leased_until is None
 
     @pytest.mark.usefixtures("wired")
-    def test_outcomes_are_not_waited_for_longer_than_an_hour(self) -> None:
+    def test_a_run_waits_for_outcomes_for_at_most_an_hour(self) -> None:
         run = started()
         drive_run(run)
         RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
 
         assert drive_run(run, outcomes=True, for_seconds=5).wait == RunWait.NO_OUTCOME
 
-    def test_a_driver_ends_when_it_is_asked_to(self) -> None:
+    def test_a_driver_ends_and_gives_up_its_lease_on_request(self) -> None:
         run, ended = started(planned=True), threading.Event()
         ended.set()
 

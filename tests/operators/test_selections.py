@@ -24,7 +24,7 @@ def counts(found: Report) -> dict[str, int]:
 
 
 class TestSelection:
-    def test_a_token_means_what_was_frozen(self) -> None:
+    def test_a_token_restores_the_frozen_selection(self) -> None:
         one = record()
         frozen = Selection.of_filter(PARKED)
         read = Selection.read(frozen.token())
@@ -32,7 +32,7 @@ class TestSelection:
         assert read == frozen
         assert [row.pk for row in read.queryset()] == [one.pk]
 
-    def test_what_is_parked_or_parked_again_later_is_not_in_it(self) -> None:
+    def test_messages_parked_after_the_freeze_are_not_selected(self) -> None:
         one, two = record(), record(state=State.REQUEUED)
         frozen = Selection.of_filter(PARKED)
         record()
@@ -40,7 +40,7 @@ class TestSelection:
 
         assert [row.pk for row in frozen.queryset()] == [one.pk]
 
-    def test_a_worker_whose_clock_is_ahead_hides_nothing(self) -> None:
+    def test_a_worker_clock_that_is_ahead_hides_no_message(self) -> None:
         record(parked_at=timezone.now() + HOUR)
 
         assert Selection.of_filter(PARKED).queryset().count() == 1
@@ -56,7 +56,7 @@ class TestSelection:
         with pytest.raises(Outdated, match="older than an hour"):
             Selection.read(token)
 
-    def test_ids_beyond_200_make_no_token(self) -> None:
+    def test_a_selection_of_more_than_200_ids_has_no_token(self) -> None:
         many = Selection(revisions=dict.fromkeys(range(201), 1), as_of=timezone.now(), count=201)
 
         with pytest.raises(Refused, match="At most 200"):
@@ -71,7 +71,7 @@ class TestSelection:
             Selection.of_filter(wrong)
 
     @pytest.mark.parametrize("text", ["payment:7", "m-id", "c-id"])
-    def test_one_word_finds_a_message_by_whatever_id_an_operator_has(self, text: str) -> None:
+    def test_a_search_finds_a_message_by_each_of_its_ids(self, text: str) -> None:
         one = record(key="payment:7", message_id="m-id", correlation_id="c-id")
         record()
 
@@ -80,9 +80,7 @@ class TestSelection:
         assert Selection.of_filter({"search": "9" * 40}).count == 0
 
     @pytest.mark.parametrize("most", [1, 1000])
-    def test_all_messages_of_an_id_are_found_however_many_they_are(
-        self, most: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_search_finds_all_messages_with_an_id(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(selection, "MOST_SEARCHED_IDS", most)
         alike = [record(key="order:1").pk, record(correlation_id="order:1").pk, record(message_id="order:1").pk]
         record(key="order:2")
@@ -91,7 +89,7 @@ class TestSelection:
         assert sorted(row.pk for row in found.queryset()) == alike
         assert requeue_run(found, reason="x").total == 3
 
-    def test_a_search_whose_messages_are_gone_starts_nothing(self) -> None:
+    def test_a_search_whose_messages_were_deleted_starts_no_run(self) -> None:
         record(key="order:1")
         found = Selection.of_filter({"search": "order:1"})
         ParkedMessage.objects.all().delete()
@@ -99,7 +97,7 @@ class TestSelection:
         with pytest.raises(NothingChosen):
             requeue_run(found, reason="x")
 
-    def test_all_filters_narrow_together(self) -> None:
+    def test_all_filters_apply_together(self) -> None:
         one = record(type="card", group=group("g"), cycle=3)
         record(type="card", cycle=1)
         words = {
@@ -114,7 +112,7 @@ class TestSelection:
 
 
 class TestReport:
-    def test_each_objection_is_counted_with_examples(self, settings: Any) -> None:
+    def test_the_report_counts_each_finding_with_examples(self, settings: Any) -> None:
         settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
         fine = record(key="payment:1")
         record(succeeded_at=timezone.now())
@@ -137,7 +135,7 @@ class TestReport:
         assert found.queues == (("payments.charge", 3),)
 
     @pytest.mark.parametrize("name", ["succeeded", "unconfirmed", "permanent", "unhandled"])
-    def test_what_is_included_is_sent(self, name: str) -> None:
+    def test_a_message_with_a_finding_is_sent_only_if_it_is_included(self, name: str) -> None:
         record(succeeded_at=timezone.now(), unconfirmed=True, reason="permanent", queue="others")
         others = {"succeeded", "unconfirmed", "unhandled"}
         without = Terms(include=others - {name}, confirmed_permanent=name != "permanent")
@@ -146,7 +144,7 @@ class TestReport:
         assert report(Selection.of_filter(PARKED), Terms(include=others, confirmed_permanent=True)).sendable == 1
 
     @pytest.mark.parametrize("lacking", ["published_at", "failed_at", "parked_at"])
-    def test_the_age_is_the_best_that_is_known(self, settings: Any, lacking: str) -> None:
+    def test_the_age_counts_from_the_publish_time_or_else_failure_or_parking(self, settings: Any, lacking: str) -> None:
         settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
         known = ["published_at", "failed_at", "parked_at"]
         old, young = timezone.now() - 2 * HOUR, timezone.now() - HOUR / 2
@@ -158,12 +156,12 @@ class TestReport:
 
         assert counts(report(Selection.of_filter(PARKED)))["late"] == 1
 
-    def test_another_target_needs_no_queue_of_its_own(self) -> None:
+    def test_a_message_without_a_queue_can_go_to_another_target(self) -> None:
         record(queue="")
 
         assert report(Selection.of_filter(PARKED), Terms(target="payments.charge")).sendable == 1
 
-    def test_what_changed_since_is_reported(self) -> None:
+    def test_the_report_counts_messages_changed_since_the_freeze(self) -> None:
         one, two = record(), record()
         named, filtered = Selection.of_ids([one.pk, two.pk]), Selection.of_filter(PARKED)
         ParkedMessage.objects.filter(pk=one.pk).update(revision=2)
@@ -174,7 +172,7 @@ class TestReport:
         assert counts(report(named)) == {"changed": 1}
         assert counts(report(filtered)) == {"changed": 1}
 
-    def test_the_numbers_of_a_report_are_those_of_the_run(self) -> None:
+    def test_the_report_and_the_run_have_the_same_numbers(self) -> None:
         record(succeeded_at=timezone.now())
         record()
         frozen = Selection.of_filter(PARKED)
@@ -182,7 +180,7 @@ class TestReport:
 
         assert (run.total, run.total - run.skipped) == (report(frozen).total, report(frozen).sendable)
 
-    def test_a_report_and_a_start_ask_the_database_a_handful_of_times(self, django_assert_max_num_queries: Any) -> None:
+    def test_a_report_takes_8_queries_and_a_start_24_at_most(self, django_assert_max_num_queries: Any) -> None:
         for number in range(300):
             record(key=f"payment:{number % 250}")
         frozen = Selection.of_filter(PARKED)
@@ -192,7 +190,7 @@ class TestReport:
         with django_assert_max_num_queries(24):
             requeue_run(frozen, reason="x")
 
-    def test_items_stand_in_the_order_of_parking(self) -> None:
+    def test_items_are_in_the_order_of_parking(self) -> None:
         late, early = record(), record(parked_at=timezone.now() - HOUR)
         run = requeue_run([late.pk, early.pk])
 

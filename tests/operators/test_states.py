@@ -209,7 +209,7 @@ def ticket_of(copy: Message) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.django_db
-def test_whatever_is_done_in_whatever_order_records_are_as_a_model_states() -> None:
+def test_records_match_a_model_after_any_sequence_of_actions() -> None:
     checks = list(HealthCheck)
     how = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=checks)
     run_state_machine_as_test(Records, settings=how)

@@ -12,7 +12,7 @@ from tests.tooling.brokers import publish_exactly
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
-def test_while_one_waits_for_its_retry_those_of_its_key_wait_and_others_flow(bank: Bank, rmq: RmqTest) -> None:
+def test_messages_behind_a_retry_of_their_key_wait_and_other_keys_flow(bank: Bank, rmq: RmqTest) -> None:
     bank.down[1] = 1
     bank.publish(1, 2, 3)
     bank.publish(4, account="B")
@@ -26,7 +26,7 @@ def test_while_one_waits_for_its_retry_those_of_its_key_wait_and_others_flow(ban
     assert rmq.waits == [10]
 
 
-def test_behind_one_that_is_parked_its_key_waits(bank: Bank, rmq: RmqTest) -> None:
+def test_messages_behind_a_parked_message_of_their_key_wait(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1, 2, 3)
     bank.publish(4, account="B")
@@ -36,9 +36,7 @@ def test_behind_one_that_is_parked_its_key_waits(bank: Bank, rmq: RmqTest) -> No
     assert rmq.parked(bank.post).message.id == "m1"
 
 
-def test_when_it_is_resolved_the_rest_continues_in_order_and_stops_at_the_next_failure(
-    bank: Bank, rmq: RmqTest
-) -> None:
+def test_a_resolved_key_resumes_in_order_and_stops_at_the_next_failure(bank: Bank, rmq: RmqTest) -> None:
     bank.closed |= {1, 3}
     bank.publish(1, 2, 3, 4)
     rmq.drain()
@@ -53,7 +51,7 @@ def test_when_it_is_resolved_the_rest_continues_in_order_and_stops_at_the_next_f
     assert (bank.posted, blocked(), waiting()) == ([2, 4], {}, [])
 
 
-def test_what_fails_after_it_waited_keeps_its_own_count_and_place(bank: Bank, rmq: RmqTest) -> None:
+def test_a_message_that_waited_keeps_its_own_attempts_and_place(bank: Bank, rmq: RmqTest) -> None:
     bank.down |= {1: 1, 2: 2}
     bank.publish(1, 2, 3)
     rmq.drain()
@@ -65,7 +63,7 @@ def test_what_fails_after_it_waited_keeps_its_own_count_and_place(bank: Bank, rm
     ]
 
 
-def test_what_its_handler_discards_lets_the_rest_continue(bank: Bank, rmq: RmqTest) -> None:
+def test_a_message_discarded_by_its_handler_unblocks_its_key(bank: Bank, rmq: RmqTest) -> None:
     rmq.fail_next(bank.post, BankDown("now"))
     rmq.fail_next(bank.post, Discard("booked elsewhere"))
     bank.publish(1, 2)
@@ -85,7 +83,7 @@ def test_a_message_without_a_key_is_parked_and_blocks_no_message(rmq: RmqTest, f
     assert blocked() == {}
 
 
-def test_a_body_that_nobody_reads_is_parked_and_blocks_no_message(bank: Bank, rmq: RmqTest) -> None:
+def test_an_unreadable_body_is_parked_and_blocks_no_message(bank: Bank, rmq: RmqTest) -> None:
     publish_exactly(Message(body=b"{", routing_key=QUEUE))
     bank.publish(2)
     rmq.drain()
@@ -103,7 +101,7 @@ def test_a_message_delivered_twice_waits_once(bank: Bank, rmq: RmqTest) -> None:
     assert (waiting(), blocked()) == (["m2"], {"A": ("m1", True, 1)})
 
 
-def test_another_message_under_the_same_id_is_held_too(bank: Bank, rmq: RmqTest) -> None:
+def test_another_message_with_the_same_id_waits_too(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1, 2)
     bank.post.publish({"account": "A", "number": 3}, message_id="m2")
@@ -112,7 +110,7 @@ def test_another_message_under_the_same_id_is_held_too(bank: Bank, rmq: RmqTest)
     assert waiting() == ["m2", "m2"]
 
 
-def test_another_message_under_the_id_of_the_one_that_failed_does_not_pass_it(bank: Bank, rmq: RmqTest) -> None:
+def test_a_message_with_the_id_of_the_failed_one_does_not_overtake_it(bank: Bank, rmq: RmqTest) -> None:
     bank.down[1] = 2
     for number in (1, 2, 3):
         bank.post.publish({"account": "A", "number": number}, message_id="order 7")
@@ -121,7 +119,7 @@ def test_another_message_under_the_id_of_the_one_that_failed_does_not_pass_it(ba
     assert (bank.posted, blocked(), waiting()) == ([1, 2, 3], {}, [])
 
 
-def test_two_without_an_id_and_with_the_same_bytes_both_wait(bank: Bank, rmq: RmqTest) -> None:
+def test_two_equal_messages_without_an_id_both_wait(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1)
     for _ in range(2):
@@ -152,7 +150,7 @@ def test_a_redelivered_message_without_an_id_waits_beside_equal_ones(bank: Bank,
     assert (len(waiting()), blocked()) == (3, {"A": ("m1", True, 3)})
 
 
-def test_keys_of_two_handlers_of_one_queue_are_their_own(rmq: RmqTest) -> None:
+def test_two_handlers_of_one_queue_have_separate_keys(rmq: RmqTest) -> None:
     posted: list[str] = []
 
     def order_by(message: Delivery) -> object:
@@ -180,7 +178,7 @@ def test_keys_of_two_handlers_of_one_queue_are_their_own(rmq: RmqTest) -> None:
     assert [(row.handler, row.key, row.waiting) for row in BlockedKey.objects.all()] == [("debit", "A", 1)]
 
 
-def test_a_message_that_came_by_a_routing_key_finds_its_handler_after_it_waited(rmq: RmqTest) -> None:
+def test_a_message_routed_by_its_routing_key_finds_its_handler_after_waiting(rmq: RmqTest) -> None:
     bank = Exchange("bank", "topic")
     seen: list[tuple[str, str]] = []
 
@@ -205,7 +203,7 @@ def test_a_message_that_came_by_a_routing_key_finds_its_handler_after_it_waited(
 
 
 @pytest.mark.parametrize("fault", ["crash before ack", "duplicate delivery", "broker loss"])
-def test_whatever_breaks_after_a_handler_its_key_continues_in_order(bank: Bank, rmq: RmqTest, fault: str) -> None:
+def test_a_key_resumes_in_order_after_any_fault_that_follows_its_handler(bank: Bank, rmq: RmqTest, fault: str) -> None:
     bank.down[1] = 1
     bank.publish(1, 2, 3)
     rmq.advance(5)
@@ -217,7 +215,7 @@ def test_whatever_breaks_after_a_handler_its_key_continues_in_order(bank: Bank, 
     assert (blocked(), waiting()) == ({}, [])
 
 
-def test_what_is_unacked_of_a_lost_channel_does_not_pass_what_failed_on_it(bank: Bank, rmq: RmqTest) -> None:
+def test_unacked_messages_of_a_lost_channel_do_not_overtake_its_failure(bank: Bank, rmq: RmqTest) -> None:
     bank.down[2] = 1
     bank.publish(1, 2, 3)
     rmq.fail_next(bank.post, "duplicate delivery")
@@ -227,7 +225,7 @@ def test_what_is_unacked_of_a_lost_channel_does_not_pass_what_failed_on_it(bank:
     assert blocked() == {}
 
 
-def test_a_retry_that_waits_unacked_keeps_the_order_too(rmq: RmqTest) -> None:
+def test_a_retry_that_waits_unacked_keeps_the_order(rmq: RmqTest) -> None:
     made = Bank(policy=RetryThenPark(attempts=3, via=Republish()), name="republished")
     made.down[1] = 2
     made.publish(1, 2, 3)
@@ -236,7 +234,7 @@ def test_a_retry_that_waits_unacked_keeps_the_order_too(rmq: RmqTest) -> None:
     assert made.posted == [1, 2, 3]
 
 
-def test_with_once_a_duplicate_does_not_run_and_its_key_continues(rmq: RmqTest) -> None:
+def test_with_once_a_duplicate_is_skipped_and_its_key_resumes(rmq: RmqTest) -> None:
     made = Bank(once=True, name="once")
     made.down[1] = 1
     made.publish(1, 2)
@@ -247,7 +245,7 @@ def test_with_once_a_duplicate_does_not_run_and_its_key_continues(rmq: RmqTest) 
     assert (made.posted, blocked(), waiting()) == ([1, 2], {}, [])
 
 
-def test_a_test_that_asks_sees_what_waits(bank: Bank, rmq: RmqTest) -> None:
+def test_the_test_kit_lists_blocked_keys(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1, 2)
     rmq.drain()
@@ -256,7 +254,7 @@ def test_a_test_that_asks_sees_what_waits(bank: Bank, rmq: RmqTest) -> None:
     assert (str(row), row.queue, row.handler) == ("post A", QUEUE, "post")
 
 
-def test_whose_key_has_changed_meanwhile_lets_those_go_on_that_wait_under_the_old_one(rmq: RmqTest) -> None:
+def test_a_message_whose_key_changed_unblocks_its_old_key(rmq: RmqTest) -> None:
     renamed: dict[str, str] = {}
     bank = Bank(order_by=lambda message: renamed.get(message.data["account"], message.data["account"]))
     bank.down |= {1: 1, 2: 1}

@@ -35,7 +35,7 @@ def dying(ledger: Ledger, step: str, nth: int = 1) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_whenever_it_is_killed_the_one_that_stood_by_keeps_the_order(ledger: Ledger, step: str) -> None:
+def test_the_standby_consumer_keeps_the_order_after_a_kill_at_any_step(ledger: Ledger, step: str) -> None:
     with dying(ledger, step) as victim:
         ledger.subscribed(1)
         with ledger.consumer():
@@ -53,7 +53,7 @@ def test_whenever_it_is_killed_the_one_that_stood_by_keeps_the_order(ledger: Led
     assert (ledger.overtaken("A"), ledger.overtaken("B")) == ([], [])
 
 
-def test_the_one_that_stood_by_knows_what_was_blocked_before_its_time(ledger: Ledger) -> None:
+def test_the_standby_consumer_knows_keys_blocked_before_it_started(ledger: Ledger) -> None:
     with ledger.consumer("--no-park") as first, ledger.consumer():
         ledger.subscribed(2)
         ledger.publish("A", 1, closed=True)
@@ -70,7 +70,7 @@ def test_the_one_that_stood_by_knows_what_was_blocked_before_its_time(ledger: Le
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_equal_payments_without_an_id_both_wait_after_their_consumer_ended(
+def test_equal_messages_without_an_id_both_wait_after_their_consumer_ended(
     ledger: Ledger, number: signal.Signals
 ) -> None:
     gate = ledger.shop.notes.with_name("gate")
@@ -98,7 +98,7 @@ def test_equal_payments_without_an_id_both_wait_after_their_consumer_ended(
         ledger.free()
 
 
-def test_a_message_without_an_id_is_stored_twice_if_its_ack_is_lost_and_no_other_is_lost(ledger: Ledger) -> None:
+def test_a_lost_ack_stores_a_message_without_an_id_twice_and_loses_none(ledger: Ledger) -> None:
     with dying(ledger, "between the row and the ack") as victim:
         ledger.subscribed(1)
         ledger.publish("A", 1, closed=True)
@@ -109,7 +109,7 @@ def test_a_message_without_an_id_is_stored_twice_if_its_ack_is_lost_and_no_other
         wait_until(lambda: blocked("own") == {"A": ("A1", True, 4)}, what="all wait, and one of them twice")
 
 
-def test_a_consumer_whose_order_by_hangs_ends_when_it_is_asked_to(ledger: Ledger) -> None:
+def test_a_consumer_with_a_hanging_order_by_stops_on_request(ledger: Ledger) -> None:
     with ledger.consumer("--shutdown-timeout", "1") as first:
         ledger.publish("A", 1, endless=True)
         ledger.publish("A", 2)
@@ -122,7 +122,7 @@ def test_a_consumer_whose_order_by_hangs_ends_when_it_is_asked_to(ledger: Ledger
     wait_until(lambda: ledger.counts() == (2, 0), what="both messages are in the queue")
 
 
-def test_a_process_whose_order_by_hangs_ends_by_itself_and_other_queues_continue(ledger: Ledger) -> None:
+def test_a_hanging_order_by_ends_its_process_and_other_queues_continue(ledger: Ledger) -> None:
     live = ledger.shop.notes.with_name("live")
     with ledger.consumer("--threads", "2", "--liveness-file", str(live)) as first:
         ledger.subscribed(1)
@@ -145,7 +145,7 @@ def test_a_process_whose_order_by_hangs_ends_by_itself_and_other_queues_continue
     assert ledger.seen("A") == [("key", 1), ("begin", 2), ("end", 2)]
 
 
-def test_a_consumer_that_stops_hands_over_in_order_and_under_load(ledger: Ledger) -> None:
+def test_a_stopping_consumer_hands_over_in_order_under_load(ledger: Ledger) -> None:
     chance = random.Random(7)
     count = 60
     with ExitStack() as consumers:
@@ -168,7 +168,7 @@ def test_a_consumer_that_stops_hands_over_in_order_and_under_load(ledger: Ledger
     assert [ledger.ended(account) for account in "ABC"] == [list(range(1, count + 1))] * 3
 
 
-def test_nothing_passes_what_still_runs_in_a_consumer_that_stops(ledger: Ledger) -> None:
+def test_no_message_overtakes_a_running_handler_of_a_stopping_consumer(ledger: Ledger) -> None:
     gate = ledger.shop.notes.with_name("gate")
     with ExitStack() as stack:
         first = stack.enter_context(ledger.consumer())

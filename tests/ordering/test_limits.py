@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.mark.parametrize("limit", ["BLOCKED_PER_KEY", "BLOCKED_TOTAL"])
-def test_above_the_limit_later_ones_are_slowed_down_and_keep_their_order(
+def test_above_the_limit_messages_slow_down_and_keep_their_order(
     bank: Bank, settings: Any, caplog: pytest.LogCaptureFixture, limit: str
 ) -> None:
     settings.RMQ_RETRY = {"URL": "embedded://", limit: 2}
@@ -94,7 +94,7 @@ class Patient:
         attempts.settlement = settled  # type: ignore[method-assign]
 
 
-def test_what_could_not_go_back_to_its_queue_is_parked_at_once(bank: Bank, rmq: RmqTest) -> None:
+def test_a_waiting_message_that_cannot_return_to_its_queue_is_parked(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1)
     much = Properties(message_id="m2", headers=Headers.of({"much": "x" * 131_000}))
@@ -107,9 +107,7 @@ def test_what_could_not_go_back_to_its_queue_is_parked_at_once(bank: Bank, rmq: 
 
 
 @pytest.mark.parametrize("over", [1 << 20, 8 << 20], ids=["refused", "hung up on"])
-def test_what_costs_the_connection_each_time_it_is_kept_is_parked_and_stops_nobody(
-    bank: Bank, rmq: RmqTest, over: int
-) -> None:
+def test_a_message_that_loses_the_connection_each_time_is_parked(bank: Bank, rmq: RmqTest, over: int) -> None:
     not_on(SQLITE)
     not_on(POSTGRESQL)
     with connection.cursor() as cursor:
@@ -130,7 +128,7 @@ def test_what_costs_the_connection_each_time_it_is_kept_is_parked_and_stops_nobo
 
 
 @pytest.mark.parametrize("until", [1, 2], ids=["as its transaction is left", "as it is asked"])
-def test_a_database_that_is_away_after_each_loss_parks_nothing(
+def test_a_database_unavailable_after_each_loss_parks_no_message(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch, until: int
 ) -> None:
     not_on(SQLITE)
@@ -161,7 +159,7 @@ def test_a_database_that_is_away_after_each_loss_parks_nothing(
     assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1"]
 
 
-def test_a_message_without_an_id_is_stored_once_if_the_answer_to_the_commit_is_lost(
+def test_a_lost_commit_answer_stores_a_message_without_an_id_once(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_behind, losses = gate.Order._wait_behind, iter(range(2))
@@ -184,7 +182,7 @@ def test_a_message_without_an_id_is_stored_once_if_the_answer_to_the_commit_is_l
 
 
 @pytest.mark.parametrize(("step", "down"), [("block", 1), ("pass_on", 1), ("add_waiting", 1)])
-def test_without_a_database_what_has_run_stays_unacked_and_does_not_run_again(
+def test_without_a_database_a_handled_message_stays_unacked_and_is_not_rerun(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch, step: str, down: int
 ) -> None:
     bank.down[1] = down

@@ -76,7 +76,7 @@ def sent() -> list[tuple[str, str]]:
     return list(OutboxMessage.objects.order_by("pk").values_list("routing_key", "message_id"))
 
 
-def test_a_discard_lets_the_next_one_go_first() -> None:
+def test_discarding_the_blocker_sends_the_next_message() -> None:
     standstill()
     known = recorded()
 
@@ -86,7 +86,7 @@ def test_a_discard_lets_the_next_one_go_first() -> None:
     assert (row.blocker, row.parked, row.waiting, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
 
 
-def test_what_was_processed_elsewhere_is_found_and_lets_it_continue() -> None:
+def test_a_success_recorded_elsewhere_unblocks_the_key() -> None:
     standstill()
     recorded(state=State.PROCESSED, resolved_at=after_it_failed())
 
@@ -95,7 +95,7 @@ def test_what_was_processed_elsewhere_is_found_and_lets_it_continue() -> None:
     assert (BlockedKey.objects.get().blocker, sent()) == ("m2", [(QUEUE, "m2")])
 
 
-def test_a_key_that_cannot_continue_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_cannot_resume_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     standstill()
     with transaction.atomic():
         keys.block(delivery(1), handler="charge", digest=keys.digest("charge", "B"), parked=True)
@@ -111,7 +111,7 @@ def test_a_key_that_cannot_continue_keeps_no_other_from_it(monkeypatch: pytest.M
     assert other.pk != known.pk
 
 
-def test_what_was_resolved_before_it_failed_once_more_lets_nothing_continue() -> None:
+def test_a_resolution_before_the_newest_failure_unblocks_nothing() -> None:
     standstill()
     recorded(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(minutes=5))
 
@@ -121,7 +121,7 @@ def test_what_was_resolved_before_it_failed_once_more_lets_nothing_continue() ->
 
 
 @pytest.mark.parametrize("state", [State.PARKED, State.ON_HOLD, State.REQUEUED, State.REQUEUEING])
-def test_what_nobody_has_resolved_lets_nothing_continue(state: State) -> None:
+def test_an_open_blocker_unblocks_nothing(state: State) -> None:
     standstill()
     recorded(state=state)
 
@@ -130,7 +130,7 @@ def test_what_nobody_has_resolved_lets_nothing_continue(state: State) -> None:
     assert sent() == []
 
 
-def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
+def test_a_blocker_without_an_id_is_found_by_its_bytes() -> None:
     row = standstill(name=None)
     known = recorded(message_id="", identity="copy:1")
 
@@ -141,7 +141,7 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
     assert sent() == [(QUEUE, "m2")]
 
 
-def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_waiting_messages_without_an_id_do_not_hide_a_resolved_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "AT_ONCE", 1)
     with transaction.atomic():
         for number in range(1, 6):
@@ -159,7 +159,7 @@ def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["", None])
-def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str | None) -> None:
+def test_a_message_discarded_on_its_way_back_sends_the_next_one(name: str | None) -> None:
     key = keys.digest("charge", "A")
     with transaction.atomic():
         keys.block(delivery(1), handler="charge", digest=key, parked=False)
@@ -177,7 +177,7 @@ def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str 
     assert BlockedKey.objects.get().waiting == 0
 
 
-def test_another_message_that_is_discarded_unsent_lets_nothing_continue() -> None:
+def test_discarding_an_unsent_message_of_another_record_unblocks_nothing() -> None:
     standstill(parked=False)
     other = Message(body=b'{"number": 1}', routing_key=QUEUE, properties=Properties(message_id="m1"))
     with transaction.atomic():
@@ -190,7 +190,7 @@ def test_another_message_that_is_discarded_unsent_lets_nothing_continue() -> Non
 
 
 @pytest.mark.parametrize(("order_by", "left"), [(None, False), (lambda message: message.data, True)])
-def test_what_waits_for_an_order_that_nobody_keeps_any_more_continues(order_by: Any, left: bool) -> None:
+def test_keys_of_a_handler_without_order_by_are_unblocked(order_by: Any, left: bool) -> None:
     handler(QUEUE, order_by=order_by)(post)
     standstill()
 
@@ -201,7 +201,7 @@ def test_what_waits_for_an_order_that_nobody_keeps_any_more_continues(order_by: 
 
 
 @pytest.mark.parametrize("new_id", ["m1", "m1-repaired"])
-def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(new_id: str) -> None:
+def test_an_edited_and_requeued_blocker_still_goes_first(new_id: str) -> None:
     row = standstill()
     known = recorded(state=State.REQUEUED)
     body = b'{"number": 1, "repaired": true}'
@@ -221,14 +221,14 @@ def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(n
     assert sent() == [(QUEUE, "m2")]
 
 
-def test_the_last_one_frees_its_key() -> None:
+def test_unblocking_the_last_message_deletes_the_key() -> None:
     row = standstill(waiting=0)
 
     assert unblock(row, ANN, reason="booked by hand") is None
     assert BlockedKey.objects.count() == 0
 
 
-def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
+def test_a_returned_copy_names_its_original_exchange_and_routing_key() -> None:
     row = standstill(waiting=1)
     unblock(row, ANN, reason="booked by hand")
 
@@ -238,7 +238,7 @@ def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
     assert BlockedMessage.objects.count() == 0
 
 
-def test_unblocking_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
+def test_unblocking_needs_a_reason_and_is_logged() -> None:
     row = standstill()
     with pytest.raises(Refused, match="Enter a reason"):
         unblock(row, ANN, reason=" ")
@@ -250,7 +250,7 @@ def test_unblocking_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
     assert (act.facts["unblocked"], act.facts["goes_first"], act.facts["waiting"]) == ("m1", "m2", 2)
 
 
-def test_two_who_let_it_go_at_once_release_one_message() -> None:
+def test_two_operators_who_unblock_a_key_at_once_send_one_message() -> None:
     row = standstill()
     unblock(row, ANN, reason="booked by hand")
 
@@ -259,7 +259,7 @@ def test_two_who_let_it_go_at_once_release_one_message() -> None:
     assert sent() == [(QUEUE, "m2")]
 
 
-def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
+def test_the_figures_of_blocked_keys_are_counted(settings: Any) -> None:
     standstill()
 
     now = keys.blocked_figures()
@@ -269,7 +269,7 @@ def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
     assert keys.blocked_figures().full
 
 
-def test_the_command_lists_and_releases(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_and_unblocks_keys(capsys: pytest.CaptureFixture[str]) -> None:
     standstill()
     call_command("rmq_blocked", "list")
     listed = capsys.readouterr().out
@@ -287,7 +287,7 @@ def page(client: Client, name: str, *args: object) -> str:
     return client.get(reverse(f"admin:rmq_retry_{name}", args=args)).content.decode()
 
 
-def test_the_page_shows_what_goes_first_and_asks_before_it_is_passed_over(client: Client) -> None:
+def test_the_page_shows_the_first_message_and_confirms_before_skipping_it(client: Client) -> None:
     row = standstill()
     known = recorded()
     client.force_login(person("ann", "view_blockedkey", "unblock_blockedkey", "view_parkedmessage"))
@@ -303,7 +303,7 @@ def test_the_page_shows_what_goes_first_and_asks_before_it_is_passed_over(client
     assert "Key A is unblocked: m2 now goes first." in answer
 
 
-def test_who_may_not_see_records_gets_no_link_and_who_may_not_release_no_button(client: Client) -> None:
+def test_record_links_and_unblock_buttons_need_their_permissions(client: Client) -> None:
     row = standstill()
     recorded()
     client.force_login(person("bob", "view_blockedkey"))

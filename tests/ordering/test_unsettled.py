@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_a_summary_that_is_not_utf_8_blocks_its_key_and_no_other(rmq: RmqTest, once: bool) -> None:
+def test_an_error_text_that_is_not_utf_8_blocks_only_its_own_key(rmq: RmqTest, once: bool) -> None:
     bank = Bank(once=once)
     bank.closed.add(1)
     table = b"\x11rmq-retry-summary" + VALUES["not UTF-8"]

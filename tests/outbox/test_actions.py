@@ -44,7 +44,7 @@ def act(client: Client, action: str, ids: Iterable[int]) -> Any:
     return client.post(reverse(LIST), {"action": action, "_selected_action": list(ids)}, follow=True)
 
 
-def test_the_list_states_what_waits_and_why(rows: dict[str, int]) -> None:
+def test_the_list_shows_each_waiting_row_with_its_reason(rows: dict[str, int]) -> None:
     ran = run("rmq_relay", "list")
     assert [line[:1] + line[2:5] + line[7:] for line in ran.lines[1:]] == [
         [str(rows["stuck"]), "failed", "15", "stuck", "312 NO_ROUTE"],
@@ -56,13 +56,13 @@ def test_the_list_states_what_waits_and_why(rows: dict[str, int]) -> None:
     assert (data["waiting"], data["failed"], [item["id"] for item in data["items"]]) == (2, 1, [rows["stuck"]])
 
 
-def test_an_empty_outbox_is_nothing() -> None:
+def test_an_empty_outbox_exits_with_nothing_found() -> None:
     ran = run("rmq_relay", "list")
 
     assert (ran.code, ran.err) == (Exit.NOTHING, "The outbox is empty.\n")
 
 
-def test_what_is_stuck_is_sent_again_by_command(rows: dict[str, int]) -> None:
+def test_the_retry_command_sends_failed_messages_again(rows: dict[str, int]) -> None:
     assert run("rmq_relay", "retry", "--all").code == Exit.UNCONFIRMED
     assert run("rmq_relay", "retry", "--all", "--yes").out == "1 message will be sent again.\n"
 
@@ -72,7 +72,7 @@ def test_what_is_stuck_is_sent_again_by_command(rows: dict[str, int]) -> None:
     assert (action.action, action.subject, action.facts["outbox"]) == ("requeue", "id of stuck", "default")
 
 
-def test_what_was_refused_is_discarded_by_command_and_nothing_else(rows: dict[str, int]) -> None:
+def test_the_discard_command_deletes_only_failed_messages(rows: dict[str, int]) -> None:
     ids = [str(pk) for pk in rows.values()]
     ran = run("rmq_relay", "discard", *ids, "--reason", "INC-553", "--yes")
 
@@ -83,7 +83,7 @@ def test_what_was_refused_is_discarded_by_command_and_nothing_else(rows: dict[st
 
 @pytest.mark.usefixtures("own_database")
 @pytest.mark.django_db(databases=["default"])
-def test_the_outbox_of_another_database_is_named_as_everywhere() -> None:
+def test_the_database_option_selects_the_outbox() -> None:
     left("there", using="own")
     OutboxMessage.objects.using("own").update(failed_at=timezone.now(), attempts=15)
     row = OutboxMessage.objects.using("own").get()
@@ -98,7 +98,7 @@ def test_a_command_without_a_selection_is_refused(words: tuple[str, ...]) -> Non
     assert run("rmq_relay", *words).code == Exit.USAGE
 
 
-def test_the_page_shows_them_and_no_body(rows: dict[str, int]) -> None:
+def test_the_admin_page_lists_rows_without_their_bodies(rows: dict[str, int]) -> None:
     client = signed_in("view_outboxmessage")
     page = client.get(reverse(LIST)).content.decode()
     assert "312 NO_ROUTE &lt;script&gt;" in page
@@ -110,7 +110,7 @@ def test_the_page_shows_them_and_no_body(rows: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("action", ["retry", "discard", "delete_selected"])
-def test_who_may_only_look_changes_nothing(rows: dict[str, int], action: str) -> None:
+def test_a_user_without_the_permission_changes_nothing(rows: dict[str, int], action: str) -> None:
     before = list(OutboxMessage.objects.values())
     act(signed_in("view_outboxmessage"), action, rows.values())
 
@@ -118,7 +118,7 @@ def test_who_may_only_look_changes_nothing(rows: dict[str, int], action: str) ->
     assert not OperatorAction.objects.exists()
 
 
-def test_they_are_sent_again_in_the_admin_and_discarded_only_by_command(rows: dict[str, int]) -> None:
+def test_the_admin_retries_failed_messages_and_offers_no_discard(rows: dict[str, int]) -> None:
     client = signed_in("view_outboxmessage", "retry_outboxmessage")
     assert "1 message will be sent again." in act(client, "retry", [rows["stuck"]]).content.decode()
     act(client, "discard", [rows["failing"]])
@@ -132,7 +132,7 @@ def status(*permissions: str) -> str:
 
 
 @pytest.mark.usefixtures("rows")
-def test_what_cannot_be_published_is_reported_on_the_status_page() -> None:
+def test_failed_messages_are_on_the_status_page() -> None:
     told = status("view_outboxmessage")
 
     assert "1 message in the outbox cannot be published and needs an operator." in told
@@ -141,7 +141,7 @@ def test_what_cannot_be_published_is_reported_on_the_status_page() -> None:
     assert f'href="{reverse(LIST)}"' not in status()
 
 
-def test_what_is_not_published_for_long_is_reported_on_the_status_page(rows: dict[str, int]) -> None:
+def test_messages_that_wait_too_long_are_on_the_status_page(rows: dict[str, int]) -> None:
     OutboxMessage.objects.filter(pk=rows["stuck"]).delete()
     at_first = status()
     OutboxMessage.objects.filter(pk=rows["fine"]).update(created_at=timezone.now() - timedelta(minutes=19, seconds=5))
@@ -150,7 +150,7 @@ def test_what_is_not_published_for_long_is_reported_on_the_status_page(rows: dic
     assert "2 messages in the outbox have not been published; the oldest has waited for 19 min." in status()
 
 
-def test_a_status_page_outlives_an_outbox_whose_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_page_works_while_the_outbox_database_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_rows: OutboxRows) -> None:
         raise OperationalError("connection refused")
 

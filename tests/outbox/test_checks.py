@@ -16,15 +16,15 @@ def found(settings: Any, outbox: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("outbox", [True, False, ["default"]])
-def test_nothing_is_reported_of_what_works(settings: Any, outbox: Any) -> None:
+def test_a_sound_configuration_has_no_findings(settings: Any, outbox: Any) -> None:
     assert found(settings, outbox) == []
 
 
-def test_a_database_that_does_not_exist_is_an_error(settings: Any) -> None:
+def test_an_unknown_database_is_an_error(settings: Any) -> None:
     assert found(settings, ["default", "ledger"]) == ["rmq_retry.E040"]
 
 
-def test_a_database_that_a_router_keeps_free_of_it_is_a_warning(settings: Any) -> None:
+def test_a_database_router_that_excludes_the_outbox_is_a_warning(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [ROUTER]
 
     assert found(settings, True) == ["rmq_retry.W040"]

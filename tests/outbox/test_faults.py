@@ -43,7 +43,7 @@ OTHER_WORDS = (
 
 @pytest.mark.parametrize(("result", "alone", "together"), RESULTS)
 @pytest.mark.parametrize("text", [None, *OTHER_WORDS])
-def test_the_fault_of_a_result_is_the_same_in_any_words(
+def test_a_fault_does_not_depend_on_the_wording_of_the_broker(
     result: PublishResult, alone: Fault, together: Fault, text: str | None
 ) -> None:
     reworded = result if text is None else replace(result, text=text)
@@ -107,7 +107,7 @@ def test_every_cause_has_a_fault_in_every_scope(cause: Cause, scope: Scope) -> N
         ),
     ],
 )
-def test_a_closed_channel_is_read_once_where_it_arrives(
+def test_the_cause_of_a_closed_channel_is_parsed_once(
     code: int, text: str, kind: Outcome, scope: Scope, cause: Cause
 ) -> None:
     result = channel_closed(code, text, message=TO_GONE, alone=True)
@@ -115,7 +115,7 @@ def test_a_closed_channel_is_read_once_where_it_arrives(
     assert (result.kind, result.scope, result.cause, result.code) == (kind, scope, cause, code)
 
 
-def test_a_row_to_a_missing_exchange_that_was_not_alone_is_sent_again_by_itself() -> None:
+def test_a_row_to_a_missing_exchange_that_was_not_alone_is_retried_alone() -> None:
     result = channel_closed(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", message=TO_GONE, alone=False)
 
     assert (result.kind, result.scope) == (Outcome.UNKNOWN, Scope.CHANNEL)

@@ -5,7 +5,7 @@ import os
 from django_rmq_retry.publishing import broker_connections
 
 
-def test_a_child_does_not_wait_for_a_lock_that_its_parent_held() -> None:
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent() -> None:
     with broker_connections.reach._lock:
         child = os.fork()
         if not child:

@@ -27,7 +27,9 @@ def charge() -> Iterator[Handler[None]]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("trouble", ["broker loss", "nack"])
-def test_what_could_not_leave_is_sent_by_the_next_drain(rmq: RmqTest, charge: Handler[None], trouble: str) -> None:
+def test_the_next_drain_sends_a_message_that_could_not_be_sent(
+    rmq: RmqTest, charge: Handler[None], trouble: str
+) -> None:
     rmq.fail_next("publish", trouble)
     with transaction.atomic():
         charge.publish({"payment": 7})
@@ -37,7 +39,7 @@ def test_what_could_not_leave_is_sent_by_the_next_drain(rmq: RmqTest, charge: Ha
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_lost_confirm_brings_the_message_twice_with_one_id(rmq: RmqTest, charge: Handler[None]) -> None:
+def test_a_lost_confirm_sends_the_message_twice_with_one_id(rmq: RmqTest, charge: Handler[None]) -> None:
     rmq.fail_next("publish", "confirm lost")
     with transaction.atomic():
         name = charge.publish({"payment": 7})
@@ -47,7 +49,7 @@ def test_a_lost_confirm_brings_the_message_twice_with_one_id(rmq: RmqTest, charg
 
 
 @pytest.mark.django_db
-def test_what_no_commit_has_come_for_is_not_sent(
+def test_an_uncommitted_message_is_not_sent(
     rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
 ) -> None:
     with transaction.atomic():
@@ -61,7 +63,7 @@ def test_what_no_commit_has_come_for_is_not_sent(
 
 
 @pytest.mark.django_db
-def test_a_troubled_publish_makes_nobody_believe_that_the_broker_is_away(
+def test_a_failing_publish_does_not_mark_the_broker_unavailable(
     rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
 ) -> None:
     rmq.fail_next("publish", "broker loss")

@@ -97,7 +97,7 @@ def killed(process: "processes.Started") -> None:
     assert process.returncode == -signal.SIGKILL, said
 
 
-def test_what_a_kill_between_commit_and_send_leaves_is_sent_once(amqp: BlockingChannel, start: Start) -> None:
+def test_a_row_left_by_a_kill_before_its_send_is_sent_once(amqp: BlockingChannel, start: Start) -> None:
     killed(start("tests.outbox.dying", "before it is sent"))
     assert (arrived(amqp), kept("own")) == ([], [QUEUE])
     emptied(relay())
@@ -108,9 +108,7 @@ def test_what_a_kill_between_commit_and_send_leaves_is_sent_once(amqp: BlockingC
     assert (arrived(amqp), kept("own")) == (["mine"], [])
 
 
-def test_what_a_kill_between_confirm_and_delete_leaves_is_sent_again_with_its_id(
-    amqp: BlockingChannel, start: Start
-) -> None:
+def test_a_row_left_by_a_kill_after_its_confirm_is_sent_again_with_its_id(amqp: BlockingChannel, start: Start) -> None:
     killed(start("tests.outbox.dying", "before it is forgotten"))
     due_again()
     emptied(relay())
@@ -118,7 +116,7 @@ def test_what_a_kill_between_confirm_and_delete_leaves_is_sent_again_with_its_id
     assert (arrived(amqp), kept("own")) == (["mine", "mine"], [])
 
 
-def test_the_rows_of_a_killed_relay_are_free_at_once_where_rows_are_locked(amqp: BlockingChannel, start: Start) -> None:
+def test_rows_of_a_killed_relay_are_free_at_once_if_rows_are_locked(amqp: BlockingChannel, start: Start) -> None:
     left(QUEUE)
     killed(start("tests.outbox.dying", "a relay before it forgets"))
     if not claiming.skips_locked("own"):
@@ -130,7 +128,7 @@ def test_the_rows_of_a_killed_relay_are_free_at_once_where_rows_are_locked(amqp:
     assert (arrived(amqp), kept("own")) == ([f"id of {QUEUE}"] * 2, [])
 
 
-def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
+def test_during_an_outage_commits_wait_once_and_all_rows_arrive_in_order(
     amqp: BlockingChannel, broker_url: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_broker(settings, "amqp://guest:guest@127.0.0.1:1/")
@@ -151,7 +149,7 @@ def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
     assert (arrived(amqp), kept("own")) == ([f"{number:02}" for number in range(20)], [])
 
 
-def test_a_confirm_that_comes_late_still_ends_the_row(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_confirm_still_deletes_the_row(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.PATIENCE", 0.0)
     with transaction.atomic(using="own"):
         publish(1, routing_key=QUEUE, message_id="mine")
@@ -214,7 +212,7 @@ def test_a_commit_with_a_row_that_closes_the_connection_doubles_the_others_at_mo
     assert max(copies.values()) <= 2
 
 
-def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notification_wakes_the_relay(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLL", "LISTENING_POLL"):
         monkeypatch.setattr(claiming, name, 600.0)
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
@@ -280,13 +278,13 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_files")
-def test_a_relay_in_a_process_with_many_open_files_waits_between_its_rounds(rounds: list[float]) -> None:
+def test_a_relay_with_many_open_files_still_waits_between_rounds(rounds: list[float]) -> None:
     woken_once(claiming.RelayThread(), rounds)
 
     assert len(rounds) == 2
 
 
-def test_a_relay_that_cannot_watch_its_connections_waits_between_its_rounds(
+def test_a_relay_that_cannot_watch_connections_waits_between_rounds(
     rounds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def selector() -> None:
@@ -299,7 +297,7 @@ def test_a_relay_that_cannot_watch_its_connections_waits_between_its_rounds(
 
 
 @pytest.mark.parametrize("command", ["rmq_relay", "rmq_consume"])
-def test_a_process_relays_until_it_is_asked_to_stop(amqp: BlockingChannel, start: Start, command: str) -> None:
+def test_a_relay_process_runs_until_it_is_stopped(amqp: BlockingChannel, start: Start, command: str) -> None:
     assert start("django", "rmq_declare").wait(60) == 0
     process = start("django", command, "--max-runtime", "120")
     left(*[QUEUE] * 5)
@@ -312,7 +310,7 @@ def test_a_process_relays_until_it_is_asked_to_stop(amqp: BlockingChannel, start
 
 
 @pytest.mark.parametrize(("count", "line"), [(1, "sent 1 message from"), (3, "sent 3 messages from")])
-def test_a_burst_ends_when_all_is_sent(amqp: BlockingChannel, start: Start, count: int, line: str) -> None:
+def test_a_burst_ends_when_all_rows_are_sent(amqp: BlockingChannel, start: Start, count: int, line: str) -> None:
     left(*[QUEUE] * count)
     process = start("django", "rmq_relay", "--burst")
     said, _ = process.communicate(timeout=60)
@@ -321,7 +319,7 @@ def test_a_burst_ends_when_all_is_sent(amqp: BlockingChannel, start: Start, coun
     assert line in said
 
 
-def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingChannel, start: Start) -> None:
+def test_a_consumer_burst_ends_when_all_sendable_rows_are_sent(amqp: BlockingChannel, start: Start) -> None:
     assert start("django", "rmq_declare").wait(60) == 0
     left("nowhere")
     left(*[QUEUE] * MANY, order_key="account:7")
@@ -331,9 +329,7 @@ def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingC
     assert (process.returncode, len(arrived(amqp)), kept("own")) == (Exit.DONE, MANY, ["nowhere"]), said
 
 
-def test_a_relay_states_that_nothing_more_can_be_sent_only_when_a_round_has_sent_nothing(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relay_reports_idle_only_after_a_round_that_sent_nothing(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     left("good", "bad")
     post.ends["bad"] = RETURNED
@@ -352,7 +348,7 @@ def test_a_relay_states_that_nothing_more_can_be_sent_only_when_a_round_has_sent
     assert kept("own") == ["bad"]
 
 
-def test_a_relay_survives_a_database_router_that_fails_and_a_connection_that_cannot_be_closed(
+def test_a_relay_survives_a_failing_router_and_an_unclosable_connection(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(claiming, "AGAIN", 0.01)
@@ -390,7 +386,7 @@ def test_a_relay_survives_a_database_router_that_fails_and_a_connection_that_can
     ]
 
 
-def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_does_not_wait_for_a_relay_whose_database_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claiming, "PATIENCE", 0.0)
     monkeypatch.setattr(outbox_rows, "served", list)
     relays, told = claiming.RelayThread(), queue.SimpleQueue[bool]()
@@ -407,7 +403,7 @@ def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(mo
     assert told.get() is True
 
 
-def test_a_burst_says_that_the_broker_is_away(start: Start) -> None:
+def test_a_burst_without_a_broker_exits_with_unreachable(start: Start) -> None:
     left(QUEUE)
     process = start("django", "rmq_relay", "--burst", url="amqp://guest:guest@127.0.0.1:1/")
     said, _ = process.communicate(timeout=60)
@@ -416,7 +412,7 @@ def test_a_burst_says_that_the_broker_is_away(start: Start) -> None:
     assert kept("own") == [QUEUE]
 
 
-def test_a_burst_says_that_something_is_left(amqp: BlockingChannel, start: Start) -> None:
+def test_a_burst_with_rows_left_exits_with_partly(amqp: BlockingChannel, start: Start) -> None:
     left(QUEUE, "nowhere")
     process = start("django", "rmq_relay", "--burst")
     said, _ = process.communicate(timeout=60)

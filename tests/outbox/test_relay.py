@@ -39,14 +39,14 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:
     monkeypatch.setattr(faults, "time", SimpleNamespace(monotonic=lambda: now))
 
 
-def test_what_was_left_is_sent_in_its_order_and_gone(post: Post) -> None:
+def test_the_relay_sends_left_rows_in_order_and_deletes_them(post: Post) -> None:
     left(*(f"q{number}" for number in range(40)))
 
     assert relay().turn() == claiming.Turn(sent=40)
     assert (post.keys, kept("own")) == ([f"q{number}" for number in range(40)], [])
 
 
-def test_a_row_that_its_writer_is_sending_is_left_to_it_until_its_lease_is_over(post: Post) -> None:
+def test_a_row_in_flight_at_its_writer_is_left_alone_until_its_lease_ends(post: Post) -> None:
     left("q")
     ROWS.update(due_at=timezone.now() + timedelta(seconds=60))
     one = relay()
@@ -57,7 +57,7 @@ def test_a_row_that_its_writer_is_sending_is_left_to_it_until_its_lease_is_over(
     assert post.keys == ["q"]
 
 
-def test_a_batch_holds_no_more_bodies_than_have_room(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_limited_by_the_bytes_of_its_bodies(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claiming, "MOST_BYTES", 100)
     left("a", "b", "c", body=b"x" * 60)
     one = relay()
@@ -66,9 +66,7 @@ def test_a_batch_holds_no_more_bodies_than_have_room(post: Post, monkeypatch: py
     assert post.keys == ["a", "b", "c"]
 
 
-def test_the_followers_of_an_ordering_key_share_the_bytes_of_a_batch_with_its_first_row(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_an_ordering_key_share_the_byte_limit_of_a_batch(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claiming, "MOST_BYTES", 100)
     left("a1", "a2", "a3", "a4", body=b"x" * 40, order_key="a")
     one = relay()
@@ -77,7 +75,7 @@ def test_the_followers_of_an_ordering_key_share_the_bytes_of_a_batch_with_its_fi
     assert post.keys == ["a1", "a2", "a3", "a4"]
 
 
-def test_rows_of_a_key_leave_one_after_the_other(post: Post) -> None:
+def test_rows_of_an_ordering_key_are_sent_one_after_another(post: Post) -> None:
     left("a1", "a2", "a3", order_key="a")
     left("free")
     left("b1", order_key="b")
@@ -102,7 +100,7 @@ def test_rows_of_a_key_leave_one_after_the_other(post: Post) -> None:
     assert kept("own") == []
 
 
-def test_a_row_that_fails_holds_its_own_key_only(post: Post) -> None:
+def test_a_failing_row_blocks_only_its_own_ordering_key(post: Post) -> None:
     left("bad", "a2", order_key="a")
     left("b1", "b2", order_key="b")
     left("free")
@@ -113,7 +111,7 @@ def test_a_row_that_fails_holds_its_own_key_only(post: Post) -> None:
     assert kept("own") == ["bad", "a2"]
 
 
-def test_a_key_whose_first_row_is_its_writers_is_left_alone(post: Post) -> None:
+def test_rows_behind_a_leased_row_of_their_ordering_key_wait(post: Post) -> None:
     left("a1", "a2", order_key="a")
     ROWS.filter(routing_key="a1").update(due_at=timezone.now() + timedelta(seconds=60))
     emptied(relay())
@@ -124,7 +122,7 @@ def test_a_key_whose_first_row_is_its_writers_is_left_alone(post: Post) -> None:
     assert post.keys == ["a1", "a2"]
 
 
-def test_rows_of_a_key_behind_one_that_is_not_due_wait_for_it(post: Post) -> None:
+def test_rows_behind_a_row_that_is_not_due_wait(post: Post) -> None:
     left("a1", "a2", "a3", order_key="a")
     ROWS.filter(routing_key="a2").update(due_at=timezone.now() + timedelta(seconds=60))
     emptied(relay())
@@ -132,7 +130,7 @@ def test_rows_of_a_key_behind_one_that_is_not_due_wait_for_it(post: Post) -> Non
     assert (post.keys, kept("own")) == (["a1"], ["a2", "a3"])
 
 
-def test_keys_that_a_database_takes_for_one_keep_their_order_too(post: Post) -> None:
+def test_ordering_keys_equal_in_the_database_collation_keep_their_order(post: Post) -> None:
     left("a1", order_key="a")
     left("A1", order_key="A")
     left("a2", order_key="a")
@@ -144,7 +142,7 @@ def test_keys_that_a_database_takes_for_one_keep_their_order_too(post: Post) -> 
     assert [key for key in post.keys if key[0] == "A"] == ["A1", "A2"]
 
 
-def test_two_relays_at_once_never_double_and_keep_each_order(post: Post) -> None:
+def test_two_relays_at_once_double_no_row_and_keep_each_order(post: Post) -> None:
     for number in range(30):
         for key in ("a", "b", "c"):
             left(f"{key}{number}", order_key=key)
@@ -175,7 +173,7 @@ def test_two_relays_at_once_never_double_and_keep_each_order(post: Post) -> None
         assert [one for one in post.keys if one[0] == key] == [f"{key}{number}" for number in range(30)]
 
 
-def test_what_the_broker_can_never_take_is_kept_for_an_operator_with_its_reason(
+def test_a_row_that_the_broker_can_never_accept_fails_with_its_reason(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
@@ -194,7 +192,7 @@ def test_what_the_broker_can_never_take_is_kept_for_an_operator_with_its_reason(
     assert OutboxMessage.objects.using("own").pending() == (0, None, 1)
 
 
-def test_a_stuck_row_holds_its_key(post: Post) -> None:
+def test_a_failed_row_blocks_its_ordering_key(post: Post) -> None:
     left("bad", "next", order_key="a")
     ROWS.filter(routing_key="bad").update(failed_at=timezone.now())
     emptied(relay())
@@ -211,7 +209,7 @@ TOPIC = channel_closed_over(Cause.ACCESS_TOPIC)
     [NACKED, WRITE, TOPIC],
     ids=["full", "no right to write", "no right to the topic"],
 )
-def test_a_queue_that_is_full_or_a_right_that_is_missing_never_makes_a_row_stuck(
+def test_a_full_queue_or_a_missing_permission_never_fails_a_row(
     end: PublishResult, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
@@ -228,9 +226,7 @@ def test_a_queue_that_is_full_or_a_right_that_is_missing_never_makes_a_row_stuck
     assert (post.keys, kept("own")) == (["full"] * 7, [])
 
 
-def test_rows_of_an_exchange_that_is_closed_to_us_wait_for_one_of_them_that_asks(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_write_permission_one_row_probes_the_exchange(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     left("s1", "s2", "s3", exchange="shut")
     left("o1")
     post.ends = dict.fromkeys(("s1", "s2", "s3"), WRITE)
@@ -254,7 +250,7 @@ def test_rows_of_an_exchange_that_is_closed_to_us_wait_for_one_of_them_that_asks
     assert (post.keys[7:], kept("own")) == (["s1", "s2", "s3"], [])
 
 
-def test_the_order_of_a_key_is_kept_where_one_of_its_exchanges_is_closed_to_us(
+def test_an_exchange_without_write_permission_keeps_the_order_of_a_key(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left("s1", exchange="shut")
@@ -274,9 +270,7 @@ def test_the_order_of_a_key_is_kept_where_one_of_its_exchanges_is_closed_to_us(
     assert post.keys[2:] == ["s1", "k2", "k3"]
 
 
-def test_a_row_that_asks_and_is_gone_meanwhile_leaves_its_exchange_open(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_probe_row_leaves_its_exchange_usable(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     left("s1", "s2", exchange="shut")
     post.ends = dict.fromkeys(("s1", "s2"), WRITE)
     one = relay()
@@ -289,7 +283,7 @@ def test_a_row_that_asks_and_is_gone_meanwhile_leaves_its_exchange_open(
     assert (post.keys[-1], kept("own")) == ("s2", [])
 
 
-def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_leave(
+def test_a_row_that_closes_the_channel_is_found_and_the_others_are_sent(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left("a", "evil", "b")
@@ -309,7 +303,7 @@ def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_le
     assert ROWS.get().attempts == 1
 
 
-def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
+def test_an_unavailable_broker_costs_no_attempts_and_gets_one_probe_row(
     post: Post, caplog: pytest.LogCaptureFixture
 ) -> None:
     left("a", "b", "c")
@@ -326,7 +320,7 @@ def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
     assert (post.keys[5:], kept("own")) == (["a", "b", "c"], [])
 
 
-def test_rows_that_a_relay_gives_back_do_not_wake_it(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_returned_by_a_relay_do_not_wake_it(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a relay without row locks tries an unreachable broker again and again without a pause."""
     monkeypatch.setattr(claiming, "skips_locked", lambda _using: False)
     woken: list[bool] = []
@@ -339,7 +333,7 @@ def test_rows_that_a_relay_gives_back_do_not_wake_it(post: Post, monkeypatch: py
     assert claiming.waiting("own")
 
 
-def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(post: Post) -> None:
+def test_a_row_that_closes_the_connection_each_time_lets_the_others_pass(post: Post) -> None:
     left("evil", "good")
     post.ends["evil"] = CONNECTION_LOST
     post.ends["good"] = CONNECTION_LOST
@@ -353,7 +347,7 @@ def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(po
     assert ROWS.get().failed_at is None
 
 
-def test_rows_in_flight_when_the_broker_is_stopped_are_not_sent_alone(post: Post) -> None:
+def test_rows_in_flight_at_a_broker_stop_are_not_sent_alone(post: Post) -> None:
     left("a", "b")
     post.ends = dict.fromkeys(("a", "b"), replace(CONNECTION_LOST, code=320))
     assert relay().turn().away
@@ -370,7 +364,7 @@ def test_rows_in_flight_at_a_commit_that_loses_the_connection_are_sent_alone(pos
     assert list(ROWS.values_list("routing_key", "alone", "attempts")) == [("evil", True, 0)]
 
 
-def test_rows_that_are_sent_alone_and_other_rows_take_turns(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_sent_alone_alternate_with_other_rows(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claiming, "MOST", 2)
     monkeypatch.setattr(claiming, "MOST_ALONE", 1)
     left("lost1", "lost2")
@@ -381,7 +375,7 @@ def test_rows_that_are_sent_alone_and_other_rows_take_turns(post: Post, monkeypa
     assert post.keys == ["a", "b", "lost1", "c", "d", "lost2", "e"]
 
 
-def test_a_row_sent_alone_whose_confirm_never_arrives_keeps_no_others(post: Post) -> None:
+def test_a_row_sent_alone_without_a_confirm_blocks_no_other_row(post: Post) -> None:
     post.ends["dead"] = UNKNOWN
     left("dead", "lost")
     ROWS.update(alone=True)
@@ -398,7 +392,7 @@ def test_a_row_sent_alone_whose_confirm_never_arrives_keeps_no_others(post: Post
     assert ROWS.get().attempts == 2
 
 
-def test_rows_of_a_key_behind_one_that_is_sent_alone_wait_for_it(post: Post) -> None:
+def test_rows_behind_a_row_sent_alone_wait_for_it(post: Post) -> None:
     left("a1", "a2", "a3", order_key="a")
     ROWS.filter(routing_key="a2").update(alone=True)
     left("free")
@@ -407,9 +401,7 @@ def test_rows_of_a_key_behind_one_that_is_sent_alone_wait_for_it(post: Post) -> 
     assert post.keys == ["a1", "free", "a2", "a3"]
 
 
-def test_what_was_confirmed_is_not_sent_again_when_the_database_failed_to_forget_it(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confirmed_row_is_not_sent_again_if_its_deletion_failed(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     left("a", "b")
     one = relay()
     with monkeypatch.context() as patch:
@@ -422,9 +414,7 @@ def test_what_was_confirmed_is_not_sent_again_when_the_database_failed_to_forget
     assert (post.keys, kept("own")) == (["a", "b"], [])
 
 
-def test_what_was_confirmed_is_forgotten_at_once_where_a_deadlock_has_rolled_its_deletion_back(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confirmed_row_is_deleted_again_at_once_after_a_deadlock(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     left("a", "b")
     one, ends = relay(), iter([OperationalError("Deadlock found when trying to get lock")])
 
@@ -446,7 +436,7 @@ def _fail(*_arguments: object, **_options: object) -> None:
     raise ConnectionError("the database is gone")
 
 
-def test_a_commit_leaves_what_has_an_earlier_row_of_its_key_to_the_relay(post: Post) -> None:
+def test_a_commit_leaves_rows_behind_an_earlier_row_of_their_key_to_the_relay(post: Post) -> None:
     left("a1", order_key="a")
     with transaction.atomic(using="own"):
         publish(1, routing_key="a2", order_key="a")
@@ -470,7 +460,7 @@ def published_without_a_thread(post: Post, monkeypatch: pytest.MonkeyPatch) -> N
         post.answer()
 
 
-def test_a_thread_that_cannot_be_started_costs_no_later_result(
+def test_a_thread_that_cannot_start_loses_no_later_result(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Like under a limit of processes: late results are written once there is room again."""
@@ -487,7 +477,7 @@ def test_a_thread_that_cannot_be_started_costs_no_later_result(
     assert post.keys == ["first", "second"]
 
 
-def test_a_result_for_which_no_thread_could_be_started_is_written_after_the_next_commit(
+def test_a_result_without_a_thread_is_written_after_the_next_commit(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published_without_a_thread(post, monkeypatch)

@@ -44,7 +44,7 @@ def turned(one: Any, done: Callable[[], bool]) -> bool:
     return done()
 
 
-def test_rows_wait_for_a_right_however_long_it_is_missing_and_others_leave(
+def test_rows_wait_for_a_missing_permission_and_others_are_sent(
     grant: Grant, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name, value in ((outbox, "TRIES", 2), (faults, "LONGEST_WAIT", 0.1), (faults, "MARGIN", 0.1)):

@@ -21,7 +21,7 @@ from tests.outbox.made import Post, kept
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
-def test_inside_a_transaction_it_is_a_row_and_after_the_commit_it_is_sent_and_gone(post: Post) -> None:
+def test_a_publish_in_a_transaction_is_a_row_until_the_commit_sends_it(post: Post) -> None:
     with transaction.atomic():
         name = publish(1, routing_key="q")
         row = OutboxMessage.objects.get()
@@ -31,7 +31,7 @@ def test_inside_a_transaction_it_is_a_row_and_after_the_commit_it_is_sent_and_go
     assert kept() == []
 
 
-def test_a_rollback_takes_the_row_back(post: Post) -> None:
+def test_a_rollback_deletes_the_row(post: Post) -> None:
     with transaction.atomic():
         publish(1, routing_key="q")
         transaction.set_rollback(True)
@@ -39,7 +39,7 @@ def test_a_rollback_takes_the_row_back(post: Post) -> None:
     assert (post.sent, kept()) == ([], [])
 
 
-def test_a_savepoint_that_is_rolled_back_takes_only_its_own_rows(post: Post) -> None:
+def test_a_rolled_back_savepoint_deletes_only_its_own_rows(post: Post) -> None:
     with transaction.atomic():
         publish(1, routing_key="outer")
         with transaction.atomic():
@@ -52,7 +52,7 @@ def test_a_savepoint_that_is_rolled_back_takes_only_its_own_rows(post: Post) -> 
     assert (post.keys, kept()) == (["outer", "other", "last"], [])
 
 
-def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_sent_byte_for_byte_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox.AfterCommit, "__call__", lambda _self: None)
     headers = {"text": "é\0", "whole": 2**40, "list": [1, {"a": b"\xff"}], "nothing": None}
     message = message_of(
@@ -72,7 +72,7 @@ def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.Mo
     assert (found[1].body, found[1].properties, found[1].mandatory) == (b"", Properties(), False)
 
 
-def test_rows_of_one_transaction_go_together_and_are_deleted_by_one_statement(post: Post) -> None:
+def test_rows_of_one_transaction_are_sent_together_and_deleted_by_one_query(post: Post) -> None:
     with transaction.atomic():
         publish(1, routing_key="so that the table is known")
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
@@ -84,7 +84,7 @@ def test_rows_of_one_transaction_go_together_and_are_deleted_by_one_statement(po
     assert len([query for query in queries if "DELETE" in query["sql"]]) == 1
 
 
-def test_without_the_outbox_it_leaves_on_commit(post: Post) -> None:
+def test_without_the_outbox_a_message_is_sent_on_commit(post: Post) -> None:
     with transaction.atomic():
         publish(1, routing_key="q", outbox=False)
         publish_many([message_of(1, routing_key="many")], outbox=False)
@@ -94,7 +94,7 @@ def test_without_the_outbox_it_leaves_on_commit(post: Post) -> None:
 
 
 @pytest.mark.parametrize("databases", [False, ["own"]])
-def test_a_database_that_the_setting_leaves_out_has_none(post: Post, settings: Any, databases: Any) -> None:
+def test_a_database_excluded_by_the_setting_has_no_outbox(post: Post, settings: Any, databases: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OUTBOX": databases}
     with transaction.atomic():
         publish(1, routing_key="q")
@@ -103,7 +103,7 @@ def test_a_database_that_the_setting_leaves_out_has_none(post: Post, settings: A
     assert post.keys == ["q"]
 
 
-def test_a_database_that_the_routers_keep_free_of_it_has_none(post: Post, settings: Any) -> None:
+def test_a_database_excluded_by_the_routers_has_no_outbox(post: Post, settings: Any) -> None:
     settings.DATABASE_ROUTERS = ["tests.outbox.routers.Refuse"]
     with transaction.atomic():
         publish(1, routing_key="q")
@@ -112,7 +112,7 @@ def test_a_database_that_the_routers_keep_free_of_it_has_none(post: Post, settin
     assert post.keys == ["q"]
 
 
-def test_keep_writes_a_row_of_the_open_transaction(post: Post) -> None:
+def test_keep_writes_a_row_in_the_open_transaction(post: Post) -> None:
     with transaction.atomic():
         outbox.keep(message_of(1, routing_key="q"), using="default", order_key="account:7")
         row = OutboxMessage.objects.get()
@@ -121,7 +121,7 @@ def test_keep_writes_a_row_of_the_open_transaction(post: Post) -> None:
     assert (post.keys, kept()) == (["q"], [])
 
 
-def test_what_cannot_be_written_fails_inside_the_transaction_and_leaves_it_usable(post: Post) -> None:
+def test_a_row_that_cannot_be_written_fails_in_the_transaction(post: Post) -> None:
     with transaction.atomic():
         with pytest.raises(ValueError, match="takes 300 bytes"):
             publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
@@ -130,7 +130,7 @@ def test_what_cannot_be_written_fails_inside_the_transaction_and_leaves_it_usabl
     assert post.keys == ["good"]
 
 
-def test_a_transaction_that_is_bound_to_fail_takes_no_row(post: Post) -> None:
+def test_a_transaction_marked_for_rollback_writes_no_row(post: Post) -> None:
     with transaction.atomic():
         transaction.set_rollback(True)
         publish(1, routing_key="q")
@@ -138,7 +138,7 @@ def test_a_transaction_that_is_bound_to_fail_takes_no_row(post: Post) -> None:
     assert (post.keys, kept()) == ([], [])
 
 
-def test_an_order_needs_an_outbox(post: Post) -> None:
+def test_order_by_needs_an_outbox(post: Post) -> None:
     message = message_of(1, routing_key="q", options=Options(order_key="k"))
     with pytest.raises(ConfigurationError, match="takes effect in an outbox only"):
         publish_many([message])
@@ -151,7 +151,7 @@ def test_an_order_needs_an_outbox(post: Post) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_savepoint_made_by_hand_takes_its_rows_too(post: Post, *, nested: bool) -> None:
+def test_a_manual_savepoint_also_deletes_its_rows(post: Post, *, nested: bool) -> None:
     with transaction.atomic():
         publish(1, routing_key="before")
         made = connection.savepoint()
@@ -163,9 +163,7 @@ def test_a_savepoint_made_by_hand_takes_its_rows_too(post: Post, *, nested: bool
     assert (post.keys, kept()) == (["before", "after"], [])
 
 
-def test_what_a_relay_has_taken_meanwhile_its_writer_neither_sends_nor_takes_back(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_claimed_by_a_relay_is_not_sent_by_its_writer(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like on a database without row locks: a slow callback has used up the lease, and a relay has its own."""
     monkeypatch.setattr(outbox, "SPARE", 0.0)
     theirs = timezone.now() + timedelta(seconds=60)
@@ -176,9 +174,7 @@ def test_what_a_relay_has_taken_meanwhile_its_writer_neither_sends_nor_takes_bac
     assert (post.keys, OutboxMessage.objects.get().due_at) == ([], theirs)
 
 
-def test_a_lease_that_is_renewed_only_in_part_leaves_all_rows_to_the_relays(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partly_renewed_lease_leaves_all_rows_to_the_relays(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease of the first row ended during a long transaction; the second row was written just before the commit."""
     monkeypatch.setattr(outbox, "SPARE", 0.0)
     leases = iter([0.0, 60.0, 60.0])
@@ -191,9 +187,7 @@ def test_a_lease_that_is_renewed_only_in_part_leaves_all_rows_to_the_relays(
     assert not OutboxMessage.objects.filter(due_at__gt=timezone.now() + timedelta(seconds=5)).exists()
 
 
-def test_the_lease_of_rows_that_were_long_in_being_written_has_begun_before(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lease_of_a_row_begins_before_a_slow_write(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[float] = []
     begun: list[float] = []
     monkeypatch.setattr(outbox, "insert", lambda *_args, **_more: written.append(time.monotonic()))
@@ -205,7 +199,7 @@ def test_the_lease_of_rows_that_were_long_in_being_written_has_begun_before(
     assert post.sent == []
 
 
-def test_the_rows_that_are_written_without_a_model_are_those_of_the_model() -> None:
+def test_rows_written_without_the_model_equal_rows_of_the_model() -> None:
     columns = {field.column for field in OutboxMessage._meta.fields}
 
     assert OutboxMessage._meta.db_table == outbox_rows.TABLE

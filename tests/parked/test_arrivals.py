@@ -47,7 +47,7 @@ def resolved(record: ParkedMessage, state: State = State.DISCARDED) -> ParkedMes
 
 
 class TestNew:
-    def test_a_message_is_recorded_whole(self) -> None:
+    def test_a_parked_message_is_recorded_with_all_its_fields(self) -> None:
         before = datetime.now(UTC)
         record = first(body=b'{"n": 1}', type="charge", correlation_id="c", content_type="application/json",
                        timestamp=1_600_000_000, exchange="shop", routing_key="pay")  # fmt: skip
@@ -64,21 +64,21 @@ class TestNew:
         # By the database's clock, as it was asked a moment ago.
         assert abs(record.recorded_at - before) < timedelta(seconds=30)
 
-    def test_what_no_handler_took_was_never_tried(self) -> None:
+    def test_a_message_without_a_handler_has_zero_attempts(self) -> None:
         store(untaken())
 
         told = the_record()
         assert (told.reason, told.attempts, told.summary, told.failed_at) == ("no_handler", 0, "", None)
         assert told.parked_at == at(DAWN)
 
-    def test_its_group_begins_with_it(self) -> None:
+    def test_the_first_parked_message_creates_its_group(self) -> None:
         first()
         group = the_group()
 
         assert (group.title, group.reason, group.parked, group.arrived) == ("BankDown", "retries_exhausted", 1, 1)
         assert (group.first_seen, group.last_seen, group.regressed_at) == (at(DAWN), at(DAWN), None)
 
-    def test_many_are_one_group_and_it_knows_the_first_and_the_last(self) -> None:
+    def test_equal_errors_share_a_group_with_first_and_last_time(self) -> None:
         store(*(by_us(id=f"m-{n}", at=DAWN + n * SECOND) for n in (3, 1, 2)))
         group = the_group()
 
@@ -90,26 +90,26 @@ class TestNew:
 
         assert sorted(ErrorGroup.objects.values_list("title", "parked")) == [("BankDown", 1), ("CardExpired", 1)]
 
-    def test_the_workers_fingerprint_is_the_groups(self) -> None:
+    def test_the_group_uses_the_fingerprint_of_the_worker(self) -> None:
         store(foreign(headers={"rmq-retry-reason": "x", "rmq-retry-fingerprint": "a" * 40, "rmq-retry-culprit": "b:p"}))
 
         assert (the_group().fingerprint, the_group().culprit) == ("a" * 40, "b:p")
 
     @pytest.mark.parametrize("forged", ["a" * 39, "A" * 40, "g" * 40, "a" * 41, "💥" * 40, ""])
-    def test_what_is_no_fingerprint_is_none(self, forged: str) -> None:
+    def test_an_invalid_fingerprint_header_is_ignored(self, forged: str) -> None:
         store(foreign(headers={"rmq-retry-reason": "x", "rmq-retry-fingerprint": forged}))
 
         assert len(the_group().fingerprint) == 40
         assert the_group().fingerprint != forged
 
-    def test_times_that_cannot_be_are_left_out(self) -> None:
+    def test_impossible_times_are_not_stored(self) -> None:
         tomorrow = int(datetime.now(UTC).timestamp() * 1000) + 86_400_000
         record = first(at=tomorrow, timestamp=1_700_000_000_000)
 
         assert record.published_at is None
         assert record.parked_at <= datetime.now(UTC)
 
-    def test_a_project_without_time_zones_has_its_own_time(self, settings: Any) -> None:
+    def test_a_project_without_time_zones_stores_its_local_time(self, settings: Any) -> None:
         settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Kyiv"
         store(by_us(timestamp=1_600_000_000))
         store(by_us(timestamp=1_600_000_000, at=DAWN + SECOND))
@@ -119,7 +119,7 @@ class TestNew:
 
 
 class TestCopies:
-    def test_a_copy_that_is_delivered_twice_changes_nothing(self) -> None:
+    def test_a_redelivered_copy_changes_no_record(self) -> None:
         record = first()
         store(by_us(again=True))
         store(by_us())
@@ -128,12 +128,12 @@ class TestCopies:
         assert (again.copies, again.revision, again.state) == (1, record.revision, "parked")
         assert the_group().arrived == 1
 
-    def test_nor_does_it_in_one_batch(self) -> None:
+    def test_a_copy_delivered_twice_in_one_batch_changes_no_record(self) -> None:
         store(by_us(), by_us(), by_us(again=True))
 
         assert the_record().copies == 1
 
-    def test_a_newer_failure_of_what_waits_for_an_operator_is_taken_over(self) -> None:
+    def test_a_newer_failure_updates_an_open_record(self) -> None:
         record = first()
         store(by_us(at=DAWN + SECOND, error="CardExpired"))
 
@@ -146,19 +146,19 @@ class TestCopies:
         )
         assert (again.group.title, again.revision) == ("CardExpired", record.revision + 1)
 
-    def test_an_older_one_is_counted_only(self) -> None:
+    def test_an_older_failure_only_increments_the_copies(self) -> None:
         first()
         store(by_us(at=DAWN - SECOND, error="CardExpired"))
 
         assert (the_record().copies, the_record().error, the_record().parked_at) == (2, "BankDown", at(DAWN))
 
-    def test_what_is_on_hold_stays_on_hold(self) -> None:
+    def test_a_message_on_hold_stays_on_hold_when_a_copy_arrives(self) -> None:
         change(first(), state=State.ON_HOLD)
         store(by_us(at=DAWN + SECOND))
 
         assert (the_record().state, the_record().copies) == ("on_hold", 2)
 
-    def test_an_edited_or_first_body_is_never_replaced(self) -> None:
+    def test_the_first_body_of_a_record_is_never_replaced(self) -> None:
         record = first(body=b"first")
         second = hashlib.sha256(b"second").hexdigest()
         told = {"body": b"second", "properties": b"", "sha256": second, "by": "ann", "reason": "typo", "at": at(DAWN)}
@@ -170,7 +170,7 @@ class TestCopies:
 
 
 class TestRequeued:
-    def test_a_copy_that_fails_again_opens_the_same_record(self) -> None:
+    def test_a_requeued_copy_that_fails_reopens_its_record(self) -> None:
         record = requeued(first())
         place = item(record, cycle=2)
         store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND, error="CardExpired"))
@@ -186,13 +186,13 @@ class TestRequeued:
         assert (place.state, place.run.failed) == (ItemState.FAILED, 1)
         assert ErrorGroup.objects.get(title="BankDown").failed_again == 1
 
-    def test_also_where_its_id_was_never_one(self) -> None:
+    def test_a_requeued_copy_without_an_id_reopens_its_record(self) -> None:
         record = requeued(first(**NO_ID))
         store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND, **NO_ID))
 
         assert (the_record().state, the_record().copies) == ("parked", 2)
 
-    def test_also_before_the_confirm_was_written_down(self) -> None:
+    def test_a_copy_that_fails_before_its_confirm_is_stored_reopens_its_record(self) -> None:
         record = requeued(first(), state=State.REQUEUEING)
         place = item(record, cycle=2, state=ItemState.CLAIMED)
         store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
@@ -201,7 +201,7 @@ class TestRequeued:
         place.refresh_from_db()
         assert place.state == ItemState.FAILED
 
-    def test_also_where_nobody_knew_whether_it_was_sent(self) -> None:
+    def test_an_unconfirmed_copy_that_fails_reopens_its_record(self) -> None:
         record = first()
         ErrorGroup.objects.update(arrived=1)
         record = change(record, cycle=2, unconfirmed=True)
@@ -212,7 +212,7 @@ class TestRequeued:
         run.refresh_from_db()
         assert (the_record().unconfirmed, run.sent, run.failed, run.unconfirmed) == (False, 1, 1, 0)
 
-    def test_places_of_other_cycles_stay_as_they_are(self) -> None:
+    def test_a_failed_copy_changes_only_items_of_its_own_cycle(self) -> None:
         record = requeued(first())
         older = item(record, cycle=1, state=ItemState.UNCONFIRMED)
         store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
@@ -220,13 +220,13 @@ class TestRequeued:
         older.refresh_from_db()
         assert (older.state, older.run.failed) == (ItemState.UNCONFIRMED, 0)
 
-    def test_a_hold_that_came_after_it_was_sent_is_kept(self) -> None:
+    def test_a_hold_set_after_the_requeue_is_kept(self) -> None:
         record = change(first(), cycle=2, unconfirmed=True, state=State.ON_HOLD)
         store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
 
         assert (the_record().state, the_record().unconfirmed) == ("on_hold", False)
 
-    def test_an_older_copy_does_not_stop_the_newer_one(self) -> None:
+    def test_a_failed_copy_of_an_older_cycle_leaves_the_newer_one_in_flight(self) -> None:
         record = change(requeued(first()), cycle=3)
         place = item(record, cycle=3)
         store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
@@ -243,7 +243,7 @@ class TestRequeued:
         assert (the_record().copies, RequeueRun.objects.get().failed, the_group().failed_again) == (3, 1, 1)
 
     @pytest.mark.parametrize("other", [{"body": b"another"}, {"id": "m-2"}, {"id": None}])
-    def test_a_ticket_that_another_message_carries_reports_nothing(self, other: dict[str, Any]) -> None:
+    def test_a_ticket_copied_to_another_message_is_ignored(self, other: dict[str, Any]) -> None:
         record = requeued(first(body=b"one"))
         copied = ticket_header(record.pk, 2, body=b"one")
         store(by_us(**{"headers": copied, "at": DAWN + 90 * SECOND, "body": b"one", **other}))
@@ -251,14 +251,14 @@ class TestRequeued:
         assert list(ParkedMessage.objects.order_by("pk").values_list("state", flat=True)) == ["requeued", "parked"]
 
     @pytest.mark.parametrize("text", ["1.2", "1.2:forged", "", "x" * 300])
-    def test_nor_does_one_that_we_did_not_sign(self, text: str) -> None:
+    def test_a_ticket_with_an_invalid_signature_is_ignored(self, text: str) -> None:
         requeued(first())
         store(by_us(headers={"rmq-retry-ticket": text}, at=DAWN + 90 * SECOND))
 
         # Found by its id, as a copy of unknown cycle.
         assert (the_record().state, the_record().unconfirmed) == ("parked", True)
 
-    def test_a_record_that_is_gone_is_recreated(self) -> None:
+    def test_a_deleted_record_is_recreated(self) -> None:
         store(by_us(ticket=(999_999, 2)))
 
         assert (the_record().state, the_record().cycle) == ("parked", 1)
@@ -266,14 +266,14 @@ class TestRequeued:
 
 class TestComingBack:
     @pytest.mark.parametrize("state", RESOLVED)
-    def test_what_was_parked_before_it_was_resolved_is_stale(self, state: State) -> None:
+    def test_a_copy_parked_before_the_record_was_resolved_leaves_it_resolved(self, state: State) -> None:
         resolved(first(), state)
         store(by_us(at=DAWN + 59 * SECOND))
 
         assert (the_record().state, the_record().copies, the_record().resolution) == (state, 2, "a twin")
 
     @pytest.mark.parametrize("state", RESOLVED)
-    def test_what_was_parked_after_that_opens_it_again(self, state: State) -> None:
+    def test_a_copy_parked_after_the_record_was_resolved_reopens_it(self, state: State) -> None:
         change(resolved(first(), state), succeeded_at=at(DAWN))
         store(by_us(at=DAWN + 61 * SECOND))
 
@@ -288,19 +288,21 @@ class TestComingBack:
         assert (again.succeeded_at, again.unconfirmed) == (at(DAWN), False)
 
     @pytest.mark.parametrize(("later", "state"), [(59, "processed"), (61, "parked")])
-    def test_a_twin_of_the_copy_that_succeeded_counts_by_when_it_failed(self, later: int, state: str) -> None:
+    def test_a_twin_of_a_successful_copy_reopens_the_record_only_if_it_failed_later(
+        self, later: int, state: str
+    ) -> None:
         record = change(resolved(first(), State.PROCESSED), cycle=2)
         store(by_us(ticket=(record.pk, 2), at=DAWN + later * SECOND))
 
         assert (the_record().state, the_record().copies) == (state, 2)
 
-    def test_the_group_has_come_back_then(self) -> None:
+    def test_a_group_is_marked_regressed_when_it_fails_after_its_resolution(self) -> None:
         resolved(first())
         store(by_us(at=DAWN + 61 * SECOND, id="m-2"))
 
         assert the_group().regressed_at is not None
 
-    def test_it_has_not_while_others_wait(self) -> None:
+    def test_a_group_with_open_messages_is_not_marked_regressed(self) -> None:
         resolved(first())
         ErrorGroup.objects.update(discarded=0)
         store(by_us(id="m-0"))
@@ -309,39 +311,39 @@ class TestComingBack:
 
         assert the_group().regressed_at is None
 
-    def test_what_is_in_flight_and_comes_once_more_is_open_and_may_yet_be_delivered(self) -> None:
+    def test_another_copy_parked_after_the_requeue_reopens_the_record_unconfirmed(self) -> None:
         requeued(first())
         store(by_us(at=DAWN + 61 * SECOND))
 
         assert (the_record().state, the_record().unconfirmed, the_record().cycle) == ("parked", True, 2)
 
-    def test_what_was_parked_before_it_was_sent_does_not_stop_it(self) -> None:
+    def test_another_copy_parked_before_the_requeue_leaves_the_record_requeued(self) -> None:
         requeued(first())
         store(by_us(at=DAWN + 59 * SECOND))
 
         assert (the_record().state, the_record().copies) == ("requeued", 2)
 
-    def test_what_is_being_sent_is_not_taken_from_any_process_that_sends_it(self) -> None:
+    def test_a_record_being_requeued_stays_claimed_when_a_copy_arrives(self) -> None:
         requeued(first(), state=State.REQUEUEING)
         store(by_us(at=DAWN + 61 * SECOND))
 
         assert (the_record().state, the_record().copies) == ("requeueing", 2)
 
-    def test_a_foreign_message_that_nobody_dated_opens_it_again(self) -> None:
+    def test_an_undated_foreign_copy_reopens_a_resolved_record(self) -> None:
         store(foreign())
         resolved(the_record())
         store(foreign())
 
         assert (the_record().state, the_record().copies) == ("parked", 2)
 
-    def test_unless_the_broker_delivers_it_once_more(self) -> None:
+    def test_a_redelivered_foreign_copy_leaves_the_record_resolved(self) -> None:
         store(foreign())
         resolved(the_record())
         store(foreign(again=True))
 
         assert (the_record().state, the_record().copies) == ("discarded", 1)
 
-    def test_nobody_knows_when_another_copy_came_that_is_delivered_once_more(self) -> None:
+    def test_a_redelivered_foreign_copy_with_other_headers_leaves_it_resolved(self) -> None:
         store(foreign())
         resolved(the_record())
         store(foreign(again=True, headers={"a": 1}))
@@ -350,25 +352,25 @@ class TestComingBack:
 
 
 class TestWithoutId:
-    def test_two_with_the_same_bytes_may_be_two_payments(self) -> None:
+    def test_equal_messages_without_an_id_get_a_record_each(self) -> None:
         store(by_us(**NO_ID))
         store(by_us(**NO_ID))
         store(by_us(**NO_ID), by_us(**NO_ID))
 
         assert ParkedMessage.objects.count() == 4
 
-    def test_one_that_the_broker_delivers_again_is_one(self) -> None:
+    def test_a_redelivered_message_without_an_id_keeps_one_record(self) -> None:
         store(by_us(**NO_ID))
         store(by_us(**NO_ID, again=True))
 
         assert (the_record().copies, the_record().revision) == (1, 1)
 
-    def test_two_that_are_unacked_at_once_are_two_although_both_are_delivered_again(self) -> None:
+    def test_two_redelivered_messages_without_an_id_in_one_batch_are_two_records(self) -> None:
         store(by_us(**NO_ID, again=True), by_us(**NO_ID, again=True))
 
         assert ParkedMessage.objects.count() == 2
 
-    def test_a_foreign_one_is_rather_recorded_twice_than_lost(self) -> None:
+    def test_a_redelivered_foreign_message_without_an_id_is_recorded_again(self) -> None:
         store(foreign(**NO_ID))
         store(foreign(**NO_ID, again=True))
 

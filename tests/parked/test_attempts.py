@@ -30,7 +30,7 @@ SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
 write = history.Writer(SCRIBE)
 
 
-def test_what_was_written_can_be_read() -> None:
+def test_a_written_attempt_can_be_read_back() -> None:
     one = draft()
 
     write([one])
@@ -42,14 +42,14 @@ def test_what_was_written_can_be_read() -> None:
     assert found.chain == json.loads(row.chain)
 
 
-def test_many_are_written_at_once() -> None:
+def test_many_attempts_are_written_at_once() -> None:
     write([draft(failure(delivery(message_id=f"m-{number}"))) for number in range(250)])
 
     assert Attempt.objects.count() == 250
     assert Attempt.objects.values("message_id").distinct().count() == 250
 
 
-def test_all_or_none_are_written() -> None:
+def test_a_batch_of_attempts_is_written_completely_or_not_at_all() -> None:
     good = SCRIBE.row(draft())
 
     with pytest.raises(Exception, match=r"(?i)constraint|json"):
@@ -67,7 +67,7 @@ def test_plain_rows_hold_ascii_only() -> None:
 
 
 @override_settings(USE_TZ=False, TIME_ZONE="Asia/Kathmandu")
-def test_a_project_without_time_zones_gets_its_own_time() -> None:
+def test_a_project_without_time_zones_stores_local_times() -> None:
     write([draft()])
 
     found = Attempt.objects.get()
@@ -75,7 +75,7 @@ def test_a_project_without_time_zones_gets_its_own_time() -> None:
     assert found.started_at.isoformat() == "2026-11-21T17:44:58.500000"
 
 
-def test_whatever_a_text_holds_it_can_be_stored() -> None:
+def test_any_text_of_an_attempt_can_be_stored() -> None:
     error = Exception("\0 \udcff \U0001f4a9 ' %s \\")
     write([draft(failure(delivery(message_id="m", queue="q'%s\udcff"), error=error))])
 
@@ -105,7 +105,7 @@ def test_the_attempts_of_a_record_without_an_id_are_found_by_its_bytes() -> None
     assert not attempts_of(other).exists()
 
 
-def test_what_was_requeued_elsewhere_or_edited_still_belongs_to_its_record() -> None:
+def test_attempts_of_an_edited_or_redirected_copy_belong_to_its_record() -> None:
     record = parked(identity="message:7", message_id="m-1", body=b"1")
     edited = failure(delivery(queue="other", message_id="m-1", body=b"2"))
 
@@ -119,7 +119,7 @@ def test_what_was_requeued_elsewhere_or_edited_still_belongs_to_its_record() -> 
     assert attempts_of(record).count() == 1
 
 
-def test_what_waits_is_reported_with_the_time_of_its_next_attempt() -> None:
+def test_waiting_messages_are_listed_with_the_time_of_their_next_attempt() -> None:
     def of(name: str, **told: Any) -> Any:
         return failure(delivery(message_id=name), **told)
 
@@ -134,7 +134,7 @@ def test_what_waits_is_reported_with_the_time_of_its_next_attempt() -> None:
     assert found == [("halted", NOON + timedelta(seconds=90)), ("again", minutes(1) + timedelta(seconds=30))]
 
 
-def test_what_is_overdue_waits_for_a_while() -> None:
+def test_an_overdue_retry_is_listed_for_an_hour() -> None:
     write([draft()])
 
     assert waiting(minutes(50)).count() == 1

@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "LONGEST_WAIT", 0.01)
 
 
-def test_one_thread_writes_what_workers_hand_over() -> None:
+def test_one_thread_writes_the_attempts_of_all_workers() -> None:
     table = Table()
     buffer = Buffer(table.write)
 
@@ -74,7 +74,7 @@ def test_one_thread_writes_what_workers_hand_over() -> None:
     buffer.close(5)
 
 
-def test_no_thread_begins_before_there_is_something_to_write() -> None:
+def test_no_thread_starts_before_the_first_attempt() -> None:
     before = threading.active_count()
 
     Buffer(Table().write).close(5)
@@ -82,7 +82,7 @@ def test_no_thread_begins_before_there_is_something_to_write() -> None:
     assert threading.active_count() == before
 
 
-def test_much_is_written_in_batches() -> None:
+def test_attempts_are_written_in_batches() -> None:
     table = Table()
     buffer = filled(table, *(f"m-{number}" for number in range(2 * AT_ONCE + 1)))
 
@@ -91,7 +91,7 @@ def test_much_is_written_in_batches() -> None:
     assert [len(batch) for batch in table.batches] == [AT_ONCE, AT_ONCE, 1]
 
 
-def test_what_comes_during_a_write_waits_for_the_next_batch() -> None:
+def test_attempts_added_during_a_write_wait_for_the_next_batch() -> None:
     table = Table()
     buffer = filled(table, "a", "b")
 
@@ -105,7 +105,7 @@ def test_what_comes_during_a_write_waits_for_the_next_batch() -> None:
     assert (table.batches, len(buffer)) == ([["a", "b"]], 2)
 
 
-def test_the_oldest_make_room_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_buffer_drops_the_oldest_attempts_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     buffer = filled(table, "m-0", "m-1", "m-2", "m-3", most=2)
 
@@ -121,7 +121,7 @@ def test_the_oldest_make_room_and_are_counted(caplog: pytest.LogCaptureFixture) 
     ]
 
 
-def test_large_rows_make_room_too() -> None:
+def test_a_buffer_over_its_size_in_bytes_drops_attempts() -> None:
     size = draft("m-0").size
     buffer = filled(Table(), "m-0", "m-1", "m-2", room=2 * size)
 
@@ -133,7 +133,7 @@ def test_large_rows_make_room_too() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_database_that_is_away_is_tried_again_with_one_line_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unavailable_database_is_retried_and_logged_once_per_retry(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     table.away = OperationalError("no server")
     buffer = Buffer(table.write)
@@ -151,7 +151,7 @@ def test_a_database_that_is_away_is_tried_again_with_one_line_for_each_step(capl
     buffer.close(5)
 
 
-def test_the_waits_grow_up_to_a_minute() -> None:
+def test_the_pause_between_retries_grows_to_a_minute() -> None:
     table = Table()
     table.away = OperationalError("no such table")
     buffer = filled(table, "m-0")
@@ -164,7 +164,7 @@ def test_the_waits_grow_up_to_a_minute() -> None:
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_what_waits_is_written_at_an_orderly_stop() -> None:
+def test_buffered_attempts_are_written_at_an_orderly_stop() -> None:
     table = Table()
     buffer = Buffer(table.write)
     for number in range(3 * AT_ONCE):
@@ -176,7 +176,7 @@ def test_what_waits_is_written_at_an_orderly_stop() -> None:
     assert "rmq-recorder" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_what_cannot_be_written_at_the_end_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_attempts_that_cannot_be_written_at_the_stop_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     table.away = OperationalError("no server")
     buffer = Buffer(table.write)
@@ -189,7 +189,7 @@ def test_what_cannot_be_written_at_the_end_is_counted(caplog: pytest.LogCaptureF
     assert caplog.messages[-1:] == ["1 attempts and outcomes were not recorded, because the database was unavailable."]
 
 
-def test_a_row_that_is_refused_keeps_no_other_from_the_table(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     table.refuse = lambda one: DataError("too long") if one.message_id == "m-1" else None
     buffer = filled(table, "m-0", "m-1", "m-2")
@@ -201,7 +201,7 @@ def test_a_row_that_is_refused_keeps_no_other_from_the_table(caplog: pytest.LogC
     assert caplog.messages == ["An attempt of queue 'payments' cannot be stored: 'DataError: too long'"]
 
 
-def test_a_character_that_the_table_has_not_is_replaced() -> None:
+def test_a_character_that_the_table_cannot_store_is_replaced() -> None:
     table = Table()
     table.refuse = lambda one: None if one.message_id.isascii() else OperationalError(1366, "Incorrect string")
     table.forgiving = True
@@ -212,7 +212,7 @@ def test_a_character_that_the_table_has_not_is_replaced() -> None:
     assert table.names == ["m-\U0001f4a9 plain", "m-1"]
 
 
-def test_a_database_that_goes_away_among_refused_rows_loses_none() -> None:
+def test_a_database_lost_among_refused_rows_loses_no_attempt() -> None:
     table = Table()
     errors = iter([DataError("too long"), None, OperationalError("gone")])
     table.refuse = lambda _: next(errors, None)
@@ -225,7 +225,7 @@ def test_a_database_that_goes_away_among_refused_rows_loses_none() -> None:
     assert table.names == ["m-0", "m-1", "m-2"]
 
 
-def test_outcomes_are_reported_until_the_database_has_them() -> None:
+def test_outcomes_are_retried_until_the_database_accepts_them() -> None:
     told: list[int] = []
     errors = iter([OperationalError("gone"), None])
     buffer = filled(Table())
@@ -245,7 +245,7 @@ def test_outcomes_are_reported_until_the_database_has_them() -> None:
     assert (len(buffer), told) == (0, [7])
 
 
-def test_an_outcome_that_can_never_be_reported_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outcome_that_can_never_be_stored_is_logged_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     buffer = filled(table, "m-0")
 

@@ -44,7 +44,7 @@ def run(statements: str) -> None:
 
 
 @pytest.mark.usefixtures("own_database")
-def test_history_by_the_month_is_written_read_and_dropped(settings: Any) -> None:
+def test_attempts_in_monthly_partitions_are_written_read_and_dropped(settings: Any) -> None:
     routed(settings)
     split, bring_over, next_month = (one.text for one in blocks(page("scaling.md")) if one.kind == "sql")
     attempt(1, MONTHS["2026_11"])
@@ -67,7 +67,7 @@ def test_history_by_the_month_is_written_read_and_dropped(settings: Any) -> None
 
 
 @pytest.mark.usefixtures("own_database")
-def test_its_indexes_are_those_of_the_plain_table() -> None:
+def test_the_partitioned_table_has_the_indexes_of_the_plain_table() -> None:
     def indexes() -> set[str]:
         with connections[ALIAS].cursor() as cursor:
             cursor.execute("SELECT indexname FROM pg_indexes WHERE tablename = 'rmq_retry_attempt'")

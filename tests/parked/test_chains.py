@@ -16,7 +16,7 @@ def told(error: BaseException) -> str:
     return chain_of(trace(error, projects_own))
 
 
-def test_each_cause_shows_its_frames_with_the_projects_own_lines() -> None:
+def test_each_cause_shows_its_frames_with_source_lines_of_the_project() -> None:
     first, second = json.loads(told(caught(post)))
 
     assert {name: first[name] for name in ("error", "link", "text", "left_out")} == {
@@ -41,7 +41,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def test_of_installed_code_only_the_line_that_raised_is_shown() -> None:
+def test_installed_code_shows_only_the_line_that_raised() -> None:
     frames = json.loads(told(caught(lambda: json.loads("{"))))[0]["frames"]
 
     assert [frame["own"] for frame in frames] == [True, True, False, False, False]
@@ -60,7 +60,7 @@ def test_of_installed_code_only_the_line_that_raised_is_shown() -> None:
         lambda: Exception("\0\udcff\U0001f4a9" * 10_000),
     ],
 )
-def test_any_exception_becomes_a_short_text_that_every_database_takes(make: Callable[[], BaseException]) -> None:
+def test_any_exception_becomes_a_short_text_that_every_database_stores(make: Callable[[], BaseException]) -> None:
     text = told(make())
 
     assert text.isascii()
@@ -70,7 +70,7 @@ def test_any_exception_becomes_a_short_text_that_every_database_takes(make: Call
     assert json.loads(text)[0]["error"]
 
 
-def test_of_a_chain_of_long_texts_the_newest_are_reported() -> None:
+def test_a_chain_of_long_texts_keeps_the_newest_causes() -> None:
     first = error = Exception("\U0001f4a9" * 2000)
     for _ in range(19):
         error.__cause__ = error = Exception("\U0001f4a9" * 2000)

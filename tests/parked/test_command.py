@@ -22,7 +22,7 @@ def left(amqp: BlockingChannel, queue: str = PARKED) -> int:
     return int(amqp.queue_declare(queue, passive=True).method.message_count)
 
 
-def test_a_burst_ends_when_what_it_parked_is_recorded(shop: Shop, amqp: BlockingChannel) -> None:
+def test_a_burst_ends_after_its_parked_messages_are_recorded(shop: Shop, amqp: BlockingChannel) -> None:
     for number in range(20):
         amqp.basic_publish("", "shop.orders", json.dumps({"do": "park", "n": number}).encode())
 

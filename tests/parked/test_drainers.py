@@ -76,9 +76,7 @@ def drained(shop: Shop, *options: str) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_drainer_that_is_killed_loses_and_doubles_nothing(
-    shop: Shop, put: Any, settings: Any, step: str, nth: int
-) -> None:
+def test_a_killed_drainer_loses_and_doubles_nothing(shop: Shop, put: Any, settings: Any, step: str, nth: int) -> None:
     put(*(copy(number) for number in range(25)), *(copy(number, named=False) for number in range(25, 30)))
     command = [sys.executable, "-m", "tests.parked.dying", step, str(nth)]
     killed = processes.run(command, env=shop.environment())
@@ -110,7 +108,7 @@ def test_two_drainers_at_once_record_each_message_once(
     check_counters()
 
 
-def test_processes_under_one_supervisor_do_too(shop: Shop, put: Any, amqp: BlockingChannel) -> None:
+def test_two_processes_of_one_supervisor_record_each_message_once(shop: Shop, put: Any, amqp: BlockingChannel) -> None:
     put(*(copy(number) for number in range(200)), *(copy(number) for number in range(200)))
     with shop.running("rmq_consume", "--processes", "2") as consumer:
         wait_until(lambda: left(amqp) == 0 and len(rows()) == 200, timeout=60)
@@ -136,7 +134,7 @@ class TestDatabaseAway:
             proxy.close()
 
     @pytest.mark.skipif(databases.chosen() == databases.SQLITE, reason="nobody is between a process and its file")
-    def test_one_that_is_cut_off_keeps_everything_and_continues_by_itself(
+    def test_a_drainer_without_its_database_keeps_messages_unacked_and_resumes(
         self, shop: Shop, put: Any, own_database: Own, amqp: BlockingChannel
     ) -> None:
         with self.between(own_database) as (proxy, told), shop.running("rmq_consume", "--park-only", **told) as drainer:
@@ -155,7 +153,7 @@ class TestDatabaseAway:
         assert (ids(), left(amqp)) == (Counter(f"m-{number}" for number in range(1, 40)), 0)
 
     @pytest.mark.skipif(databases.chosen() == databases.SQLITE, reason="nobody is between a process and its file")
-    def test_one_that_starts_without_a_database_records_all_once_it_is_back(
+    def test_a_drainer_started_without_its_database_records_all_once_it_is_back(
         self, shop: Shop, put: Any, own_database: Own, amqp: BlockingChannel
     ) -> None:
         put(*(copy(number) for number in range(1, 20)))
@@ -173,7 +171,7 @@ class TestDatabaseAway:
 
         assert (ids(), left(amqp)) == (Counter(f"m-{number}" for number in range(1, 20)), 0)
 
-    def test_tables_that_are_missing_leave_all_in_the_queue_and_state_what_to_do(
+    def test_missing_tables_leave_messages_queued_and_the_log_names_migrate(
         self, shop: Shop, put: Any, amqp: BlockingChannel
     ) -> None:
         put(copy(1))
@@ -191,7 +189,7 @@ class TestDatabaseAway:
 
             assert drainer.code() == 0
 
-    def test_a_burst_does_not_wait_for_them(self, shop: Shop, put: Any, amqp: BlockingChannel) -> None:
+    def test_a_burst_does_not_wait_for_missing_tables(self, shop: Shop, put: Any, amqp: BlockingChannel) -> None:
         put(copy(1))
         empty = Own(settings=databases.settings(databases.SQLITE, name=str(shop.notes.parent / "empty.sqlite3")))
         ran = shop.run("rmq_consume", "--burst", **empty.environment)
@@ -201,7 +199,7 @@ class TestDatabaseAway:
 
 
 class TestWhoeverParkedIt:
-    def test_the_broker_after_its_delivery_limit(self, shop: Shop, amqp: BlockingChannel) -> None:
+    def test_a_message_parked_by_the_delivery_limit_is_recorded(self, shop: Shop, amqp: BlockingChannel) -> None:
         dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": PARKED}
         amqp.queue_declare("limited", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 1, **dead})
         amqp.basic_publish("", "limited", b"poison", BasicProperties(message_id="m-1", delivery_mode=2))
@@ -222,7 +220,7 @@ class TestWhoeverParkedIt:
         ("arguments", "reason"),
         [({"x-message-ttl": 1}, "expired"), ({"x-max-length": 1, "x-overflow": "drop-head"}, "queue_overflow")],
     )
-    def test_the_broker_for_other_reasons(
+    def test_a_message_dead_lettered_by_the_broker_is_recorded(
         self, shop: Shop, amqp: BlockingChannel, arguments: dict[str, Any], reason: str
     ) -> None:
         dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": PARKED}
@@ -238,7 +236,7 @@ class TestWhoeverParkedIt:
         told = (row.by, row.reason, row.queue, row.exchange, row.routing_key, row.message_id)
         assert told == ("broker", reason, "work", "shop.in", "order", "m-1")
 
-    def test_a_service_in_another_language_that_has_a_parked_queue_of_its_own(
+    def test_a_message_parked_by_another_language_is_recorded(
         self, shop: Shop, park: Park, amqp: BlockingChannel
     ) -> None:
         amqp.queue_declare("java.failed", durable=True)
@@ -252,7 +250,7 @@ class TestWhoeverParkedIt:
         assert told == ("other", "foreign", "java.failed", "", b"\x00\xff", 1)
 
 
-def test_hostile_contents_come_through_to_the_byte(shop: Shop, put: Any, amqp: BlockingChannel) -> None:
+def test_hostile_bodies_and_headers_are_recorded_byte_for_byte(shop: Shop, put: Any, amqp: BlockingChannel) -> None:
     absurd = Headers(b"\x04when" + b"T" + b"\xff" * 8 + b"\x03nan" + b"x\x00\x00\x00\x01\x00")
     bodies = [b"", b"\0", b'{"n": NaN}', b'{"n": 12345678901234567890}', b'"\\ud800"', b"\xff\xfe", b"x" * 5_000_000]
     strange = Properties(headers=absurd, message_id="\udcff\x00", type="<script>", timestamp=2**63)
@@ -265,9 +263,7 @@ def test_hostile_contents_come_through_to_the_byte(shop: Shop, put: Any, amqp: B
 
 
 class TestQueues:
-    def test_a_parked_queue_that_is_missing_delays_no_other_queue(
-        self, shop: Shop, put: Any, amqp: BlockingChannel
-    ) -> None:
+    def test_a_missing_parked_queue_delays_no_other_queue(self, shop: Shop, put: Any, amqp: BlockingChannel) -> None:
         put(copy(1))
         ran = shop.run("rmq_consume", "--park-only", "--burst", SHOP_PARKED_QUEUES="java.failed")
 
@@ -275,7 +271,7 @@ class TestQueues:
         assert "Queue 'java.failed' cannot be consumed: it does not exist." in ran.stdout
         assert "Looking again every 30 s." in ran.stdout
 
-    def test_what_no_database_takes_goes_aside_with_the_reason(
+    def test_a_message_that_cannot_be_recorded_moves_to_the_unrecorded_queue(
         self, shop: Shop, put: Any, park: Park, amqp: BlockingChannel, own_database: Own
     ) -> None:
         park(b"poison", id="bad", tenant="acme")
@@ -293,13 +289,15 @@ class TestQueues:
 
 
 class TestOptions:
-    def test_no_park_leaves_them_where_they_are(self, shop: Shop, put: Any, amqp: BlockingChannel) -> None:
+    def test_the_option_no_park_leaves_parked_messages_in_their_queue(
+        self, shop: Shop, put: Any, amqp: BlockingChannel
+    ) -> None:
         put(copy(1))
         ran = shop.run("rmq_consume", "--burst", "--no-park")
 
         assert (ran.returncode, left(amqp), rows()) == (0, 1, [])
 
-    def test_park_only_runs_no_handlers(self, shop: Shop, put: Any, amqp: BlockingChannel) -> None:
+    def test_the_option_park_only_runs_no_handlers(self, shop: Shop, put: Any, amqp: BlockingChannel) -> None:
         put(copy(1))
         amqp.basic_publish("", ORDERS, b'{"do": "ok"}')
         drained(shop)
@@ -320,7 +318,7 @@ class TestOptions:
             ([], {"SHOP_RECORDS": "no"}, 6, "There is no parked queue to record: RMQ_RETRY['RECORDS'] is False."),
         ],
     )
-    def test_what_makes_no_sense_is_refused(
+    def test_contradictory_options_are_refused(
         self, shop: Shop, words: list[str], changed: dict[str, str], code: int, said: str
     ) -> None:
         ran = shop.run("rmq_consume", "--park-only", *words, **changed)

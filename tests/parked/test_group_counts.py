@@ -16,12 +16,12 @@ def counts(pk: int) -> list[int]:
     return [getattr(ErrorGroup.objects.get(pk=pk), name) for name in COUNTERS]
 
 
-def test_each_state_is_counted_somewhere() -> None:
+def test_each_state_has_a_counter() -> None:
     assert COUNTED_AS.keys() == set(State)
     assert set(COUNTED_AS.values()) == set(COUNTERS)
 
 
-def test_a_message_that_changes_its_state_moves_from_one_counter_to_another() -> None:
+def test_a_state_change_moves_a_message_between_counters() -> None:
     bank = group(parked=3, processed=1)
 
     ErrorGroup.objects.count_moved(bank.pk, State.PARKED, State.REQUEUEING, 2)
@@ -35,7 +35,7 @@ def test_a_message_that_changes_its_state_moves_from_one_counter_to_another() ->
     assert counts(bank.pk) == [2, 2, 0, 0]
 
 
-def test_a_counter_that_was_wrong_stops_at_zero() -> None:
+def test_a_wrong_counter_stops_at_zero() -> None:
     bank = group(parked=1)
 
     ErrorGroup.objects.count_moved(bank.pk, State.PARKED, State.DISCARDED, 3)
@@ -43,7 +43,7 @@ def test_a_counter_that_was_wrong_stops_at_zero() -> None:
     assert counts(bank.pk) == [0, 0, 0, 3]
 
 
-def test_messages_of_many_groups_that_are_gone_are_counted_no_more(django_assert_num_queries: Any) -> None:
+def test_deleted_messages_of_many_groups_are_subtracted(django_assert_num_queries: Any) -> None:
     bank, card, rest = group(processed=5, discarded=2), group(processed=3, discarded=4), group(processed=9)
     counted: dict[tuple[int, str], int] = {
         (bank.pk, State.PROCESSED): 2,
@@ -56,7 +56,7 @@ def test_messages_of_many_groups_that_are_gone_are_counted_no_more(django_assert
     assert [counts(one.pk) for one in (bank, card, rest)] == [[0, 0, 3, 0], [0, 0, 1, 4], [0, 0, 9, 0]]
 
 
-def test_counting_again_repairs_what_is_wrong_and_states_how_many_were() -> None:
+def test_a_recount_repairs_wrong_counters_and_returns_how_many() -> None:
     bank, card, rest = group(parked=7), group(requeued=1), group(discarded=4)
     parked(group=bank)
     parked(group=bank, state=State.ON_HOLD)

@@ -31,7 +31,7 @@ def attempts(**told: Any) -> list[Attempt]:
     return list(Attempt.objects.using("own").filter(**told).order_by("started_at", "pk"))
 
 
-def test_failures_and_the_success_after_them_are_remembered(shop: Shop, amqp: BlockingChannel, tmp_path: Path) -> None:
+def test_failures_and_the_success_after_them_are_recorded(shop: Shop, amqp: BlockingChannel, tmp_path: Path) -> None:
     order(amqp, "fails", do="fail", why="none left")
     order(amqp, "mends", queue="shop.ledger", do="fail until", **{"for": str(tmp_path / "mended")})  # type: ignore[arg-type]  # "for" is a word of Python's
     order(amqp, "works", do="work")
@@ -57,7 +57,7 @@ def test_failures_and_the_success_after_them_are_remembered(shop: Shop, amqp: Bl
     assert (failed.pid != 0, failed.thread.startswith("rmq-worker")) == (True, True)
 
 
-def test_what_was_logged_before_a_failure_is_kept(shop: Shop, amqp: BlockingChannel) -> None:
+def test_log_lines_before_a_failure_are_recorded(shop: Shop, amqp: BlockingChannel) -> None:
     order(amqp, "warns", do="warn")
     order(amqp, "fails", do="fail")
     order(amqp, "both", do="warn and fail")
@@ -106,7 +106,7 @@ def requeued() -> ParkedMessage:
     )
 
 
-def test_several_processes_remember_each_their_own(shop: Shop, amqp: BlockingChannel) -> None:
+def test_each_of_several_processes_records_its_own_attempts(shop: Shop, amqp: BlockingChannel) -> None:
     for number in range(40):
         order(amqp, f"m-{number}", do="fail")
 
@@ -118,7 +118,9 @@ def test_several_processes_remember_each_their_own(shop: Shop, amqp: BlockingCha
     assert len(attempts(number=1)) == len(attempts(number=2)) == 40
 
 
-def test_a_consumer_without_tables_continues_and_reports_it(shop: Shop, amqp: BlockingChannel, tmp_path: Path) -> None:
+def test_a_consumer_without_tables_keeps_consuming_and_logs_it(
+    shop: Shop, amqp: BlockingChannel, tmp_path: Path
+) -> None:
     unmigrated = tmp_path / "unmigrated.sqlite3"
     sqlite3.connect(unmigrated).close()
     settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(unmigrated)}

@@ -23,7 +23,7 @@ def said() -> list[str]:
     return [line.partition(" ")[2] for line in attempts.text().splitlines()]
 
 
-def test_the_lines_since_the_attempt_began_are_kept() -> None:
+def test_log_lines_since_the_start_of_the_attempt_are_kept() -> None:
     bank.warning("before")
     attempts.begin()
     bank.warning("asked %s", "IBAN")
@@ -36,7 +36,7 @@ def test_the_lines_since_the_attempt_began_are_kept() -> None:
     assert said() == []
 
 
-def test_the_lines_of_other_threads_are_not_the_attempts() -> None:
+def test_log_lines_of_other_threads_are_not_kept() -> None:
     attempts.begin()
     other = threading.Thread(target=bank.warning, args=("elsewhere",))
     other.start()
@@ -45,7 +45,7 @@ def test_the_lines_of_other_threads_are_not_the_attempts() -> None:
     assert said() == []
 
 
-def test_what_an_async_handler_logs_is_kept() -> None:
+def test_log_lines_of_an_async_handler_are_kept() -> None:
     async def act() -> None:
         bank.warning("awaited")
 
@@ -55,14 +55,14 @@ def test_what_an_async_handler_logs_is_kept() -> None:
     assert said() == ["WARNING bank.gateway: awaited"]
 
 
-def test_our_own_lines_are_left_out() -> None:
+def test_log_lines_of_the_package_are_left_out() -> None:
     attempts.begin()
     logging.getLogger("django_rmq_retry").warning("retry")
 
     assert said() == []
 
 
-def test_of_many_lines_the_latest_are_kept() -> None:
+def test_only_the_latest_100_log_lines_are_kept() -> None:
     attempts.begin()
     for number in range(150):
         bank.warning("line %s", number)
@@ -83,7 +83,7 @@ def test_long_lines_leave_room_for_the_latest() -> None:
     assert said()[-1].startswith("WARNING bank.gateway: 49 €")
 
 
-def test_a_line_that_cannot_be_written_is_reported() -> None:
+def test_a_log_line_that_cannot_be_formatted_names_its_error() -> None:
     class Broken:
         def __str__(self) -> str:
             raise OSError("gone")
@@ -98,14 +98,14 @@ def test_a_line_that_cannot_be_written_is_reported() -> None:
     assert said() == ["INFO odd: (this line could not be formatted: OSError) %s", r"INFO odd: a\x00\udcff"]
 
 
-def test_a_line_shows_the_class_of_its_error() -> None:
+def test_a_log_line_shows_the_class_of_its_exception() -> None:
     attempts.begin()
     bank.error("no answer", exc_info=TimeoutError("3 s"))
 
     assert said() == ["ERROR bank.gateway: no answer (TimeoutError)"]
 
 
-def test_warnings_are_still_shown_where_the_project_has_no_handler(
+def test_warnings_still_reach_stderr_if_the_project_has_no_log_handler(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = logging.getLogger()
@@ -119,7 +119,7 @@ def test_warnings_are_still_shown_where_the_project_has_no_handler(
     assert capsys.readouterr().err == "seen\n"
 
 
-def test_nothing_is_left_behind() -> None:
+def test_log_capture_removes_its_handler_at_the_end() -> None:
     root = logging.getLogger()
     before = list(root.handlers)
 

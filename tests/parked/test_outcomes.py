@@ -48,24 +48,24 @@ def test_a_success_closes_its_record(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", [State.REQUEUED, State.REQUEUEING])
-def test_the_clock_of_another_machine_keeps_no_record_open(state: State) -> None:
+def test_a_clock_that_differs_does_not_keep_a_record_open(state: State) -> None:
     assert after(record(state, parked_at=minutes(60))).state == State.PROCESSED
 
 
 @pytest.mark.parametrize("state", [State.PARKED, State.ON_HOLD])
-def test_a_success_older_than_the_newest_failure_is_only_noted(state: State) -> None:
+def test_a_success_older_than_the_newest_failure_only_sets_its_time(state: State) -> None:
     found = after(record(state, parked_at=minutes(11)))
 
     assert (found.state, found.succeeded_at, found.resolved_at) == (state, minutes(10), None)
     assert counts(found) == [1, 0, 0, 0]
 
 
-def test_an_unconfirmed_copy_that_succeeds_closes_its_record_whatever_the_clocks_state() -> None:
+def test_an_unconfirmed_copy_that_succeeds_closes_its_record_despite_clocks() -> None:
     assert after(record(State.PARKED, parked_at=minutes(11), unconfirmed=True)).state == State.PROCESSED
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_the_success_of_an_older_cycle_is_only_noted(state: State) -> None:
+def test_a_success_of_an_older_cycle_only_sets_its_time(state: State) -> None:
     found = after(record(state), cycle=1)
 
     assert (found.state, found.succeeded_at, found.resolved_at) == (state, minutes(10), None)
@@ -97,7 +97,7 @@ def test_the_latest_success_is_kept() -> None:
     assert after(known, at=20).succeeded_at == minutes(20)
 
 
-def test_a_record_that_is_gone_is_no_harm() -> None:
+def test_an_outcome_for_a_deleted_record_is_ignored() -> None:
     copy_succeeded(10**6, 1, at=minutes(1))
     copy_failed(10**6, 1, at=minutes(1))
 
@@ -113,7 +113,7 @@ def test_a_record_that_is_gone_is_no_harm() -> None:
         (ItemState.FAILED, (1, 1, 0, 0)),
     ],
 )
-def test_its_place_in_a_run_is_processed_once(before: ItemState, counted: tuple[int, ...]) -> None:
+def test_a_success_counts_its_item_as_processed_once(before: ItemState, counted: tuple[int, ...]) -> None:
     known = record()
     place = item(known, state=before)
     RequeueRun.objects.update(failed=before == ItemState.FAILED, unconfirmed=before == ItemState.UNCONFIRMED)
@@ -124,7 +124,7 @@ def test_its_place_in_a_run_is_processed_once(before: ItemState, counted: tuple[
     assert (found.state, found.ended_at, run_of(place)) == (ItemState.PROCESSED, minutes(10), counted)
 
 
-def test_places_of_other_cycles_and_messages_stay_as_they_are() -> None:
+def test_items_of_other_cycles_and_messages_do_not_change() -> None:
     known, other = record(), record()
     mine, older, others = item(known), item(known, cycle=1), item(other)
     left_out, pending = item(known, state=ItemState.SKIPPED), item(known, state=ItemState.PENDING)
@@ -137,7 +137,7 @@ def test_places_of_other_cycles_and_messages_stay_as_they_are() -> None:
     ]
 
 
-def test_a_late_success_is_reported_to_the_run_that_sent_it() -> None:
+def test_a_late_success_is_counted_in_the_run_that_sent_it() -> None:
     known = record()
     waits, fell = item(known, cycle=1), item(known, cycle=1, state=ItemState.FAILED)
 
@@ -149,7 +149,7 @@ def test_a_late_success_is_reported_to_the_run_that_sent_it() -> None:
 
 
 @pytest.mark.parametrize("state", [State.REQUEUED, State.REQUEUEING])
-def test_a_copy_that_failed_where_nothing_is_parked_opens_its_record_again(state: State) -> None:
+def test_a_copy_that_fails_without_being_parked_reopens_its_record(state: State) -> None:
     known = record(state, claimed_until=minutes(11))
     place = item(known)
 
@@ -189,7 +189,7 @@ starts = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(starts=starts, acts=st.lists(steps, max_size=12))
-def test_counters_equal_a_recount(
+def test_counters_match_a_recount_after_any_outcomes(
     starts: list[tuple[State, int, ItemState, int]], acts: list[tuple[Callable[..., None], int, int, int]]
 ) -> None:
     groups = [group(), group()]

@@ -43,11 +43,11 @@ class TestHostile:
          b"[" * 100_000, b"x" * 5_000_000],
         ids=["empty", "NUL", "binary", "NaN", "20 digits", "surrogate", "UTF-16", "nested", "5 MB"],
     )  # fmt: skip
-    def test_a_body_is_kept_to_the_byte(self, body: bytes) -> None:
+    def test_a_body_is_stored_byte_for_byte(self, body: bytes) -> None:
         assert store(by_us(body=body)) == [parking.Stored()]
         assert bytes(the_record().body) == body
 
-    def test_every_text_may_be_anything(self) -> None:
+    def test_any_text_in_properties_and_headers_can_be_stored(self) -> None:
         texts: dict[str, Any] = dict.fromkeys(
             ("type", "correlation_id", "content_type", "content_encoding"), "\0\udcff💥" * 30
         )
@@ -69,7 +69,7 @@ class TestHostile:
         assert store(told) == [parking.Stored()]
         assert all("\0" not in text and len(text.encode()) <= 10_000 for text in all_texts(the_record()))
 
-    def test_headers_that_nobody_can_decode_are_kept(self) -> None:
+    def test_undecodable_headers_are_stored(self) -> None:
         absurd = Headers(b"\x04when" + b"T" + b"\xff" * 8)
         one = foreign(headers=absurd)
 
@@ -77,12 +77,12 @@ class TestHostile:
         assert absurd.raw in bytes(the_record().properties)
 
     @pytest.mark.parametrize("raw", [b"", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a"])
-    def test_properties_that_are_none_are_kept(self, raw: bytes) -> None:
+    def test_invalid_properties_are_stored(self, raw: bytes) -> None:
         assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [parking.Stored()]
         assert (bytes(the_record().properties), the_record().reason) == (raw, "undecodable_headers")
 
     @pytest.mark.parametrize("seconds", [0, 1, 1_700_000_000_000, 2**63 - 1, 2**64 - 1, 253_402_300_799])
-    def test_any_time_may_be_told(self, seconds: int) -> None:
+    def test_any_timestamp_is_accepted(self, seconds: int) -> None:
         said = {"rmq-retry-parked-at": min(seconds, 2**63 - 1), "rmq-retry-since": min(seconds, 2**63 - 1)}
 
         assert store(foreign(timestamp=seconds, headers=said)) == [parking.Stored()]
@@ -93,14 +93,14 @@ def all_texts(record: ParkedMessage) -> list[str]:
 
 
 class TestQueries:
-    def test_a_batch_of_new_messages_takes_few(self) -> None:
+    def test_a_batch_of_new_messages_takes_five_queries_at_most(self) -> None:
         store(by_us(id="before"))
         with CaptureQueriesContext(connection) as few:
             store(*(by_us(id=f"m-{n}") for n in range(25)))
 
         assert len([one for one in few if "SAVEPOINT" not in one["sql"]]) <= 5
 
-    def test_a_copy_delivered_twice_writes_nothing(self) -> None:
+    def test_a_redelivered_copy_writes_nothing(self) -> None:
         store(by_us())
         with CaptureQueriesContext(connection) as few:
             store(by_us(again=True))
@@ -128,7 +128,9 @@ def refusing(
 
 
 class TestPoison:
-    def test_one_that_cannot_be_stored_is_named_and_harms_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_message_that_cannot_be_stored_is_reported_and_affects_no_other(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5", b"9"))
         stored = store(*(by_us(id=str(n), body=str(n).encode()) for n in range(11)))
 
@@ -138,15 +140,13 @@ class TestPoison:
         assert the_group().parked == 9
 
     @pytest.mark.parametrize("error", [IntegrityError, OperationalError, ValueError])
-    def test_one_that_met_another_ones_lock_is_tried_again(
-        self, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_lock_conflict_is_retried(self, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parking.BatchWriter, "write", refusing(error=error, times=2))
 
         assert store(by_us()) == [parking.Stored()]
         assert the_record().copies == 1
 
-    def test_one_that_cannot_even_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreadable_message_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def read(*_: object) -> None:
             raise RecursionError("too deep")
 
@@ -154,7 +154,7 @@ class TestPoison:
 
         assert store(by_us()) == [parking.Stored(problem="It cannot be read: RecursionError: too deep")]
 
-    def test_a_record_that_another_drainer_made_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_record_created_by_another_drainer_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[int] = []
 
         def look_up(self: parking.BatchWriter) -> None:
@@ -195,7 +195,7 @@ class TestLostAnswer:
 
     @pytest.mark.parametrize("committed", [True, False])
     @pytest.mark.parametrize("count", [1, 3])
-    def test_a_message_without_an_id_has_one_record(
+    def test_a_message_without_an_id_has_one_record_after_a_lost_commit_answer(
         self, committed: bool, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(parking, "transaction", losing_answer(committed=committed))
@@ -204,15 +204,13 @@ class TestLostAnswer:
         assert store(*batch) == [parking.Stored()] * count
         assert (ParkedMessage.objects.count(), the_group().parked) == (count, count)
 
-    def test_equal_messages_without_an_id_are_never_one_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_equal_messages_without_an_id_never_share_a_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parking, "transaction", losing_answer(committed=False))
 
         assert store(by_us(id=None), by_us(id=None)) == [parking.Stored(), parking.Stored()]
         assert ParkedMessage.objects.count() == 2
 
-    def test_a_neighbour_that_cannot_be_stored_makes_no_message_redelivered(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failing_message_does_not_mark_its_neighbours_redelivered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store(by_us(id=None))
         monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"5"))
         store(by_us(id=None), by_us(id="m-5", body=b"5"))
@@ -221,9 +219,7 @@ class TestLostAnswer:
 
 
 class TestAway:
-    def test_a_database_that_is_away_keeps_the_batch_and_states_what_was_stored(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_outage_keeps_the_batch_and_reports_the_stored_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers = iter(["", "It is away."])
         monkeypatch.setattr(parking, "outage", lambda _: next(answers))
         monkeypatch.setattr(parking.BatchWriter, "write", refusing(b"2", b"3"))
@@ -237,11 +233,11 @@ class TestAway:
             {batch[0]: parking.Stored(), batch[1]: parking.Stored()},
         )
 
-    def test_a_database_that_takes_messages_is_not_away_and_nothing_of_the_trial_stays(self) -> None:
+    def test_a_writable_database_passes_the_outage_check_and_the_check_leaves_no_row(self) -> None:
         assert parker().outage() == ""
         assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
 
-    def test_one_that_does_not_answer_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_database_fails_the_outage_check(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse() -> None:
             raise OperationalError("Connection refused\n\tIs the server running?")
 
@@ -250,7 +246,7 @@ class TestAway:
 
         assert said == "The database 'default' does not answer (Connection refused Is the server running?)."
 
-    def test_one_that_may_only_be_read_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_read_only_database_fails_the_outage_check(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(_: str) -> None:
             raise OperationalError("attempt to write a readonly database")
 
@@ -273,7 +269,7 @@ class TestKeys:
 
         return make
 
-    def test_the_handler_names_them(self, keys: Any) -> None:
+    def test_the_keys_function_of_the_handler_sets_the_business_keys(self, keys: Any) -> None:
         keys(lambda message: [f"payment:{message.data['n']}", "b"])
         store(by_us(body=b'{"n": 7}'), by_us(id="m-2", body=b'{"n": 8}'))
 
@@ -281,33 +277,33 @@ class TestKeys:
         assert told == [("m-1", "payment:7"), ("m-1", "b"), ("m-2", "payment:8"), ("m-2", "b")]
         assert ParkedMessage.objects.get(message_id="m-1").business_key == "payment:7"
 
-    def test_one_text_is_one_key(self, keys: Any) -> None:
+    def test_a_single_text_is_one_business_key(self, keys: Any) -> None:
         keys(lambda _: "payment:7")
         store(by_us())
 
         assert the_record().business_key == "payment:7"
 
-    def test_the_queue_says_which_handler_where_the_message_does_not(self, keys: Any) -> None:
+    def test_the_queue_selects_the_handler_if_the_message_names_none(self, keys: Any) -> None:
         keys(lambda message: message.data["k"])
         store(foreign(body=b'{"k": "a"}'))
 
         assert the_record().business_key == "a"
 
-    def test_the_handlers_codec_reads_the_body(self, keys: Any) -> None:
+    def test_the_codec_of_the_handler_reads_the_body_for_its_keys(self, keys: Any) -> None:
         keys(lambda message: message.data.decode(), codec=Raw())
         store(by_us(body=b"no json"))
 
         assert the_record().business_key == "no json"
 
     @pytest.mark.parametrize("body", [b"no json", b"\xff", b"[1]", b'{"n": NaN}'])
-    def test_a_body_that_cannot_be_decoded_has_none(self, keys: Any, body: bytes) -> None:
+    def test_an_undecodable_body_has_no_business_key(self, keys: Any, body: bytes) -> None:
         keys(lambda message: message.data["n"])
 
         assert store(by_us(body=body)) == [parking.Stored()]
         assert (the_record().business_key, BusinessKey.objects.count()) == ("", 0)
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
-    def test_a_function_that_fails_keeps_nothing_from_being_recorded(
+    def test_a_message_is_recorded_even_if_the_keys_function_fails(
         self, keys: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(_: Delivery) -> str:
@@ -322,7 +318,7 @@ class TestKeys:
             f"The keys function of handler 'payments.charge' raised {error.__name__}: the parked message has no"
         )
 
-    def test_a_failing_function_is_a_warning_once_for_each_type_of_error(
+    def test_a_failing_keys_function_warns_once_per_error_type(
         self, keys: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(message: Delivery) -> str:
@@ -336,7 +332,7 @@ class TestKeys:
         told = [(line.levelname, line.exc_info and line.exc_info[0]) for line in caplog.records]
         assert told == [("WARNING", ValueError), ("DEBUG", ValueError), ("WARNING", KeyError), ("DEBUG", ValueError)]
 
-    def test_a_body_that_cannot_be_decoded_is_no_error_of_the_function(
+    def test_an_undecodable_body_logs_no_error_of_the_keys_function(
         self, keys: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         keys(lambda message: message.data["n"])
@@ -344,7 +340,7 @@ class TestKeys:
         assert store(by_us(body=b"no json")) == [parking.Stored()]
         assert caplog.records == []
 
-    def test_whatever_it_returns_is_at_most_twenty_short_texts(self, keys: Any) -> None:
+    def test_at_most_twenty_short_business_keys_are_stored(self, keys: Any) -> None:
         keys(lambda _: [7, None, "", "a", "A", "a", "á", "a ", NASTY, *range(100, 200)])
 
         assert store(by_us()) == [parking.Stored()]
@@ -353,7 +349,7 @@ class TestKeys:
         assert values[:2] == ["7", "a"]
         assert all(len(value.encode()) <= 255 and "\0" not in value for value in values)
 
-    def test_an_endless_list_ends(self, keys: Any) -> None:
+    def test_an_endless_iterator_of_keys_is_cut_off(self, keys: Any) -> None:
         keys(lambda _: iter(int, 1))
 
         assert store(by_us()) == [parking.Stored()]
@@ -361,7 +357,7 @@ class TestKeys:
 
 
 class TestSignal:
-    def test_who_listens_is_told_of_records_and_groups(self) -> None:
+    def test_the_recorded_signal_names_records_and_groups(self) -> None:
         heard: list[tuple[Any, Any]] = []
 
         def hear(messages: list[int], groups: list[int], **_: object) -> None:
@@ -376,7 +372,7 @@ class TestSignal:
         assert heard == [(sorted(ParkedMessage.objects.values_list("pk", flat=True)), [the_group().pk])]
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit])
-    def test_a_receiver_that_fails_harms_nothing(
+    def test_a_failing_signal_receiver_does_not_affect_recording(
         self, error: type[BaseException], caplog: pytest.LogCaptureFixture
     ) -> None:
         def hear(**_: object) -> None:
@@ -390,7 +386,7 @@ class TestSignal:
 
         assert the_record().copies == 1
 
-    def test_a_connection_lost_after_the_commit_stores_nothing_twice(
+    def test_a_connection_lost_after_the_commit_stores_no_duplicate(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def records(_: parking.BatchWriter) -> list[ParkedMessage]:
@@ -411,7 +407,7 @@ class TestSignal:
         assert caplog.messages[0].startswith("The signal `recorded` was not sent")
 
 
-def test_the_brokers_own_count_is_kept_of_what_went_round_in_its_loop(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_the_x_death_count_of_a_dead_letter_loop_is_recorded(vhost: Vhost, amqp: BlockingChannel) -> None:
     """Parked by a consumer whose carrier counts by x-death, on a real broker."""
     amqp.confirm_delivery()
     loop = DeadLetter(exchange="again", queue="later", after=0.2)

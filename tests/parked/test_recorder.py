@@ -42,7 +42,7 @@ def recorder(rows: list[Row]) -> Recorder:
     return made
 
 
-def test_a_failure_and_a_success_after_it_are_remembered(recorder: Recorder, rows: list[Row]) -> None:
+def test_a_failure_and_the_success_after_it_are_recorded(recorder: Recorder, rows: list[Row]) -> None:
     recorder.note(failure())
     recorder.note(success(delivery(message_id="m-1", attempt=2)))
     recorder.buffer.flush()
@@ -50,14 +50,14 @@ def test_a_failure_and_a_success_after_it_are_remembered(recorder: Recorder, row
     assert [(row.number, row.verdict) for row in rows] == [(1, "retry"), (2, "ack")]
 
 
-def test_a_first_success_leaves_no_trace(recorder: Recorder) -> None:
+def test_a_success_at_the_first_attempt_is_not_recorded(recorder: Recorder) -> None:
     recorder.note(success())
     recorder.note(success(delivery(headers={"rmq-retry-exchange": "payments"})))
 
     assert (len(recorder.buffer), recorder.notes_acks) == (0, False)
 
 
-def test_what_was_not_attempted_is_not_remembered(recorder: Recorder) -> None:
+def test_a_delivery_without_an_attempt_is_not_recorded(recorder: Recorder) -> None:
     unhandled = park(Reason.UNHANDLED, "No handler")
     recorder.note(failure(verdict=unhandled, subscription=None))
     recorder.note(success(delivery(attempt=1)))
@@ -71,7 +71,7 @@ def fields(attempt: Any) -> dict[str, Any]:
     return {name: getattr(attempt, name) for name in ("delivery", "verdict", "subscription", "seconds", "error")}
 
 
-def test_the_log_lines_of_a_failure_are_kept(recorder: Recorder, rows: list[Row]) -> None:
+def test_the_log_lines_of_a_failure_are_recorded(recorder: Recorder, rows: list[Row]) -> None:
     with recorder.recording():
         attempts.begin()
         logging.getLogger("bank").warning("asked")
@@ -82,7 +82,7 @@ def test_the_log_lines_of_a_failure_are_kept(recorder: Recorder, rows: list[Row]
     assert [row.logs.partition(" ")[2] for row in rows] == ["WARNING bank: asked", ""]
 
 
-def test_a_recorder_that_fails_costs_no_message(
+def test_a_failing_recorder_loses_no_message(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -106,7 +106,7 @@ def broken() -> str:
 @pytest.mark.parametrize(
     ("version", "noted"), [("v7", "v7"), (told, "a1b2c3"), (broken, ""), ("x" * 200, "x" * 97 + "…")]
 )
-def test_the_version_of_the_project_is_noted(version: Any, noted: str) -> None:
+def test_the_version_of_the_project_is_recorded(version: Any, noted: str) -> None:
     with override_settings(RMQ_RETRY={"VERSION": version}):
         assert history.version() == noted
 
@@ -118,7 +118,7 @@ def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_requeued_attempt_ends_when_its_outcome_is_noted(recorder: Recorder, rows: list[Row]) -> None:
+def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder, rows: list[Row]) -> None:
     record, arrival = requeued()
     recorder.note(success(arrival))
     recorder.buffer.flush()
@@ -132,7 +132,7 @@ def test_a_requeued_attempt_ends_when_its_outcome_is_noted(recorder: Recorder, r
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_the_success_of_a_requeued_copy_is_reported_before_the_broker_is(recorder: Recorder, rows: list[Row]) -> None:
+def test_the_success_of_a_requeued_copy_closes_its_record_at_once(recorder: Recorder, rows: list[Row]) -> None:
     record, copy = requeued()
 
     recorder.note(success(copy))
@@ -147,9 +147,7 @@ def test_the_success_of_a_requeued_copy_is_reported_before_the_broker_is(recorde
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("other", [{"message_id": "m-2"}, {"message_id": "m-1", "body": b"[]"}, {"queue": "refunds"}])
-def test_another_message_into_which_the_headers_were_copied_closes_nothing(
-    recorder: Recorder, other: dict[str, Any]
-) -> None:
+def test_headers_copied_into_another_message_close_no_record(recorder: Recorder, other: dict[str, Any]) -> None:
     record, copy = requeued()
     another = delivery(**{"message_id": "m-1", **other}, headers=copy.headers)
 
@@ -163,7 +161,7 @@ def test_another_message_into_which_the_headers_were_copied_closes_nothing(
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_a_requeued_copy_that_its_handler_discards_is_resolved(recorder: Recorder) -> None:
+def test_a_requeued_copy_discarded_by_its_handler_is_resolved(recorder: Recorder) -> None:
     record, copy = requeued()
 
     recorder.note(failure(copy, error=Discard("paid by hand"), verdict=discard("paid by hand")))
@@ -174,7 +172,7 @@ def test_a_requeued_copy_that_its_handler_discards_is_resolved(recorder: Recorde
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_a_requeued_copy_that_a_policy_gives_up_for_good_is_open_again(recorder: Recorder) -> None:
+def test_a_requeued_copy_discarded_by_its_policy_is_open_again(recorder: Recorder) -> None:
     record, copy = requeued()
     error = caught(post)
 
@@ -186,7 +184,7 @@ def test_a_requeued_copy_that_a_policy_gives_up_for_good_is_open_again(recorder:
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_a_requeued_copy_that_is_retried_or_parked_is_left_to_the_drainer(recorder: Recorder) -> None:
+def test_a_requeued_copy_that_is_retried_or_parked_changes_no_record(recorder: Recorder) -> None:
     record, copy = requeued()
 
     recorder.note(failure(copy))
@@ -198,9 +196,7 @@ def test_a_requeued_copy_that_is_retried_or_parked_is_left_to_the_drainer(record
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_an_outcome_that_the_database_does_not_take_waits_for_it(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_refused_by_the_database_is_retried(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     record, copy = requeued()
     errors = iter([OperationalError("gone"), None])
     tell = claims.succeeded
@@ -223,7 +219,7 @@ def test_an_outcome_that_the_database_does_not_take_waits_for_it(
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_no_worker_asks_a_database_that_is_known_to_be_away(
+def test_no_worker_queries_a_database_known_to_be_unavailable(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, copy = requeued()
@@ -238,7 +234,7 @@ def test_no_worker_asks_a_database_that_is_known_to_be_away(
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_an_outcome_is_not_written_into_a_transaction_that_a_handler_left_open(recorder: Recorder) -> None:
+def test_an_outcome_is_not_written_into_a_transaction_left_open_by_a_handler(recorder: Recorder) -> None:
     record, copy = requeued()
 
     with transaction.atomic():
@@ -260,7 +256,7 @@ def real() -> Recorder:
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_a_record_finds_all_that_was_attempted_after_its_requeue(real: Recorder) -> None:
+def test_a_record_finds_all_attempts_after_its_requeue(real: Recorder) -> None:
     record, copy = requeued()
 
     real.note(failure(copy))
@@ -275,7 +271,7 @@ def test_a_record_finds_all_that_was_attempted_after_its_requeue(real: Recorder)
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_without_our_tables_attempts_wait_for_them(
+def test_without_tables_attempts_stay_buffered(
     real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     history._statement.cache_clear()

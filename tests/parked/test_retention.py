@@ -28,7 +28,7 @@ def left() -> list[str]:
 
 
 @pytest.mark.parametrize("state", RESOLVED)
-def test_what_was_resolved_long_ago_goes_with_all_that_hangs_on_it(state: State) -> None:
+def test_old_resolved_records_are_deleted_with_their_keys_and_items(state: State) -> None:
     old = parked(state=state, resolved_at=OLD, message_id="old")
     parked(state=state, resolved_at=YOUNG, message_id="young")
     BusinessKey.objects.create(message=old, value="k")
@@ -39,14 +39,14 @@ def test_what_was_resolved_long_ago_goes_with_all_that_hangs_on_it(state: State)
 
 
 @pytest.mark.parametrize("state", UNRESOLVED)
-def test_what_waits_for_anybody_stays_however_old_it_is(state: State) -> None:
+def test_open_records_are_never_deleted(state: State) -> None:
     parked(state=state, resolved_at=OLD, parked_at=OLD, recorded_at=OLD, message_id="open")
     retention.delete_old()
 
     assert left() == ["open"]
 
 
-def test_the_group_stays_and_its_counters_follow() -> None:
+def test_the_group_stays_and_its_counters_are_updated() -> None:
     one = group(discarded=2, parked=1, processed=1)
     for state in (State.DISCARDED, State.DISCARDED, State.PROCESSED):
         parked(group=one, state=state, resolved_at=OLD)
@@ -57,7 +57,7 @@ def test_the_group_stays_and_its_counters_follow() -> None:
     assert (ErrorGroup.objects.get().parked, ErrorGroup.objects.get().discarded) == (1, 0)
 
 
-def test_the_settings_state_how_long(settings: Any) -> None:
+def test_the_settings_define_the_retention(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"RESOLVED_DAYS": 88, "ATTEMPT_DAYS": 92}}
     parked(state=State.DISCARDED, resolved_at=YOUNG)
     attempt("a")
@@ -66,7 +66,7 @@ def test_the_settings_state_how_long(settings: Any) -> None:
     assert (left(), Attempt.objects.count()) == ([], 1)
 
 
-def test_attempts_go_unless_their_message_is_kept() -> None:
+def test_old_attempts_are_deleted_unless_their_record_is_kept() -> None:
     kept = parked()
     attempt(kept.identity)
     attempt("gone")
@@ -76,7 +76,7 @@ def test_attempts_go_unless_their_message_is_kept() -> None:
     assert sorted(Attempt.objects.values_list("identity", flat=True)) == ["gone", kept.identity]
 
 
-def test_attempts_of_a_message_without_an_id_stay_while_its_queue_has_such_a_record() -> None:
+def test_attempts_without_an_id_stay_while_their_queue_has_such_a_record() -> None:
     parked(message_id="", queue="q")
     attempt("body:1")
     attempt("body:2", queue="other")
@@ -85,7 +85,7 @@ def test_attempts_of_a_message_without_an_id_stay_while_its_queue_has_such_a_rec
     assert list(Attempt.objects.values_list("identity", flat=True)) == ["body:1"]
 
 
-def test_much_is_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     one = group(processed=9)
     for _ in range(9):
@@ -95,7 +95,7 @@ def test_much_is_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (retention.delete_old(), len(left())) == (False, 0)
 
 
-def test_what_was_opened_again_meanwhile_stays() -> None:
+def test_a_record_reopened_meanwhile_is_not_deleted() -> None:
     parked(state=State.DISCARDED, resolved_at=OLD, message_id="back")
     looks: list[str] = []
 

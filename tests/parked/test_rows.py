@@ -30,7 +30,7 @@ def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> Row:
     return SCRIBE.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
 
 
-def test_a_failed_attempt_is_reported_whole() -> None:
+def test_a_failed_attempt_fills_every_column() -> None:
     row = row_of(failure(delivery(message_id="m-1", attempt=2)))
 
     assert (row.queue, row.handler, row.message_id) == ("payments", "payments.handlers.charge", "m-1")
@@ -43,20 +43,20 @@ def test_a_failed_attempt_is_reported_whole() -> None:
     assert RowBuilder().host == socket.gethostname()
 
 
-def test_a_success_shows_no_error_and_waits_for_nothing() -> None:
+def test_a_success_has_no_error_and_no_next_attempt() -> None:
     row = row_of(success(delivery(attempt=3)))
 
     assert (row.verdict, row.number, row.next_at, row.chain, row.logs) == ("ack", 3, None, "[]", "")
     assert (row.error, row.error_text, row.fingerprint) == ("", "", "")
 
 
-def test_a_halted_line_waits_as_well() -> None:
+def test_a_halted_attempt_has_a_time_for_its_next_one() -> None:
     row = row_of(failure(verdict=halt(5, ErrorNote.of(BankDown("no")))))
 
     assert (row.verdict, row.next_at) == ("halt", NOON + timedelta(seconds=5))
 
 
-def test_a_requeued_copy_shows_its_cycle_and_record() -> None:
+def test_an_attempt_of_a_requeued_copy_has_its_cycle_and_record() -> None:
     ticket = Ticket(record=7, cycle=3)
     arrival = delivery(headers={TICKET: ticket.signed(bearer("payments", None, b"{}"))})
 
@@ -66,18 +66,18 @@ def test_a_requeued_copy_shows_its_cycle_and_record() -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {TICKET: "made up"}, {TICKET: 7}])
-def test_what_carries_no_ticket_of_ours_has_none(headers: dict[str, object]) -> None:
+def test_a_message_without_a_valid_ticket_has_none(headers: dict[str, object]) -> None:
     assert ticket_of(delivery(headers=headers)) is None
 
 
-def test_headers_that_cannot_be_read_carry_no_ticket() -> None:
+def test_undecodable_headers_carry_no_ticket() -> None:
     broken = delivery(raw=b"\x20\x00\xff" + TICKET.encode())
 
     assert ticket_of(broken) is None
     assert row_of(failure(broken)).message_id == ""
 
 
-def test_the_identity_is_the_one_that_its_record_will_have() -> None:
+def test_an_attempt_has_the_identity_of_its_future_record() -> None:
     arrival = delivery(message_id="m-1", body=b'{"a": 1}')
     verdict = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(BankDown("no")))
     drained = read_back(parked_copy(verdict, arrival))
@@ -86,7 +86,7 @@ def test_the_identity_is_the_one_that_its_record_will_have() -> None:
     assert drained.identity == identity_of("payments", "m-1", b'{"a": 1}')
 
 
-def test_messages_without_an_id_share_what_their_bytes_state() -> None:
+def test_messages_without_an_id_are_identified_by_their_bytes() -> None:
     row = row_of(failure(delivery(body=b"1")))
 
     assert row.identity == identity_of("payments", "", b"1")
@@ -94,7 +94,7 @@ def test_messages_without_an_id_share_what_their_bytes_state() -> None:
     assert len({row.identity, identity_of("payments", "", b"2"), identity_of("payment", "", b"s1")}) == 3
 
 
-def test_a_large_body_is_not_kept_until_a_row_is_made() -> None:
+def test_a_large_body_is_not_kept_in_the_buffer() -> None:
     small, large = b"1" * KEPT, b"1" * (KEPT + 1)
     drafts = [draft_of(failure(delivery(message_id="m-1", body=body)), None) for body in (small, large)]
 
@@ -105,13 +105,13 @@ def test_a_large_body_is_not_kept_until_a_row_is_made() -> None:
     ]
 
 
-def test_a_handler_names_the_group_of_a_retry_too() -> None:
+def test_the_fingerprint_of_the_handler_also_groups_retries() -> None:
     named_one = replace(CHARGE, fingerprint=lambda message, _: f"bank of {message.queue}")
 
     assert row_of(failure(subscription=named_one)).fingerprint == named("bank of payments")
 
 
-def test_a_retry_has_the_group_that_it_comes_to_if_it_continues() -> None:
+def test_a_retry_has_the_group_that_parking_would_give_it() -> None:
     error = caught(post)
     attempt = failure(error=error)
     last = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(error))
@@ -121,7 +121,7 @@ def test_a_retry_has_the_group_that_it_comes_to_if_it_continues() -> None:
     assert row_of(replace(attempt, verdict=verdict)).fingerprint == verdict.fingerprint
 
 
-def test_every_text_is_short_and_storable() -> None:
+def test_every_text_of_an_attempt_is_short_and_storable() -> None:
     odd = delivery(message_id="m" * 255, queue="q" * 255, body=b"\xff")
     row = row_of(failure(odd, error=Exception("\0\udcff" * 10**6)))
 

@@ -7,13 +7,13 @@ from django_rmq_retry.handlers.ticket import Ticket, bearer
 COPY = bearer("payments", "m-1", b"{}")
 
 
-def test_a_ticket_comes_back_as_it_was_signed() -> None:
+def test_a_signed_ticket_is_read_back_unchanged() -> None:
     ticket = Ticket(record=7, cycle=2)
 
     assert Ticket.read(ticket.signed(COPY), COPY) == ticket
 
 
-def test_what_is_not_of_our_making_is_no_ticket() -> None:
+def test_a_forged_ticket_is_refused() -> None:
     signed = Ticket(record=7, cycle=2).signed(COPY)
 
     assert Ticket.read(signed.replace("7.2", "8.2"), COPY) is None
@@ -30,5 +30,5 @@ def test_what_is_not_of_our_making_is_no_ticket() -> None:
         bearer("payments", "m-", b"1{}"),
     ],
 )
-def test_a_ticket_reports_nothing_of_another_message(other: str) -> None:
+def test_a_ticket_is_valid_only_for_its_own_message(other: str) -> None:
     assert Ticket.read(Ticket(record=7, cycle=2).signed(COPY), other) is None

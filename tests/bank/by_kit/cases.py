@@ -69,7 +69,7 @@ def test_whatever_happens_to_the_worker_a_card_is_charged_once(rmq: RmqTest, acc
     assert len(rmq.attempts(charge)) == 2
 
 
-def test_a_posting_that_cannot_be_published_is_published_by_the_next_attempt(rmq: RmqTest, account: Account) -> None:
+def test_a_posting_that_fails_to_publish_is_published_by_the_next_attempt(rmq: RmqTest, account: Account) -> None:
     pay(account, "card", 30)
     rmq.fail_next("publish", "confirm lost")
     rmq.drain()
@@ -91,7 +91,7 @@ def test_the_ledger_keeps_its_order(rmq: RmqTest, account: Account) -> None:
     assert rmq.waits == [1, 2, 4, 8]
 
 
-def test_cash_above_the_limit_goes_round_three_times_and_is_parked(rmq: RmqTest, account: Account) -> None:
+def test_cash_above_the_limit_is_retried_three_times_and_parked(rmq: RmqTest, account: Account) -> None:
     pay(account, "cash", 501, reply_to="reply-queue", correlation_id="c-1")
     rmq.drain()
 
@@ -125,7 +125,7 @@ def test_a_request_of_another_department_is_paid_once(rmq: RmqTest, account: Acc
         (2, 2, "0 paid, 2 retries, 2 waiting for their next attempt, 0 parked"),
     ],
 )
-def test_the_demo_counts_in_words(retries: int, waiting: int, said: str) -> None:
+def test_the_demo_prints_its_counts(retries: int, waiting: int, said: str) -> None:
     tally = Tally()
     tally.retries = retries
     tally.waiting = {f"card-{number}": 1 for number in range(waiting)}
@@ -133,7 +133,7 @@ def test_the_demo_counts_in_words(retries: int, waiting: int, said: str) -> None
     assert tally.total() == said
 
 
-def test_a_limit_raised_in_time_lets_the_cash_through(rmq: RmqTest, account: Account) -> None:
+def test_a_limit_raised_in_time_pays_the_cash(rmq: RmqTest, account: Account) -> None:
     pay(account, "cash", 501, reply_to="reply-queue", correlation_id="c-1")
     rmq.advance(89)
     Account.objects.update(limit=600)
@@ -145,14 +145,14 @@ def test_a_limit_raised_in_time_lets_the_cash_through(rmq: RmqTest, account: Acc
 
 
 @pytest.mark.usefixtures("rmq")
-def test_a_quote_is_answered_or_fails_at_its_caller() -> None:
+def test_a_quote_is_answered_or_fails_at_the_caller() -> None:
     assert quote.call({"pair": "EURUSD"}) == {"pair": "EURUSD", "rate": "1.0831"}
     with pytest.raises(CallFailed, match="UnknownPair: EURXXX"):
         quote.call({"pair": "EURXXX"})
 
 
 @pytest.mark.usefixtures("rmq")
-def test_a_handler_is_a_function(account: Account) -> None:
+def test_a_handler_can_be_called_as_a_function(account: Account) -> None:
     payment = Payment.objects.create(account=account, kind="transfer", amount=10)
     post(message_of({"payment": payment.pk}))
 
@@ -160,7 +160,7 @@ def test_a_handler_is_a_function(account: Account) -> None:
 
 
 class TransferTest(RmqTestMixin, TestCase):
-    def test_a_transfer_leaves_with_its_transaction(self) -> None:
+    def test_a_transfer_is_published_on_commit(self) -> None:
         account = Account.objects.create(number="DE-1", holder="Ada", balance=1000, limit=500)
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
             pay(account, "transfer", 10)
@@ -170,5 +170,5 @@ class TransferTest(RmqTestMixin, TestCase):
         assert Entry.objects.count() == 1
 
 
-def test_the_topology_is_what_the_snapshot_states(request: pytest.FixtureRequest) -> None:
+def test_the_topology_equals_its_snapshot(request: pytest.FixtureRequest) -> None:
     assert_topology(request.path.parent / "topology.json")
