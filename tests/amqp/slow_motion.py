@@ -21,7 +21,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtHand:
+class SlowConsumer:
     """A subscription whose handler fails on request."""
 
     channel: BlockingChannel

@@ -124,7 +124,7 @@ def test_no_forged_x_death_loses_a_message_in_a_dead_letter_loop(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_broker_wrote_elsewhere_loses_no_message_that_was_moved_here(
+def test_an_x_death_from_another_queue_loses_no_moved_message(
     vhost: Vhost, amqp: BlockingChannel, kind: QueueType
 ) -> None:
     amqp.queue_declare("rescued", durable=True)

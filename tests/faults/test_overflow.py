@@ -12,7 +12,7 @@ from django_rmq_retry.messages import Properties, Reason
 from django_rmq_retry.messages.history import reason_of
 from tests.amqp.declared import has
 from tests.amqp.live import publishing
-from tests.amqp.slow_motion import AtHand
+from tests.amqp.slow_motion import SlowConsumer
 from tests.faults.acting import PARKED, QUEUE, work_queue
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
@@ -36,7 +36,7 @@ def fill(publisher: Publisher, count: int) -> int:
 
 def parked(scene: Scene, channel: BlockingChannel) -> Delivery:
     subscription = work_queue(scene.policy, scene.folder, **scene.queue).subscriptions[0]
-    _, delivery, _ = AtHand(channel=channel, subscription=subscription).take(PARKED)
+    _, delivery, _ = SlowConsumer(channel=channel, subscription=subscription).take(PARKED)
     return delivery
 
 

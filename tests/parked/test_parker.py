@@ -20,7 +20,7 @@ from django_rmq_retry.parked import store as parking
 from django_rmq_retry.policies import Kind
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare
-from tests.amqp.slow_motion import AtHand
+from tests.amqp.slow_motion import SlowConsumer
 from tests.core.made import subscription, topology_of
 from tests.parked.arrivals import by_us, foreign, parker, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
@@ -417,7 +417,7 @@ def test_the_brokers_own_count_is_kept_of_what_went_round_in_its_loop(vhost: Vho
     loop = DeadLetter(exchange="again", queue="later", after=0.2)
     charge = subscription(RetryThenPark(attempts=3, via=loop))
     declare(vhost, topology_of(charge))
-    hand = AtHand(channel=amqp, subscription=charge)
+    hand = SlowConsumer(channel=amqp, subscription=charge)
     hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
     verdicts = [hand.fail().kind for _ in range(3)]
     _tag, parked, _ = hand.take("payments.parked")

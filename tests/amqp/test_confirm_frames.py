@@ -56,7 +56,7 @@ def test_the_ack_of_another_channel_goes_to_its_callback(at: Wire) -> None:
     assert seen == [7]
 
 
-def test_an_error_in_who_is_told_loses_no_other_ack(at: Wire) -> None:
+def test_an_error_in_a_confirm_callback_loses_no_other_ack(at: Wire) -> None:
     told: Told = []
 
     def fail_first(tag: int, multiple: bool) -> None:
@@ -73,7 +73,7 @@ def test_an_error_in_who_is_told_loses_no_other_ack(at: Wire) -> None:
 
 
 @pytest.mark.parametrize("kind", [BasicProtocol, OneByOne])
-def test_a_publish_ends_the_same_by_either_way(kind: type[BasicProtocol]) -> None:
+def test_both_parsers_end_a_publish_the_same(kind: type[BasicProtocol]) -> None:
     ends: list[Outcome] = []
     with wire(kind) as at:
         publish(at, ends)
@@ -82,7 +82,7 @@ def test_a_publish_ends_the_same_by_either_way(kind: type[BasicProtocol]) -> Non
     assert ends == [Outcome.CONFIRMED]
 
 
-def test_a_closed_channel_is_told_nothing_more(at: Wire) -> None:
+def test_a_closed_channel_gets_no_more_confirms(at: Wire) -> None:
     ends: list[Outcome] = []
     publish(at, ends)
     at.feed(method(spec.Channel.Close(404, "NOT_FOUND - no exchange 'x' in vhost '/'", 60, 40), channel=2))

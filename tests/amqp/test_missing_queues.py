@@ -54,7 +54,7 @@ def empty(made: patience.PikaSource) -> bool:
     return wait_until(lambda: answers, what="an answer")[0]
 
 
-def test_what_is_missing_is_reported_once_and_consumed_when_it_is_there(
+def test_a_missing_queue_is_reported_once_and_consumed_once_it_exists(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     amqp.queue_declare("there")
@@ -74,7 +74,7 @@ def test_what_is_missing_is_reported_once_and_consumed_when_it_is_there(
         wait_until(lambda: empty(made))
 
 
-def test_a_queue_that_may_not_be_read_delays_no_other_queue(
+def test_a_queue_without_read_right_delays_no_other_queue(
     vhost: Vhost, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     amqp.queue_declare("there")
@@ -87,7 +87,7 @@ def test_a_queue_that_may_not_be_read_delays_no_other_queue(
         assert seen.failures == []
 
 
-def test_connections_that_are_recreated_do_not_look_more_often(
+def test_reconnects_do_not_shorten_the_wait_for_a_missing_queue(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "TRY_AGAIN", 600.0)
@@ -108,6 +108,6 @@ def test_connections_that_are_recreated_do_not_look_more_often(
         assert (waits.count(600.0), caplog.text.count("cannot be consumed")) == (1, 1)
 
 
-def test_without_lines_it_is_empty_once_it_is_connected(broker_url: str) -> None:
+def test_a_source_without_queues_is_empty_once_connected(broker_url: str) -> None:
     with source(broker_url) as (made, _seen):
         wait_until(lambda: empty(made))

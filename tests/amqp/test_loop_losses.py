@@ -66,7 +66,7 @@ def left(channel: BlockingChannel, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["quorum", None])
-def test_what_expires_there_is_neither_attempted_nor_parked(
+def test_a_message_that_expires_in_a_loop_is_neither_attempted_nor_parked(
     kind: str | None, vhost: Vhost, amqp: BlockingChannel
 ) -> None:
     looping(vhost, type=kind)
@@ -75,9 +75,7 @@ def test_what_expires_there_is_neither_attempted_nor_parked(
     left(amqp, 0)
 
 
-def test_what_comes_to_its_delivery_limit_there_is_neither_attempted_nor_parked(
-    vhost: Vhost, amqp: BlockingChannel
-) -> None:
+def test_a_message_over_its_delivery_limit_in_a_loop_is_lost(vhost: Vhost, amqp: BlockingChannel) -> None:
     looping(vhost, arguments={"x-delivery-limit": 2})
     published(amqp)
 
@@ -86,7 +84,7 @@ def test_what_comes_to_its_delivery_limit_there_is_neither_attempted_nor_parked(
     left(amqp, 0)
 
 
-def test_without_a_delivery_limit_it_is_twenty_from_rabbitmq_4_on(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_rabbitmq_4_applies_a_delivery_limit_of_20_by_default(vhost: Vhost, amqp: BlockingChannel) -> None:
     looping(vhost, arguments={"x-delivery-limit": None})
     published(amqp)
 
@@ -95,7 +93,7 @@ def test_without_a_delivery_limit_it_is_twenty_from_rabbitmq_4_on(vhost: Vhost, 
     left(amqp, 1 if vhost.version.startswith("3.") else 0)
 
 
-def test_what_is_pushed_out_there_is_neither_attempted_nor_parked(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_dropped_for_length_in_a_loop_is_lost(vhost: Vhost, amqp: BlockingChannel) -> None:
     looping(vhost, max_length=2, arguments={"x-overflow": "drop-head"})
     for _ in range(5):
         published(amqp)

@@ -80,7 +80,7 @@ def test_a_publish_ends_as_unsent_while_every_channel_has_messages_in_flight(
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_large_body_is_published_without_a_channel_for_its_test(
+def test_a_large_body_is_published_even_without_a_free_channel_to_test_it(
     broker_url: str, amqp: BlockingChannel, limit: Limit, most: int
 ) -> None:
     [name] = tenants(amqp, 1)
@@ -92,7 +92,7 @@ def test_a_large_body_is_published_without_a_channel_for_its_test(
     assert amqp.queue_declare(name, passive=True).method.message_count == 2
 
 
-def test_a_consumer_of_more_queues_than_channels_fails_with_a_sentence(
+def test_a_consumer_of_more_queues_than_channels_raises_an_explanation(
     broker_url: str, amqp: BlockingChannel, limit: Limit
 ) -> None:
     names = tenants(amqp, 3)

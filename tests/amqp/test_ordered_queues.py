@@ -68,7 +68,7 @@ def returned(line: Taker, *, times: int) -> None:
         line.give_back()
 
 
-def test_without_a_single_active_consumer_two_of_them_are_handed_messages(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_two_consumers_get_messages_without_single_active_consumer(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp, x_single_active_consumer=None)
 
     handed = {taker(amqp).next(), taker(amqp).next()}
@@ -76,7 +76,7 @@ def test_without_a_single_active_consumer_two_of_them_are_handed_messages(vhost:
     assert handed == {b"1", b"2"}
 
 
-def test_what_comes_to_a_limit_is_parked_and_the_next_passes(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_over_its_delivery_limit_is_parked_and_the_next_passes(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp, x_delivery_limit=2)
 
     line = taker(amqp)
@@ -86,7 +86,7 @@ def test_what_comes_to_a_limit_is_parked_and_the_next_passes(vhost: Vhost, amqp:
     has(amqp, "parked", 1)
 
 
-def test_every_worker_that_goes_away_with_it_is_a_return(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_each_closed_connection_counts_towards_the_delivery_limit(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp, x_delivery_limit=2)
     for _ in range(3):
         worker = pika.BlockingConnection(pika.URLParameters(vhost.url))
@@ -97,17 +97,17 @@ def test_every_worker_that_goes_away_with_it_is_a_return(vhost: Vhost, amqp: Blo
     has(amqp, "parked", 1)
 
 
-def test_without_a_limit_what_comes_back_loses_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_without_a_delivery_limit_a_returned_message_loses_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp, x_delivery_limit=None)
 
     line = taker(amqp)
-    # RabbitMQ 3 puts it behind the rest, RabbitMQ 4 has a limit of 20 of its own.
+    # RabbitMQ 3 puts it behind the rest, RabbitMQ 4 has its own limit of 20.
     returned(line, times=1 if vhost.version.startswith("3.") else 21)
 
     assert line.next() == b"2"
 
 
-def test_with_the_limit_of_the_layout_it_keeps_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_with_the_layouts_delivery_limit_a_message_keeps_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp)
 
     line = taker(amqp)

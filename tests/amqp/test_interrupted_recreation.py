@@ -20,7 +20,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("step", range(1, 40))
-def test_killed_at_any_step_and_run_again_it_loses_nothing(
+def test_recreation_killed_at_any_step_and_repeated_loses_nothing(
     step: int, vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(vhost, OLD)
@@ -48,7 +48,7 @@ def test_killed_at_any_step_and_run_again_it_loses_nothing(
 
 
 @pytest.mark.parametrize("copies", [1, 150, 301, 450, 599])
-def test_killed_amid_a_move_and_run_again_it_loses_nothing(
+def test_recreation_killed_during_a_move_and_repeated_loses_nothing(
     copies: int, vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(vhost, OLD)
@@ -73,7 +73,7 @@ def test_killed_amid_a_move_and_run_again_it_loses_nothing(
     assert set(bodies(amqp)) == {b"%d" % number for number in range(300)}
 
 
-def test_what_is_published_while_the_queue_is_away_is_kept(
+def test_messages_published_while_the_queue_is_deleted_are_kept(
     vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(vhost, OLD)
