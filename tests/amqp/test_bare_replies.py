@@ -14,8 +14,8 @@ from django_rmq_retry.policies import Verdict, park, retry
 from tests.amqp.declared import declare, ready, session_on
 from tests.amqp.live import Seen, consuming, publishing
 from tests.amqp.recreated import OLD, recreate
-from tests.core.made import settled
-from tests.core.parked import read_back, requeued_copy
+from tests.handlers.factories import settled
+from tests.messages.parked_copies import read_back, requeued_copy
 from tests.tooling.amqp10 import send
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

@@ -14,7 +14,7 @@ from django_rmq_retry.errors import BrokerRefused
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
 from django_rmq_retry.topology.plan import Difference, Plan, State
 from tests.amqp.declared import session_on
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Exchange, Queue
 from tests.amqp.declared import arguments, declare, has, redeclare
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.contract

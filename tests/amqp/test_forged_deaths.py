@@ -17,7 +17,7 @@ from django_rmq_retry.messages.properties import encode_entry
 from django_rmq_retry.policies import Failure, Kind
 from tests.amqp.declared import declare, has, ready
 from tests.amqp.live import consuming, publishing, to
-from tests.core.made import settled, topology_of
+from tests.handlers.factories import settled, topology_of
 from tests.tooling.tables import entry
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

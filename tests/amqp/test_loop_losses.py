@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from tests.amqp.declared import declare, ready
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

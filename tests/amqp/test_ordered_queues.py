@@ -10,7 +10,7 @@ from pika.spec import Basic
 from django_rmq_retry import Queue, StopTheLine
 from django_rmq_retry.handlers import Subscription
 from tests.amqp.declared import declare, has
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

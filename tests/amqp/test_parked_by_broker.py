@@ -11,7 +11,7 @@ from django_rmq_retry import Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from tests.amqp.declared import arguments, declare, has, ready
 from tests.amqp.slow_motion import SlowConsumer
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]

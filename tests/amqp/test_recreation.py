@@ -18,7 +18,7 @@ from django_rmq_retry.topology.declarations import NO_LIMIT
 from tests.amqp.declared import declare, ready, session_on
 from tests.amqp.recreated import NEW, OLD, SHOP, bodies, fill, publishing, recreate, yes
 from tests.amqp.slow_motion import SlowConsumer
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

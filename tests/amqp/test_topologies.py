@@ -12,7 +12,7 @@ from django_rmq_retry.messages.history import rejections
 from django_rmq_retry.policies import Kind
 from tests.amqp.declared import Queues, arguments, declare, has, redeclare
 from tests.amqp.slow_motion import SlowConsumer
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]

@@ -17,7 +17,7 @@ from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import declare
 from tests.amqp.line_between import between
 from tests.amqp.live import Seen, consuming
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

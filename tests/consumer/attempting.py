@@ -11,7 +11,7 @@ from django_rmq_retry.handlers import Match, Subscription, WorkQueue, work_queue
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
 from django_rmq_retry.messages import Codec, Reason, Settlement
 from django_rmq_retry.policies import Kind, Policy, Verdict
-from tests.core.made import NOW, delivery
+from tests.handlers.factories import NOW, delivery
 
 PLAIN = RetryThenPark(attempts=3, backoff=Fixed(30))
 

@@ -44,8 +44,8 @@ from django_rmq_retry.messages.history import ANSWER
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
 from django_rmq_retry.policies.policy import AutoAck
 from tests.consumer.attempting import PLAIN, Bench, Book
-from tests.core.made import delivery
-from tests.core.parked import read_back
+from tests.handlers.factories import delivery
+from tests.messages.parked_copies import read_back
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
 

@@ -22,8 +22,8 @@ from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.policies import Kind, Policy, Verdict
 from django_rmq_retry.topology import Server
 from tests.consumer.attempting import surroundings
-from tests.core.made import delivery, subscription
-from tests.core.parked import read_back
+from tests.handlers.factories import delivery, subscription
+from tests.messages.parked_copies import read_back
 from tests.tooling.waiting import wait_until
 
 NOBODYS = b"unhandled"
@@ -97,7 +97,7 @@ class Made(Attempts):
 
 
 class Running:
-    """A consumer on a thread of its own."""
+    """A consumer on its own thread."""
 
     def __init__(self, tap: Tap, consumer: Consumer) -> None:
         self.tap = tap

@@ -15,7 +15,7 @@ from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.attempt import Unready
-from tests.core.made import delivery, subscription
+from tests.handlers.factories import delivery, subscription
 from tests.tooling.waiting import wait_until
 
 Act = Callable[[Delivery], object]

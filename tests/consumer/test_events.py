@@ -13,7 +13,7 @@ from django_rmq_retry.handlers.subscription import Keys
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.policies import ACK, Kind, Verdict, discard, halt, park, retry
 from tests.consumer.attempting import finished
-from tests.core.made import delivery, subscription
+from tests.handlers.factories import delivery, subscription
 
 NOTE = ErrorNote(kind="BankDown", text="timeout")
 

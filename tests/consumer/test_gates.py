@@ -11,7 +11,7 @@ from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.messages import DONE, Settlement
 from django_rmq_retry.policies import ACK, Verdict, retry
 from tests.consumer.attempting import attempts_of
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 
 SPARED = retry(0.0, counted=False)
 

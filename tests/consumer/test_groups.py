@@ -14,9 +14,9 @@ from django_rmq_retry.messages.parked_copy import Parked
 from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
 from django_rmq_retry.policies import Kind
 from tests.consumer.attempting import Book, attempts_of
-from tests.core.made import delivery
-from tests.core.parked import read_back
-from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
+from tests.handlers.factories import delivery
+from tests.messages.exceptions import BankDown, Unprintable, deep, odd_names, post
+from tests.messages.parked_copies import read_back
 
 HERE = "tests.consumer.test_groups"
 
@@ -64,7 +64,7 @@ def raising(error: BaseException) -> Callable[[Delivery], object]:
 def test_the_parked_copy_shows_its_group_and_the_place_in_the_code() -> None:
     found = parked(charge)
 
-    assert found.culprit == "tests.core.raising:post"
+    assert found.culprit == "tests.messages.exceptions:post"
     assert len(found.fingerprint) == 40
     assert found.fingerprint == parked(charge, delivery(body=b"[7]")).fingerprint
 
@@ -92,7 +92,7 @@ def test_a_handler_names_its_groups() -> None:
     found = parked(charge, fingerprint=lambda message, error: f"{message.queue} {type(error).__name__}")
 
     assert found.fingerprint == named("payments BankDown")
-    assert found.culprit == "tests.core.raising:post"
+    assert found.culprit == "tests.messages.exceptions:post"
 
 
 def fails(*_: object) -> str:

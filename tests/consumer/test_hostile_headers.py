@@ -28,9 +28,9 @@ from django_rmq_retry.messages import Headers, Instruction, Properties, decode_p
 from django_rmq_retry.messages.parked_copy import ROOM, set_aside
 from django_rmq_retry.policies import Policy
 from tests.consumer.attempting import Book, attempts_of
-from tests.core.hostile import NAMES, headers
-from tests.core.made import subscription
-from tests.core.parked import read_back, requeued_copy
+from tests.handlers.factories import subscription
+from tests.messages.hostile_headers import NAMES, headers
+from tests.messages.parked_copies import read_back, requeued_copy
 
 BODY = b'{"id": 7}'
 MOST = 12

@@ -6,7 +6,7 @@ from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import retry
 from django_rmq_retry.publishing.publish import Options, message_of
 from tests.consumer.attempting import Bench
-from tests.core.made import delivery, settled
+from tests.handlers.factories import delivery, settled
 
 CARD = Match(routing_key="pay.card")
 

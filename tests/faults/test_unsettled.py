@@ -9,9 +9,9 @@ import pytest
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.properties import encode_entry
-from tests.core.hostile import VALUES
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
+from tests.messages.hostile_headers import VALUES
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow

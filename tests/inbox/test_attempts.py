@@ -14,7 +14,7 @@ from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
 from tests.consumer.attempting import attempts_of
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 
 PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
 

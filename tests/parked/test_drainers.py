@@ -16,8 +16,8 @@ from django_rmq_retry import Message
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from tests.amqp.slow_motion import SlowConsumer
-from tests.core.made import delivery
-from tests.core.parked import parked_copy
+from tests.handlers.factories import delivery
+from tests.messages.parked_copies import parked_copy
 from tests.operators.invariants import check_counters
 from tests.parked.arrivals import BANK_DOWN, DAWN
 from tests.parked.conftest import PARKED, Park

@@ -21,7 +21,7 @@ from django_rmq_retry.policies import Kind
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare
 from tests.amqp.slow_motion import SlowConsumer
-from tests.core.made import subscription, topology_of
+from tests.handlers.factories import subscription, topology_of
 from tests.parked.arrivals import by_us, foreign, parker, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
 

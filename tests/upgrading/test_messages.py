@@ -11,8 +11,8 @@ from django_rmq_retry.messages import Instruction, encode_properties
 from django_rmq_retry.messages.history import ANSWER, OURS, stamp_of
 from django_rmq_retry.messages.parked_copy import ADDED, TICKET
 from django_rmq_retry.policies import Policy, retry
-from tests.core.made import delivery, sent_on, settled, subscription
-from tests.core.parked import read_back
+from tests.handlers.factories import delivery, sent_on, settled, subscription
+from tests.messages.parked_copies import read_back
 from tests.upgrading import scenes
 from tests.upgrading.flights import FLIGHTS, landed, properties
 from tests.upgrading.old_reader import KNOWN, Read, read
