@@ -19,7 +19,7 @@ from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 
-class Told:
+class Reports:
     """The reports of a link, and the link itself."""
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Told:
 
 
 @contextmanager
-def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) -> Iterator[Told]:
+def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) -> Iterator[Reports]:
     """A link on its own thread, closed in the end."""
-    told = Told()
+    told = Reports()
     with io_thread() as io:
         told.link = Link(
             io,
@@ -81,7 +81,7 @@ def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.Monk
         return high
 
     monkeypatch.setattr("random.uniform", uniform)
-    told = Told()
+    told = Reports()
     with io_thread() as io:
         link = Link(
             io,

@@ -1,6 +1,6 @@
 """Run by the supervisor's tests: a supervisor whose children follow one instruction for each start.
 
-``python -m tests.consumer.forked FOLDER PROCESSES WORD...``; children note their starts and ends in FOLDER.
+``python -m tests.consumer.children FOLDER PROCESSES WORD...``; children note their starts and ends in FOLDER.
 """
 
 import logging
