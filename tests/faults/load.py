@@ -11,7 +11,7 @@ from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import PublishError
 from django_rmq_retry.messages import Properties
 from tests.amqp.live import publishing
-from tests.faults.acting import QUEUE
+from tests.faults.handlers import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 

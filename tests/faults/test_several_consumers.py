@@ -53,7 +53,7 @@ def crowd(processor: int, count: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux gives a process its processors")
-def test_a_consumer_that_hardly_gets_a_processor_keeps_its_connections(scene: Scene) -> None:
+def test_a_consumer_starved_of_cpu_keeps_its_connections(scene: Scene) -> None:
     scene.declare()
     scene.publish([1000], fails=1)
     worker = scene.worker(HEARTBEAT=2, threads=2)
@@ -76,7 +76,7 @@ def test_a_consumer_that_hardly_gets_a_processor_keeps_its_connections(scene: Sc
     assert set(scene.did().values()) == {1}
 
 
-def test_while_the_network_has_cut_one_consumer_off_another_handles_its_message(scene: Scene) -> None:
+def test_another_consumer_handles_the_message_of_one_cut_off(scene: Scene) -> None:
     scene.declare()
     parts = urlsplit(scene.vhost.url)
     with proxy_to(parts.port or 5672) as proxy:

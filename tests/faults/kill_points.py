@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.channel import OpenLine
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers import WorkQueue
 from django_rmq_retry.messages import Instruction
-from tests.faults.acting import Act
+from tests.faults.handlers import Act
 from tests.tooling.brokers import on_the_io_thread
 
 

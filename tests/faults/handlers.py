@@ -27,7 +27,7 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.policies import Policy
-from tests.faults import forking
+from tests.faults import forks
 from tests.tooling.waiting import wait_until
 
 QUEUE, PARKED = "work", "work.parked"
@@ -116,7 +116,7 @@ class Act:
         if "holds" in said:
             wait_until((self._folder / said["holds"]).exists, 60, what=f"the gate {said['holds']}")
         if "forks" in said:
-            forking.WAYS[said["forks"]]()
+            forks.WAYS[said["forks"]]()
         if "raises" in said and message.attempt == 1:
             RAISED[said["raises"]]()
         if said.get("hopeless"):

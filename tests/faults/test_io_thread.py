@@ -28,7 +28,7 @@ def io_threads() -> list[int | None]:
 
 
 @pytest.mark.parametrize("way", ["the_loop_raises", "the_loop_stands_still"])
-def test_a_worker_whose_io_thread_is_gone_ends_and_reports_it(scene: Scene, way: str) -> None:
+def test_a_worker_whose_io_thread_ended_exits_and_logs_it(scene: Scene, way: str) -> None:
     scene.declare()
     worker = scene.worker(prefetch=1, breaks=(way, 0), PUBLISH_TIMEOUT=1)
     scene.publish(range(5))
@@ -38,7 +38,7 @@ def test_a_worker_whose_io_thread_is_gone_ends_and_reports_it(scene: Scene, way:
     scene.finish(range(5), scene.worker())
 
 
-def test_a_publish_ends_though_the_io_thread_stalls(broker_url: str) -> None:
+def test_a_publish_ends_in_time_while_the_io_thread_stalls(broker_url: str) -> None:
     gate = threading.Event()
     with io_thread() as io:
         publisher = publisher_on(io, broker_url)
@@ -56,7 +56,7 @@ def test_a_publish_ends_though_the_io_thread_stalls(broker_url: str) -> None:
         publisher.close()
 
 
-def test_an_event_loop_that_is_gone_before_its_confirm_harms_no_later_publish(
+def test_an_event_loop_closed_before_its_confirm_harms_no_later_publish(
     amqp: BlockingChannel, broker_url: str, settings: Any
 ) -> None:
     amqp.queue_declare("here", durable=True)
