@@ -1,4 +1,4 @@
-"""Times: of messages, of queues, in line and out of it; and lengths."""
+"""Expiration of messages and queues, in order and out of it; and length limits."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def order(client: Client, count: int) -> list[str]:
     return [one.text if one else "nothing" for one in found]
 
 
-def test_a_short_time_waits_behind_a_long_one(rig: Rig, kind: str) -> None:
+def test_a_short_expiration_waits_behind_a_long_one(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind)
     client.publish("wait", "long", expiration="500")
@@ -31,7 +31,7 @@ def test_a_short_time_waits_behind_a_long_one(rig: Rig, kind: str) -> None:
     assert order(client, 2) == ["long", "short"]
 
 
-def test_a_time_behind_no_time_never_comes(rig: Rig, kind: str) -> None:
+def test_a_message_behind_one_without_expiration_does_not_expire(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind)
     client.publish("wait", "stays")
@@ -41,7 +41,7 @@ def test_a_time_behind_no_time_never_comes(rig: Rig, kind: str) -> None:
     assert client.queue("wait", passive=True).messages == 2
 
 
-def test_what_stands_before_it_being_taken_frees_a_message_that_is_past_its_time(rig: Rig, kind: str) -> None:
+def test_taking_the_head_lets_an_overdue_message_expire(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind)
     client.publish("wait", "stays")
@@ -54,7 +54,7 @@ def test_what_stands_before_it_being_taken_frees_a_message_that_is_past_its_time
     assert order(client, 1) == ["short"]
 
 
-def test_what_stands_before_it_being_delivered_lets_a_message_end_in_time(rig: Rig, kind: str) -> None:
+def test_delivering_the_head_lets_the_next_message_expire(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind)
     client.publish("wait", "long", expiration="60000")
@@ -64,7 +64,7 @@ def test_what_stands_before_it_being_delivered_lets_a_message_end_in_time(rig: R
     assert order(client, 1) == ["short"]
 
 
-def test_the_lower_of_two_times_counts(rig: Rig, kind: str) -> None:
+def test_the_lower_of_expiration_and_queue_ttl_applies(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind, message_ttl=200)
     client.publish("wait", "own", expiration="100")
@@ -73,7 +73,7 @@ def test_the_lower_of_two_times_counts(rig: Rig, kind: str) -> None:
     assert order(client, 2) == ["own", "queue's"]
 
 
-def test_a_message_that_is_held_does_not_expire_until_it_comes_back(rig: Rig, kind: str) -> None:
+def test_an_unacked_message_expires_only_after_its_requeue(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind, message_ttl=100)
     client.publish("wait", "x")
@@ -85,7 +85,7 @@ def test_a_message_that_is_held_does_not_expire_until_it_comes_back(rig: Rig, ki
     assert order(client, 1) == ["x"]
 
 
-def test_a_time_of_zero_reaches_a_consumer_that_waits_on_a_classic_queue(rig: Rig) -> None:
+def test_expiration_zero_reaches_a_waiting_consumer_of_a_classic_queue(rig: Rig) -> None:
     client = rig.connect()
     waiting(client, "classic")
     client.publish("wait", "no consumer", expiration="0")
@@ -96,7 +96,7 @@ def test_a_time_of_zero_reaches_a_consumer_that_waits_on_a_classic_queue(rig: Ri
     assert [one.text for one in client.arrivals(1)] == ["consumer"]
 
 
-def test_only_version_4_3_has_a_line_for_each_priority(rig: Rig) -> None:
+def test_only_version_4_3_expires_each_priority_by_itself(rig: Rig) -> None:
     client = rig.connect()
     waiting(client, "quorum")
     for priority, time in ((0, 450), (2, 250), (3, 100)):
@@ -105,7 +105,7 @@ def test_only_version_4_3_has_a_line_for_each_priority(rig: Rig) -> None:
     assert order(client, 3) == (["100", "250", "450"] if rig.version >= (4, 3) else ["450", "250", "100"])
 
 
-def test_version_4_has_two_lines_in_a_quorum_queue(rig: Rig) -> None:
+def test_version_4_expires_high_and_low_priorities_apart(rig: Rig) -> None:
     client = rig.connect()
     waiting(client, "quorum")
     for priority, time in ((0, 450), (5, 250), (9, 100)):
@@ -115,7 +115,7 @@ def test_version_4_has_two_lines_in_a_quorum_queue(rig: Rig) -> None:
     assert order(client, 3) == expected.get((rig.version[0], rig.version[1]), ["450", "250", "100"])
 
 
-def test_a_classic_queue_with_priorities_waits_as_a_whole(rig: Rig) -> None:
+def test_a_classic_priority_queue_expires_from_its_head_only(rig: Rig) -> None:
     client = rig.connect()
     waiting(client, "classic", max_priority=9)
     for priority, time in ((0, 400), (5, 200), (9, 50)):
@@ -125,7 +125,7 @@ def test_a_classic_queue_with_priorities_waits_as_a_whole(rig: Rig) -> None:
     assert order(client, 3) == ["50", "200", "400"]
 
 
-def test_priorities_of_a_classic_queue_go_first_and_end_at_its_highest(rig: Rig) -> None:
+def test_a_classic_queue_caps_priorities_at_its_maximum(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {"x-max-priority": 3})
     for name, priority in (("a", 0), ("b", 3), ("c", 1), ("d", 9), ("e", None)):
@@ -158,7 +158,7 @@ def test_a_consumer_keeps_a_queue_alive(rig: Rig) -> None:
     assert client.publish("q", "x", mandatory=True) == "returned"
 
 
-def test_a_full_classic_queue_refuses_exactly(rig: Rig) -> None:
+def test_a_full_classic_queue_nacks_exactly_at_its_limit(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {"x-max-length": 2, "x-overflow": "reject-publish"})
 
@@ -167,7 +167,7 @@ def test_a_full_classic_queue_refuses_exactly(rig: Rig) -> None:
     assert client.publish("q", "x") == "ack"
 
 
-def test_a_full_quorum_queue_takes_one_too_many(rig: Rig) -> None:
+def test_a_full_quorum_queue_accepts_one_message_too_many(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-max-length": 2, "x-overflow": "reject-publish"})
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_full_quorum_queue_takes_one_too_many(rig: Rig) -> None:
     assert client.queue("q", passive=True).messages == 3
 
 
-def test_what_is_held_does_not_count_towards_the_length(rig: Rig, kind: str) -> None:
+def test_unacked_messages_do_not_count_towards_the_length(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("q", {**BOTH[kind], "x-max-length": 1})
     client.publish("q", "a")
@@ -192,7 +192,7 @@ def test_what_is_held_does_not_count_towards_the_length(rig: Rig, kind: str) -> 
     assert found.text == "b"
 
 
-def test_looking_at_a_classic_queue_keeps_it_alive_and_publishing_to_it_does_not(rig: Rig) -> None:
+def test_reads_keep_an_expiring_queue_alive_and_publishes_do_not(rig: Rig) -> None:
     client = rig.connect()
     lease = {"x-expires": 2000}
     for name in ("looked-at", "declared", "taken-from", "published-to"):

@@ -186,7 +186,7 @@ def seen_since_3(arrival: Arrival) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("work", [Work, QuorumWork])
 @pytest.mark.parametrize("seed", range(12))
-def test_made_up_work_looks_the_same_on_both(vhost: Vhost, seed: int, work: type[Work]) -> None:
+def test_random_operations_have_equal_results_on_both_brokers(vhost: Vhost, seed: int, work: type[Work]) -> None:
     rabbit = RabbitRig(vhost.url, vhost.version)
     if rabbit.version < (4, 0) and work is QuorumWork:
         pytest.skip("quorum queues of RabbitMQ 3 have other orders and counts, which are not emulated")

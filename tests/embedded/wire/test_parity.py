@@ -139,7 +139,7 @@ def test_heartbeats_come_and_silence_ends_the_connection(vhost: Vhost) -> None:
 
 
 @pytest.mark.slow
-def test_a_handshake_has_ten_seconds_however_it_trickles(vhost: Vhost) -> None:
+def test_a_handshake_has_ten_seconds_even_byte_by_byte(vhost: Vhost) -> None:
     begun = monotonic()
     with raw_to(vhost) as raw:
         raw.send(HEADER)
@@ -177,7 +177,7 @@ def test_pipelined_publishes_meet_a_limit_at_once_only_on_the_embedded_broker(vh
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_only_who_knows_what_it_means_is_informed_that_its_queue_is_gone(vhost: Vhost, kind: str) -> None:
+def test_only_clients_with_cancel_notify_get_a_cancel(vhost: Vhost, kind: str) -> None:
     with raw_to(vhost) as knowing, raw_to(vhost) as simple:
         opened(simple, vhost)
         opened(knowing, vhost, consumer_cancel_notify=True)
@@ -212,7 +212,7 @@ NO_TEXT: Any = b"\xff\xfe"
     ],
     ids=lambda asked: asked.NAME,
 )
-def test_names_that_are_no_text_are_refused(vhost: Vhost, asked: Method) -> None:
+def test_names_that_are_not_utf8_are_refused(vhost: Vhost, asked: Method) -> None:
     with raw_to(vhost) as raw:
         opened(raw, vhost)
         raw.say(asked, channel=1)
@@ -222,7 +222,7 @@ def test_names_that_are_no_text_are_refused(vhost: Vhost, asked: Method) -> None
     assert (answer.class_id, answer.method_id) == (0, 0)
 
 
-def test_a_virtual_host_whose_name_is_no_text_is_refused(vhost: Vhost) -> None:
+def test_a_virtual_host_name_that_is_not_utf8_is_refused(vhost: Vhost) -> None:
     with raw_to(vhost) as raw:
         raw.start(capabilities={"authentication_failure_close": True})
         raw.say(spec.Connection.TuneOk(2047, 131072, 0), spec.Connection.Open(NO_TEXT))
@@ -232,7 +232,7 @@ def test_a_virtual_host_whose_name_is_no_text_is_refused(vhost: Vhost) -> None:
     assert (answer.class_id, answer.method_id) == (10, 40)
 
 
-def test_a_key_that_is_no_text_passes_as_it_is(vhost: Vhost) -> None:
+def test_a_routing_key_that_is_not_utf8_passes_unchanged(vhost: Vhost) -> None:
     with raw_to(vhost) as raw:
         opened(raw, vhost)
         raw.send(framed(1, struct.pack(">IH", 0x3C0028, 0) + b"\0\2\xff\xfe\1"), header(0))
@@ -241,7 +241,7 @@ def test_a_key_that_is_no_text_passes_as_it_is(vhost: Vhost) -> None:
     assert (answer.NAME, answer.routing_key) == ("Basic.Return", NO_TEXT)
 
 
-def test_an_exchange_whose_name_is_no_text_is_not_there(vhost: Vhost) -> None:
+def test_an_exchange_name_that_is_not_utf8_is_not_found(vhost: Vhost) -> None:
     with raw_to(vhost) as raw:
         opened(raw, vhost)
         raw.send(framed(1, struct.pack(">IH", 0x3C0028, 0) + b"\2\xff\xfe\1k\0"), header(0))
@@ -286,7 +286,7 @@ def test_a_payload_may_be_as_long_as_the_agreed_frame(vhost: Vhost, size: int) -
         assert "{frame_too_large,8193,8184}" in answer.reply_text
 
 
-def test_a_new_secret_is_taken(broker_url: str) -> None:
+def test_update_secret_is_accepted(broker_url: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
         connection.update_secret("a new one", "the old one expires")
 
@@ -305,7 +305,7 @@ def test_a_body_of_five_megabytes_arrives_as_it_was_sent(vhost: Vhost) -> None:
     assert found == body
 
 
-def test_three_hundred_consumers_each_get_what_is_theirs(vhost: Vhost) -> None:
+def test_three_hundred_consumers_each_get_their_own_message(vhost: Vhost) -> None:
     with ExitStack() as stack:
         raws = [stack.enter_context(raw_to(vhost)) for _ in range(300)]
         for number, raw in enumerate(raws):

@@ -49,7 +49,7 @@ def overtaken(rig: Rig, bodies: str) -> tuple[Client, list[Arrival]]:
     return client, held
 
 
-def test_the_highest_is_next_but_in_quorum_queues_of_3_10(rig: Rig, kind: str) -> None:
+def test_the_highest_priority_consumer_is_next_except_in_quorum_on_3_10(rig: Rig, kind: str) -> None:
     client = rig.connect()
     single(client, kind)
     joined(client, first=0, second=0, low=-1, high=5, equal=5)
@@ -65,7 +65,7 @@ def test_the_highest_is_next_but_in_quorum_queues_of_3_10(rig: Rig, kind: str) -
         assert seen == ["first", "second", "low", "high", "equal"]
 
 
-def test_who_gave_way_is_the_first_of_its_rank_again(rig: Rig) -> None:
+def test_a_preempted_consumer_is_first_of_its_priority_again(rig: Rig) -> None:
     client = rig.connect()
     single(client, "quorum")
     joined(client, first=0, second=0, high=5)
@@ -77,7 +77,7 @@ def test_who_gave_way_is_the_first_of_its_rank_again(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("way", ["ack", "drop"])
-def test_who_gives_way_deals_with_what_it_holds_and_gets_nothing_more(rig: Rig, way: str) -> None:
+def test_a_preempted_consumer_settles_its_messages_and_gets_no_more(rig: Rig, way: str) -> None:
     client, held = overtaken(rig, "ab")
     if rig.version < (4, 0):
         assert given(client, 1) == [("low", "z")]
@@ -91,7 +91,7 @@ def test_who_gives_way_deals_with_what_it_holds_and_gets_nothing_more(rig: Rig, 
 
 
 @pytest.mark.parametrize("way", ["nack", "reject"])
-def test_what_who_gives_way_returns_stalls_version_4_0_until_somebody_comes_or_goes(rig: Rig, way: str) -> None:
+def test_a_preempted_consumers_requeue_stalls_version_4_0(rig: Rig, way: str) -> None:
     client, (held,) = overtaken(rig, "a")
     early = given(client, 1) if rig.version < (4, 0) else []
     client.nack(held) if way == "nack" else client.reject(held)
@@ -103,7 +103,7 @@ def test_what_who_gives_way_returns_stalls_version_4_0_until_somebody_comes_or_g
     assert early + late == ([("low", "z"), ("low", "a")] if rig.version < (4, 0) else [("high", "a"), ("high", "z")])
 
 
-def test_who_gives_way_takes_again_when_the_higher_one_has_left(rig: Rig) -> None:
+def test_a_preempted_consumer_resumes_when_the_higher_one_leaves(rig: Rig) -> None:
     client, (held,) = overtaken(rig, "a")
     early = given(client, 1) if rig.version < (4, 0) else []
     client.cancel("high")
@@ -113,7 +113,7 @@ def test_who_gives_way_takes_again_when_the_higher_one_has_left(rig: Rig) -> Non
     assert early or given(client, 1) == [("low", "z")]
 
 
-def test_who_gives_way_may_leave_with_what_it_holds(rig: Rig) -> None:
+def test_a_preempted_consumer_may_be_cancelled_with_unacked_messages(rig: Rig) -> None:
     client, (held,) = overtaken(rig, "a")
     early = given(client, 1) if rig.version < (4, 0) else []
     client.cancel("low")
@@ -152,7 +152,7 @@ def hands_over(rig: Rig, kind: str) -> bool:
 
 
 @pytest.mark.parametrize("way", ["close", "cut", "nack"])
-def test_what_a_cancelled_consumer_held_comes_back_in_order(rig: Rig, kind: str, way: str) -> None:
+def test_unacked_messages_of_a_cancelled_consumer_are_requeued_in_order(rig: Rig, kind: str, way: str) -> None:
     first, second, tag, held = six(rig, kind)
     first.ack(held[0])
     held += first.arrivals(1)
@@ -168,7 +168,7 @@ def test_what_a_cancelled_consumer_held_comes_back_in_order(rig: Rig, kind: str,
     assert (taken, rest(second)) == ((["5", "6"], "234") if hands_over(rig, kind) else ([], "23456"))
 
 
-def test_what_is_given_back_before_a_channel_ends_comes_before_the_rest(rig: Rig, kind: str) -> None:
+def test_messages_requeued_before_a_channel_closes_come_first(rig: Rig, kind: str) -> None:
     first, second, tag, held = six(rig, kind)
     first.ack(held[0])
     held += first.arrivals(1)
@@ -181,7 +181,7 @@ def test_what_is_given_back_before_a_channel_ends_comes_before_the_rest(rig: Rig
     assert (before, between, rest(second)) == ((2, 1, "23") if hands_over(rig, kind) else (0, 3, "23"))
 
 
-def test_what_a_single_consumer_returns_goes_back_to_it(rig: Rig, kind: str) -> None:
+def test_a_single_active_consumer_gets_its_requeued_messages_again(rig: Rig, kind: str) -> None:
     first, second, tag, held = six(rig, kind)
     first.nack(held[-1], multiple=True)
     again = first.arrivals(3)
