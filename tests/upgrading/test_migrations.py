@@ -86,7 +86,7 @@ OLD = '"rmq_retry_parkedmessage"'
         "ALTER TABLE `rmq_retry_parkedmessage` MODIFY `queue` varchar(300)",
     ],
 )  # fmt: skip
-def test_what_would_lock_a_large_table_is_found(statement: str) -> None:
+def test_a_statement_that_locks_a_large_table_is_found(statement: str) -> None:
     assert lasting([statement]) == [statement]
 
 
@@ -100,5 +100,5 @@ def test_what_would_lock_a_large_table_is_found(statement: str) -> None:
         "--\n-- Create model\n--",
     ],
 )
-def test_what_locks_it_for_a_moment_only_is_allowed(statement: str) -> None:
+def test_a_statement_with_a_short_lock_is_allowed(statement: str) -> None:
     assert lasting([statement]) == []

@@ -22,7 +22,7 @@ def begun(scene: Scene) -> dict[int, list[dict[str, int]]]:
     return by_id
 
 
-def test_messages_go_between_both_versions_and_their_attempts_count_on(scene: Scene, released: Path) -> None:
+def test_messages_pass_between_both_versions_with_their_attempts(scene: Scene, released: Path) -> None:
     scene.declare()
     old, new = scene.worker(prefetch=1, root=released), scene.worker(prefetch=1)
     scene.publish([1000, 1001], holds="gate")

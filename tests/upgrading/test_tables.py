@@ -9,7 +9,7 @@ from tests.upgrading.rows import Made, filled, version_1
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 
 
-def test_what_version_1_writes_can_be_written_and_is_read_by_the_present_version() -> None:
+def test_rows_written_by_version_1_are_read_by_the_present_version() -> None:
     made: Made = {}
     for model in version_1():
         made[model] = filled(model, made)

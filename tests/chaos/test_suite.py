@@ -15,13 +15,11 @@ LINE = "storm on RabbitMQ 4.0.5: attempted 7 confirmed 6 handled 6"
 @pytest.mark.parametrize(
     ("codes", "code"), [([0, 0], 0), ([0, 1, 2], 1), ([2, 0], 2), ([-9, 0], 2), ([1, -9], 1), ([0, 2, 0], 2)]
 )
-def test_what_was_found_counts_most_then_what_could_not_be_run(codes: list[int], code: int) -> None:
+def test_the_worst_exit_code_is_a_finding_then_a_part_that_could_not_run(codes: list[int], code: int) -> None:
     assert suite.worst(codes) == code
 
 
-def test_the_messages_of_all_parts_are_added_up_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_messages_of_all_parts_are_summed_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     totals = tmp_path / "totals"
     totals.write_text(f"1200 {LINE}\n34 cluster on RabbitMQ 4.0.5: attempted 40\n")
 
@@ -30,12 +28,12 @@ def test_the_messages_of_all_parts_are_added_up_and_reported(
     assert said == [LINE, "cluster on RabbitMQ 4.0.5: attempted 40", "1,234 messages were confirmed"]
 
 
-def test_where_no_part_came_to_its_end_there_is_nothing_to_add_up(tmp_path: Path) -> None:
+def test_without_a_finished_part_the_sum_is_zero(tmp_path: Path) -> None:
     assert suite.summed(tmp_path / "totals") == 0
 
 
 @pytest.mark.parametrize(("words", "less"), [([], False), (["--seed", "7"], False), (["--broker", "4.0"], False)])
-def test_only_the_whole_long_form_has_a_million_to_send(words: list[str], less: bool) -> None:
+def test_only_the_complete_long_form_must_send_a_million_messages(words: list[str], less: bool) -> None:
     assert suite.restricted(suite.parser().parse_args(words)) is less
     assert suite.restricted(suite.parser().parse_args([*words, "--short"])) is True
     assert suite.restricted(suite.parser().parse_args([*words, "--minutes", "4"])) is True
@@ -64,13 +62,13 @@ def test_a_long_form_with_fewer_than_a_million_messages_reports_it(
 
 
 @pytest.mark.usefixtures("by_itself")
-def test_one_that_is_interrupted_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_suite_exits_as_unable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "run_all", Mock(side_effect=KeyboardInterrupt))
 
     assert suite.main(["--seed", "1", "--short"]) == suite.UNABLE
 
 
-def test_each_version_that_was_asked_for_gets_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_requested_version_runs_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
     def run(name: str, _seed: int, version: str, _minutes: float) -> int:
@@ -87,7 +85,7 @@ def test_each_version_that_was_asked_for_gets_all_parts(monkeypatch: pytest.Monk
 LANES = [("storm", ""), ("mariadb", ""), ("sweep", ""), ("storm", "4.0"), ("storm", "4.3"), ("cluster", "")]
 
 
-def test_the_long_form_has_every_lane_and_names_loudly_what_this_machine_cannot_run(
+def test_the_long_form_has_every_lane_and_names_missing_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = suite.parser().parse_args([])
@@ -104,7 +102,7 @@ def test_the_long_form_has_every_lane_and_names_loudly_what_this_machine_cannot_
     assert said == ["NOT RUN: mariadb. It is not here.", "NOT RUN: storm on RabbitMQ 4.0. It is not here."]
 
 
-def test_the_short_form_has_the_storm_and_one_other_lane_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_short_form_has_the_storm_and_one_lane_chosen_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = suite.parser().parse_args(["--short"])
     monkeypatch.delenv("RMQ_TEST_BROKERS", raising=False)
     monkeypatch.setattr(suite, "lack", lambda _part, _version: "")
@@ -122,7 +120,7 @@ def test_the_short_form_has_the_storm_and_one_other_lane_by_its_seed(monkeypatch
     assert suite.chosen(asked, 3) == [[("storm", "")]]
 
 
-def test_a_part_that_was_asked_for_and_cannot_be_run_ends_with_its_reason(
+def test_a_requested_part_that_cannot_run_exits_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(suite, "lack", lambda *_: "MariaDB is not on this machine.")

@@ -28,7 +28,7 @@ for number in range(int(sys.argv[3])):
 """
 
 
-def test_a_seed_chooses_the_same_place_again_and_others_choose_others() -> None:
+def test_equal_seeds_choose_the_same_place_to_kill() -> None:
     chosen = [drawn(KNOWN, seed) for seed in SEEDS]
 
     assert chosen == [drawn(KNOWN, seed) for seed in SEEDS]
@@ -36,7 +36,7 @@ def test_a_seed_chooses_the_same_place_again_and_others_choose_others() -> None:
     assert {(where, left) for _, where, left in chosen} == {(w, n) for w in (ENTRY, RETURN) for n in (1, 2, 3)}
 
 
-def test_one_function_more_changes_hardly_any_choice() -> None:
+def test_an_added_function_changes_few_choices() -> None:
     more = KNOWN | {"policies/backoff.py:another"}
 
     assert sum(drawn(KNOWN, seed) != drawn(more, seed) for seed in SEEDS) < 10
@@ -44,7 +44,7 @@ def test_one_function_more_changes_hardly_any_choice() -> None:
 
 @pytest.mark.parametrize("where", [ENTRY, RETURN])
 @pytest.mark.parametrize("how", WAYS)
-def test_a_process_ends_itself_in_its_function_at_its_time(tmp_path: Path, where: str, how: str) -> None:
+def test_a_process_kills_itself_in_the_chosen_function(tmp_path: Path, where: str, how: str) -> None:
     (tmp_path / "census").mkdir()
     ended = run(tmp_path, where, "9", how)
 
@@ -54,7 +54,7 @@ def test_a_process_ends_itself_in_its_function_at_its_time(tmp_path: Path, where
     assert summary(tmp_path).startswith("1 processes killed themselves at 1 places; ")
 
 
-def test_nobody_ends_itself_any_more_once_all_is_healed(tmp_path: Path) -> None:
+def test_no_process_kills_itself_after_the_faults_end(tmp_path: Path) -> None:
     (tmp_path / "census").mkdir()
     (tmp_path / "calm").touch()
 
