@@ -99,7 +99,7 @@ def test_percent_encoded_parts_are_decoded(password: str, user: str, vhost: str)
 
 
 @given(tail=st.text(max_size=30))
-def test_any_text_is_read_or_refused_with_our_own_error(tail: str) -> None:
+def test_any_text_is_parsed_or_raises_configuration_error(tail: str) -> None:
     try:
         Access.parse(f"amqp://{tail}")
     except ConfigurationError as error:
