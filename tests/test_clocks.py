@@ -42,8 +42,8 @@ from django_rmq_retry.publishing import relay
 from django_rmq_retry.publishing.outbox import keep
 from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import run
-from tests.consumer.assembled import consumer_of
-from tests.core.made import arrived, delivery
+from tests.consumer.assembly import consumer_of
+from tests.handlers.factories import arrived, delivery
 from tests.parked.arrivals import store
 from tests.parked.made import parked
 from tests.tooling.clocks import DAY, YEAR, shifted

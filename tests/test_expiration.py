@@ -7,7 +7,7 @@ from django_rmq_retry.errors import NotExpirable
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import Carrier
 from django_rmq_retry.publishing.publish import Options, message_of
-from tests.core.made import subscription, topology_of
+from tests.handlers.factories import subscription, topology_of
 
 LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
 

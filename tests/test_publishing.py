@@ -17,7 +17,7 @@ from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.publishing import publish as publishing
 from django_rmq_retry.publishing.publish import Options, adispatch, dispatch, message_of, options_of
-from tests.core.made import subscription
+from tests.handlers.factories import subscription
 from tests.tooling.connections import publishing_by
 from tests.tooling.results import RETURNED
 

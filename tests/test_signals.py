@@ -9,7 +9,7 @@ from django_rmq_retry.consumer import events
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.policies import ACK, Verdict, halt, park, retry
-from tests.consumer.attempting import finished
+from tests.consumer.attempts import finished
 
 Heard = list[tuple[str, str]]
 LEDGER = Subscription(

@@ -101,7 +101,7 @@ def source_on(
 
 @contextmanager
 def publishing(url: str | Sequence[str], *, publish_timeout: float = 5, **options: Any) -> Iterator[PikaPublisher]:
-    """A publisher with an I/O thread of its own, which must still live in the end."""
+    """A publisher with its own I/O thread, which must still live in the end."""
     with io_thread() as io:
         publisher = publisher_on(io, url, publish_timeout=publish_timeout, **options)
         yield publisher

@@ -15,7 +15,7 @@ from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.recreation import Recreated, Recreation
 from django_rmq_retry.amqp.session import Session
 from tests.amqp.declared import ready
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.waiting import wait_until
 
 SHOP = Exchange("shop", "fanout")

@@ -10,7 +10,7 @@ from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import Instruction, Settlement, encode_properties
 from django_rmq_retry.policies import Failure, Verdict
-from tests.core.made import settled
+from tests.handlers.factories import settled
 from tests.tooling.waiting import wait_until
 
 Got = tuple[int, Delivery, pika.BasicProperties]
@@ -21,7 +21,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtHand:
+class SlowConsumer:
     """A subscription whose handler fails on request."""
 
     channel: BlockingChannel

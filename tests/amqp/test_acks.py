@@ -68,15 +68,15 @@ def play(steps: Sequence[Step]) -> Broker:
 
 
 @given(plans())
-def test_every_tag_gets_its_own_fate_once_whatever_the_order(steps: list[Step]) -> None:
+def test_every_delivery_tag_is_settled_once_in_any_order(steps: list[Step]) -> None:
     play(steps)
 
 
-def test_a_whole_run_is_acknowledged_by_one_frame() -> None:
+def test_one_frame_acknowledges_consecutive_tags() -> None:
     assert list(Acks(7).acks([1, 2, 3, 4])) == [struct.pack(">BHIHHQBB", 1, 7, 13, 60, ACK, 4, 1, 0xCE)]
 
 
-def test_acks_beyond_a_slow_message_do_not_wait_for_it() -> None:
+def test_later_acks_do_not_wait_for_a_slow_message() -> None:
     broker, acks = Broker(4), Acks(7)
 
     broker.hear(b"".join(acks.acks([2, 3, 4])))
@@ -84,13 +84,13 @@ def test_acks_beyond_a_slow_message_do_not_wait_for_it() -> None:
     assert broker.unacked == {1}
 
 
-def test_a_multiple_ack_never_swallows_what_was_given_back() -> None:
+def test_a_multiple_ack_never_acknowledges_a_requeued_message() -> None:
     broker = play([("ack", [3]), ("requeue", [1]), ("drop", [2]), ("ack", [5]), ("ack", [4, 6])])
 
     assert broker.fates == {1: "requeue", 2: "drop", 3: "ack", 4: "ack", 5: "ack", 6: "ack"}
 
 
-def test_a_tag_whose_message_was_never_settled_here_is_never_acknowledged_by_a_later_one() -> None:
+def test_a_later_ack_never_acknowledges_a_tag_that_was_not_settled() -> None:
     # pika rejects by itself what arrives while a subscription is being cancelled: such a tag stays a gap for us.
     broker, acks = Broker(5), Acks(7)
 

@@ -89,7 +89,7 @@ def test_no_frame_of_the_parser_holds_the_url() -> None:
 
 
 @given(password=st.text(min_size=1), user=st.text(min_size=1), vhost=st.text(min_size=1))
-def test_whatever_is_percent_encoded_comes_back(password: str, user: str, vhost: str) -> None:
+def test_percent_encoded_parts_are_decoded(password: str, user: str, vhost: str) -> None:
     try:
         url = f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@h/{quote(vhost, safe='')}"
     except UnicodeEncodeError:
@@ -99,7 +99,7 @@ def test_whatever_is_percent_encoded_comes_back(password: str, user: str, vhost:
 
 
 @given(tail=st.text(max_size=30))
-def test_any_text_is_read_or_refused_with_our_own_error(tail: str) -> None:
+def test_any_text_is_parsed_or_raises_configuration_error(tail: str) -> None:
     try:
         Access.parse(f"amqp://{tail}")
     except ConfigurationError as error:
@@ -140,7 +140,7 @@ def test_an_access_shows_everything_but_the_password() -> None:
     assert "s3cret" not in repr(access)
 
 
-def test_a_secret_is_shown_to_those_who_ask_only() -> None:
+def test_a_secret_shows_its_value_only_through_reveal() -> None:
     secret = Secret("s3cret")
 
     assert secret.reveal() == "s3cret"
@@ -175,16 +175,16 @@ def test_amqps_is_verified_by_default() -> None:
     assert Access.parse("amqp://h").tls is None
 
 
-def test_tls_settings_never_fall_back_to_plain() -> None:
+def test_tls_settings_with_an_amqp_url_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="Write amqps://"):
         Access.parse("amqp://h", tls=Tls(ca_file="/ca.pem"))
 
 
-def test_a_password_by_itself_needs_no_encoding() -> None:
+def test_a_password_setting_needs_no_percent_encoding() -> None:
     assert Access.parse("amqp://app@h/v", password="p#/?@:%").password.reveal() == "p#/?@:%"
 
 
-def test_two_passwords_are_one_too_many() -> None:
+def test_a_password_in_url_and_settings_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="given twice"):
         Access.parse("amqp://app:pw@h/v", password="pw")
 
@@ -205,7 +205,7 @@ def test_a_function_is_asked_for_the_whole_url_before_each_connect() -> None:
     assert access.current().user == "app2"
 
 
-def test_the_embedded_broker_is_known_by_its_name() -> None:
+def test_the_embedded_url_selects_the_embedded_broker() -> None:
     access = Access.parse("embedded://")
 
     assert access.embedded

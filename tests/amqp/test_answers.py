@@ -189,9 +189,7 @@ def test_a_call_with_an_invented_reply_address_costs_no_other_call(broker_url: s
 
 
 @pytest.mark.contract
-def test_new_callers_are_answered_beside_a_flood_of_addresses_with_the_brokers_own_name(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_new_callers_get_answers_during_a_flood_of_forged_addresses(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("work")
     pid = address(amqp)
     with callers(broker_url, 10) as asking:
@@ -211,7 +209,7 @@ def test_new_callers_are_answered_beside_a_flood_of_addresses_with_the_brokers_o
     assert took < 5
 
 
-def test_a_flood_of_invented_nodes_shuts_no_other_node_out() -> None:
+def test_a_flood_of_invented_nodes_does_not_delay_a_real_node() -> None:
     held, honest = Held(), forged(elsewhere(1000))
     tried: list[str] = []
     with io_thread() as io:
@@ -243,7 +241,7 @@ def test_an_answer_given_before_a_stop_arrives(broker_url: str, amqp: BlockingCh
 
 
 @pytest.mark.contract
-def test_the_connection_of_untried_addresses_is_closed_when_nobody_uses_it(
+def test_the_idle_connection_for_untried_addresses_is_closed(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "IDLE", 0.1)
@@ -262,7 +260,7 @@ def test_the_connection_of_untried_addresses_is_closed_when_nobody_uses_it(
 
 
 @pytest.mark.contract
-def test_answers_that_a_lost_node_took_along_are_tried_again(broker_url: str, amqp: BlockingChannel) -> None:
+def test_answers_lost_with_a_node_are_sent_again(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("work")
     sure = Held()
     with callers(broker_url, 1) as (caller,), consuming(broker_url, WORK) as (source, seen):
@@ -279,7 +277,7 @@ def test_answers_that_a_lost_node_took_along_are_tried_again(broker_url: str, am
         source._answers._sure = real
 
 
-def test_a_sender_of_addresses_fills_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_reply_addresses_fills_no_memory(caplog: pytest.LogCaptureFixture) -> None:
     ended: list[str] = []
     with io_thread() as io:
         answers = Answers(io, Access.parse("amqp://127.0.0.1:1"), Held())
@@ -317,5 +315,5 @@ def test_a_sender_of_addresses_fills_no_memory(caplog: pytest.LogCaptureFixture)
         ("", None),
     ],
 )
-def test_the_family_is_read_from_an_address_of_rabbitmq(address: str, family: tuple[bytes, bool] | None) -> None:
+def test_the_family_is_parsed_from_a_rabbitmq_reply_address(address: str, family: tuple[bytes, bool] | None) -> None:
     assert family_of(PREFIX + address) == family

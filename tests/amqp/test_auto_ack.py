@@ -25,9 +25,7 @@ def fill(amqp: BlockingChannel, count: int, *, kind: str = "classic", size: int 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_has_arrived_is_forgotten_whatever_becomes_of_it(
-    broker_url: str, amqp: BlockingChannel, kind: str
-) -> None:
+def test_the_broker_forgets_a_message_as_soon_as_it_is_sent(broker_url: str, amqp: BlockingChannel, kind: str) -> None:
     fill(amqp, 3, kind=kind)
     with consuming(broker_url, LINE) as (source, seen):
         arrivals = [seen.next() for _ in range(3)]
@@ -43,7 +41,7 @@ def test_what_has_arrived_is_forgotten_whatever_becomes_of_it(
 
 
 @pytest.mark.parametrize("limits", [(20, 1 << 30, "quorum"), (1 << 30, 20_000, "classic")])
-def test_so_much_waits_in_the_process_and_no_more(
+def test_a_process_buffers_messages_only_up_to_its_limits(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int, str]
 ) -> None:
     messages, size, kind = limits
@@ -71,7 +69,7 @@ def test_so_much_waits_in_the_process_and_no_more(
     assert (ready(amqp, "q"), line.in_flight, line._bytes) == (0, 0, 0)
 
 
-def test_what_was_not_begun_at_the_end_is_lost_and_counted(
+def test_a_stop_logs_how_many_unstarted_messages_are_lost(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(amqp, 5)

@@ -14,8 +14,8 @@ from django_rmq_retry.policies import Verdict, park, retry
 from tests.amqp.declared import declare, ready, session_on
 from tests.amqp.live import Seen, consuming, publishing
 from tests.amqp.recreated import OLD, recreate
-from tests.core.made import settled
-from tests.core.parked import read_back, requeued_copy
+from tests.handlers.factories import settled
+from tests.messages.parked_copies import read_back, requeued_copy
 from tests.tooling.amqp10 import send
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -49,7 +49,7 @@ def parked_record(url: str) -> Any:
     return found[b"bare"]
 
 
-def test_it_is_retried_parked_and_requeued_beside_others(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_with_a_bare_reply_address_is_retried_parked_requeued(vhost: Vhost, amqp: BlockingChannel) -> None:
     for name in ("work", "work.parked"):
         amqp.queue_declare(name, durable=True)
     send(vhost.url, "work", b"bare", reply_to=BARE)
@@ -73,7 +73,7 @@ def test_it_is_retried_parked_and_requeued_beside_others(vhost: Vhost, amqp: Blo
     assert (body, properties.reply_to, properties.headers["rmq-retry-reply-to"]) == (b"bare", None, BARE)
 
 
-def test_it_stops_no_queue_from_being_recreated(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_queue_with_a_bare_reply_address_can_be_recreated(vhost: Vhost, amqp: BlockingChannel) -> None:
     declare(vhost, OLD)
     send(vhost.url, "orders", b"bare", reply_to=BARE)
     wait_until(lambda: ready(amqp, "orders") == 1, 10)

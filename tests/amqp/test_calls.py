@@ -69,13 +69,13 @@ def ask(caller: PikaCaller, body: bytes = b"?", *, timeout: float = 5) -> bytes:
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_question_gets_its_answer(broker_url: str, exclusive: bool) -> None:
+def test_a_call_returns_its_answer(broker_url: str, exclusive: bool) -> None:
     with answering(broker_url), calling(broker_url, exclusive=exclusive) as caller:
         assert ask(caller, b"a") == b"re: a"
         assert ask(caller, b"b") == b"re: b"
 
 
-def test_answers_find_who_asked_whatever_their_order(broker_url: str) -> None:
+def test_each_call_gets_its_own_answer_in_any_order(broker_url: str) -> None:
     kept: list[tuple[pika.BasicProperties, bytes]] = []
 
     def backwards(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
@@ -91,12 +91,12 @@ def test_answers_find_who_asked_whatever_their_order(broker_url: str) -> None:
     assert answers == [b"re: " + body for body in asked]
 
 
-def test_a_question_that_no_queue_takes_is_returned_at_once(broker_url: str) -> None:
+def test_a_call_that_no_queue_takes_is_returned_at_once(broker_url: str) -> None:
     with calling(broker_url) as caller, pytest.raises(MessageReturned):
         ask(caller)
 
 
-def test_a_question_that_nobody_answers_ends_with_its_time(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_call_without_an_answer_ends_at_its_timeout(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("asked")
     with calling(broker_url) as caller:
         began = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_late_answer_is_dropped_and_not_taken_for_the_next(broker_url: str) ->
         assert ask(caller, b"second") == b"re: second"
 
 
-def test_an_answer_that_belongs_to_nobody_harms_no_client(broker_url: str) -> None:
+def test_unexpected_answers_disturb_no_call(broker_url: str) -> None:
     def babble(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
         channel.basic_publish("", properties.reply_to or "", b"no id")
         channel.basic_publish("", properties.reply_to or "", b"", pika.BasicProperties(correlation_id="other"))
@@ -143,9 +143,7 @@ def test_an_answer_that_belongs_to_nobody_harms_no_client(broker_url: str) -> No
     ],
     ids=["headers", "id", "key", "body"],
 )
-def test_a_question_that_cannot_be_written_is_reported_at_once_and_harms_no_other(
-    broker_url: str, message: Message
-) -> None:
+def test_an_unwritable_call_raises_at_once_and_disturbs_no_other_call(broker_url: str, message: Message) -> None:
     with answering(broker_url), calling(broker_url) as caller:
         with pytest.raises(MessageUnsent):
             caller.call(message, timeout=3)
@@ -153,7 +151,7 @@ def test_a_question_that_cannot_be_written_is_reported_at_once_and_harms_no_othe
         assert ask(caller) == b"re: ?"
 
 
-def test_a_question_to_a_missing_exchange_is_reported_and_the_next_one_is_answered(broker_url: str) -> None:
+def test_a_call_to_a_missing_exchange_raises_and_the_next_call_is_answered(broker_url: str) -> None:
     with answering(broker_url), calling(broker_url) as caller:
         assert ask(caller) == b"re: ?"
         with pytest.raises(RmqRetryError, match="no exchange 'missing'"):
@@ -162,9 +160,7 @@ def test_a_question_to_a_missing_exchange_is_reported_and_the_next_one_is_answer
         assert ask(caller, b"again") == b"re: again"
 
 
-def test_a_connection_lost_while_waiting_is_reported_and_the_next_question_is_answered(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_a_call_raises_on_a_lost_connection_and_the_next_is_answered(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("asked")
     with between(broker_url) as line, calling(line.url) as caller, ThreadPoolExecutor() as pool:
         waits = pool.submit(ask, caller, timeout=8)
@@ -176,7 +172,7 @@ def test_a_connection_lost_while_waiting_is_reported_and_the_next_question_is_an
             assert ask(caller, b"new") == b"re: new"
 
 
-def test_a_connection_lost_while_a_body_is_tested_costs_only_time(broker_url: str) -> None:
+def test_a_call_survives_a_connection_lost_while_its_size_is_tested(broker_url: str) -> None:
     large = b"x" * 5_000_000
 
     def testing(caller: PikaCaller) -> bool:
@@ -210,7 +206,7 @@ def test_wrong_credentials_are_reported_at_once(broker_url: str) -> None:
     assert "wrong-pass" not in str(caught.value)
 
 
-def test_the_broker_without_a_server_is_reported_in_a_sentence() -> None:
+def test_a_call_to_the_embedded_broker_is_refused_with_an_explanation() -> None:
     with calling("embedded://") as caller, pytest.raises(RmqRetryError, match="needs no server"):
         ask(caller, timeout=3)
 

@@ -18,17 +18,17 @@ def refusal(server: Server, **arguments: object) -> str:
 
 
 @pytest.mark.parametrize("server", [OLD, MIDDLE, STRANGE])
-def test_delayed_retry_is_refused_where_it_would_be_swallowed(server: Server) -> None:
+def test_delayed_retry_is_refused_where_the_broker_would_ignore_it(server: Server) -> None:
     assert "needs RabbitMQ 4.3 or newer" in refusal(server, **DELAYED)
     assert str(server) in refusal(server, **DELAYED)
 
 
-def test_delayed_retry_is_for_quorum_queues_from_4_3_on() -> None:
+def test_delayed_retry_needs_a_quorum_queue_on_4_3_or_newer() -> None:
     assert refusal(NEW, **DELAYED) == ""
     assert "quorum queues only" in refusal(NEW, **{**DELAYED, "x-queue-type": "classic"})
 
 
-def test_no_delivery_limit_is_not_minus_one_before_4() -> None:
+def test_a_delivery_limit_of_minus_one_is_refused_before_4() -> None:
     asked = {"x-queue-type": "quorum", "x-delivery-limit": -1}
 
     assert "means 0 before RabbitMQ 4" in refusal(OLD, **asked)
@@ -50,14 +50,16 @@ def test_no_delivery_limit_is_not_minus_one_before_4() -> None:
         (OLD, {}, ""),
     ],
 )
-def test_arguments_by_type_and_version(server: Server, arguments: dict[str, object], said: str) -> None:
+def test_each_argument_is_checked_against_queue_type_and_version(
+    server: Server, arguments: dict[str, object], said: str
+) -> None:
     found = refusal(server, **arguments)
 
     assert said in found
     assert bool(said) is bool(found)
 
 
-def test_a_carrier_states_what_it_needs_and_what_to_take_instead() -> None:
+def test_a_carrier_names_the_version_it_needs_and_the_alternative() -> None:
     assert Native(10).version_refusal(OLD) == (
         "via=Native needs RabbitMQ 4.3 or newer; this is RabbitMQ 3.10.8. "
         "Use via=Ladder(), which every version supports."

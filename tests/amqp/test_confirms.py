@@ -97,7 +97,7 @@ def test_any_mixture_of_single_and_multiple_answers_ends_every_publish_at_most_o
         assert confirms.outcomes == expected
 
 
-def test_a_returned_message_is_an_error_although_the_broker_confirms_it(confirms: Confirms) -> None:
+def test_a_returned_message_ends_as_returned_although_the_broker_acks_it(confirms: Confirms) -> None:
     confirms.send("kept")
     confirms.send("back")
     confirms.give_back(to("q", message_id="back"))
@@ -106,7 +106,7 @@ def test_a_returned_message_is_an_error_although_the_broker_confirms_it(confirms
     assert confirms.ends == [("kept", Outcome.CONFIRMED, ""), ("back", Outcome.RETURNED, "312 NO_ROUTE")]
 
 
-def test_of_two_messages_with_the_same_properties_the_one_with_the_returned_body_is_returned(
+def test_a_return_is_matched_by_body_when_properties_are_equal(
     confirms: Confirms,
 ) -> None:
     first, second = to("q", b'{"n": 1}', message_id="same"), to("q", b'{"n": 2}', message_id="same")
@@ -118,7 +118,7 @@ def test_of_two_messages_with_the_same_properties_the_one_with_the_returned_body
     assert confirms.outcomes == {"returned": Outcome.RETURNED, "stored": Outcome.CONFIRMED}
 
 
-def test_a_message_that_cannot_be_returned_never_takes_the_blame(confirms: Confirms) -> None:
+def test_a_return_is_never_attributed_to_an_optional_message(confirms: Confirms) -> None:
     confirms.send("optional", to("q", mandatory=False))
     confirms.send("mandatory", to("q"))
     confirms.give_back(to("q"))
@@ -127,7 +127,7 @@ def test_a_message_that_cannot_be_returned_never_takes_the_blame(confirms: Confi
     assert confirms.outcomes == {"optional": Outcome.CONFIRMED, "mandatory": Outcome.RETURNED}
 
 
-def test_a_returned_message_is_known_even_where_the_broker_changed_its_headers(confirms: Confirms) -> None:
+def test_a_return_is_matched_even_after_the_broker_changed_its_headers(confirms: Confirms) -> None:
     sent = to("q", message_id="a", headers=Headers.of({"BCC": ["other"], "app": 1}))
     confirms.send("first", to("q", message_id="b"))
     confirms.send("changed", sent)
@@ -137,7 +137,7 @@ def test_a_returned_message_is_known_even_where_the_broker_changed_its_headers(c
     assert confirms.outcomes == {"first": Outcome.CONFIRMED, "changed": Outcome.RETURNED}
 
 
-def test_what_waits_past_its_deadline_ends_as_unknown_and_a_late_confirm_finds_nobody(confirms: Confirms) -> None:
+def test_a_publish_past_its_deadline_is_unknown_and_ignores_a_late_confirm(confirms: Confirms) -> None:
     confirms.send("late", deadline=10)
     confirms.send("patient", deadline=20)
     confirms.channel.forget(10.0)
@@ -146,7 +146,7 @@ def test_what_waits_past_its_deadline_ends_as_unknown_and_a_late_confirm_finds_n
     assert confirms.ends == [("late", Outcome.UNKNOWN, "no confirm in time"), ("patient", Outcome.CONFIRMED, "")]
 
 
-def test_a_missing_exchange_returns_what_was_meant_for_it(confirms: Confirms) -> None:
+def test_a_publish_to_a_missing_exchange_ends_as_returned(confirms: Confirms) -> None:
     confirms.send("a", to("k", exchange="gone"))
     confirms.feed(spec.Channel.Close(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", 60, 40))
 
@@ -154,7 +154,7 @@ def test_a_missing_exchange_returns_what_was_meant_for_it(confirms: Confirms) ->
     assert confirms.closed == [confirms.channel]
 
 
-def test_of_several_in_flight_to_an_exchange_that_is_gone_any_may_be_stored(confirms: Confirms) -> None:
+def test_publishes_in_flight_to_a_deleted_exchange_end_as_unknown(confirms: Confirms) -> None:
     """The exchange may have been deleted after it routed some of them."""
     for name in "ab":
         confirms.send(name, to("k", exchange="gone"))
@@ -164,7 +164,7 @@ def test_of_several_in_flight_to_an_exchange_that_is_gone_any_may_be_stored(conf
     assert confirms.ends[0][2] == "exchange 'gone' does not exist"
 
 
-def test_a_body_above_the_brokers_limit_was_not_stored_and_the_others_are_unknown(confirms: Confirms) -> None:
+def test_a_body_above_the_limit_is_too_large_and_others_in_flight_unknown(confirms: Confirms) -> None:
     confirms.send("small", to("q", b"x" * 5))
     confirms.send("big", to("q", b"x" * 50))
     confirms.feed(
@@ -186,7 +186,7 @@ def test_a_body_above_the_brokers_limit_was_not_stored_and_the_others_are_unknow
     ],
     ids=["headers", "long key", "surrogate", "body", "key"],
 )
-def test_what_cannot_be_written_ends_as_unsent_and_harms_no_other_user(confirms: Confirms, message: Message) -> None:
+def test_an_unwritable_message_ends_as_unsent_and_disturbs_no_other(confirms: Confirms, message: Message) -> None:
     confirms.send("good")
     confirms.send("bad", message)
     confirms.send("after")
@@ -212,7 +212,7 @@ def let_all_expire(confirms: Confirms) -> None:
 
 
 @pytest.mark.parametrize("end", [confirm_all, lose_all, close_channel, let_all_expire])
-def test_a_result_that_its_caller_cannot_take_withholds_no_other(
+def test_a_failing_result_callback_withholds_no_other_result(
     confirms: Confirms, caplog: pytest.LogCaptureFixture, end: Callable[[Confirms], None]
 ) -> None:
     confirms.send("a")
@@ -227,7 +227,7 @@ def test_a_result_that_its_caller_cannot_take_withholds_no_other(
     assert (getattr(record, "event", None), record.args) == ("result", ("q",))
 
 
-def test_a_connection_that_is_lost_says_so_of_what_was_sent_on_its_channels(confirms: Confirms) -> None:
+def test_a_lost_connection_ends_its_publishes_as_unknown(confirms: Confirms) -> None:
     confirms.send("a")
     channel: Any = confirms.channel._channel
     # As pika does with each of its channels.
@@ -236,7 +236,7 @@ def test_a_connection_that_is_lost_says_so_of_what_was_sent_on_its_channels(conf
     assert confirms.ends == [("a", Outcome.UNKNOWN, "the connection was lost: CONNECTION_FORCED")]
 
 
-def test_what_waits_for_its_channel_ends_at_its_deadline() -> None:
+def test_a_publish_that_waits_for_its_channel_ends_at_its_deadline() -> None:
     with wire() as at:
         ends: Ends = []
         channel = ConfirmChannel(at.connection, closed=lambda _: None)
@@ -253,7 +253,7 @@ LARGE = to("q", b"x" * 5000, message_id="large")
 TOO_LARGE = "PRECONDITION_FAILED - message size 5000 is larger than configured max size 4500"
 
 
-def test_a_new_largest_body_is_asked_about_on_another_channel_and_keeps_its_place(confirms: Confirms) -> None:
+def test_a_larger_body_is_tested_on_another_channel_and_keeps_its_place(confirms: Confirms) -> None:
     confirms.send("before")
     confirms.send("large", LARGE)
     confirms.send("after")
@@ -288,7 +288,7 @@ def test_a_body_too_large_ends_before_it_is_sent_and_disturbs_no_other_publish(c
     assert confirms.closed == []
 
 
-def test_where_the_broker_does_not_say_how_much_it_takes_the_body_is_sent(confirms: Confirms) -> None:
+def test_a_body_is_sent_when_its_size_test_is_inconclusive(confirms: Confirms) -> None:
     confirms.send("large", LARGE)
     confirms.at.feed(method(spec.Channel.OpenOk(), channel=3))
     confirms.at.feed(method(spec.Channel.Close(403, "ACCESS_REFUSED - no write access", 60, 40), channel=3))

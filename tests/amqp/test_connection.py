@@ -48,7 +48,7 @@ def test_no_private_name_of_a_pika_class_is_overridden(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_callback_that_fails_as_its_channel_closes_keeps_no_other_from_running(
+def test_a_failing_close_callback_stops_no_other_close_callback(
     caplog: pytest.LogCaptureFixture, *, lost: bool
 ) -> None:
     """As the connection is lost, all other channels and its owner must be notified; otherwise it is closed."""
@@ -139,7 +139,7 @@ def test_received_bytes_that_pika_does_not_see_count_for_its_heartbeats() -> Non
         (None, "", ()),
     ],
 )
-def test_the_broker_is_known_by_whatever_it_says(
+def test_the_server_version_is_parsed_from_any_properties(
     properties: dict[str, object] | None, product: str, version: tuple[int, ...]
 ) -> None:
     assert Server.of(properties) == Server(product=product, version=version)

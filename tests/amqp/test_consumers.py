@@ -58,7 +58,7 @@ def quiet(seen: Seen, seconds: float = 0.3) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_what_is_delivered_and_settled_is_gone(broker_url: str, amqp: BlockingChannel, kind: str) -> None:
+def test_an_acknowledged_message_leaves_its_queue(broker_url: str, amqp: BlockingChannel, kind: str) -> None:
     queue(amqp, kind=kind)
     fill(amqp, *(str(number).encode() for number in range(50)))
     with consuming(broker_url, LINE) as (source, seen):
@@ -87,7 +87,7 @@ def test_no_more_than_the_prefetch_is_unacked(broker_url: str, amqp: BlockingCha
         assert seen.next().body == b"3"
 
 
-def test_stopping_gives_back_everything_that_is_not_settled(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_stop_gives_back_all_unacked_messages(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1", b"2", b"3", b"4")
     with consuming(broker_url, LINE) as (source, seen):
@@ -118,7 +118,7 @@ def after_subscribing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None
     return calls
 
 
-def test_a_stop_right_after_the_subscription_was_asked_for_closes_the_connection(
+def test_a_stop_right_after_subscribing_closes_the_connection(
     broker_url: str, amqp: BlockingChannel, after_subscribing: list[Callable[[], None]]
 ) -> None:
     queue(amqp, kind="classic")
@@ -132,7 +132,7 @@ def test_a_stop_right_after_the_subscription_was_asked_for_closes_the_connection
             assert seen.has_drained.wait(5)
 
 
-def test_a_pause_right_after_the_subscription_was_asked_for_can_be_resumed(
+def test_a_pause_right_after_subscribing_can_be_resumed(
     broker_url: str, amqp: BlockingChannel, after_subscribing: list[Callable[[], None]]
 ) -> None:
     queue(amqp, kind="classic")
@@ -154,7 +154,7 @@ def test_a_pause_right_after_the_subscription_was_asked_for_can_be_resumed(
             assert seen.has_drained.wait(5)
 
 
-def test_what_comes_after_quiescing_goes_back(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_quiesced_consumer_takes_no_new_message(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     with consuming(broker_url, LINE) as (source, seen):
         fill(amqp, b"1")
@@ -170,7 +170,7 @@ def test_what_comes_after_quiescing_goes_back(broker_url: str, amqp: BlockingCha
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_after_a_lost_connection_what_was_unacked_is_redelivered(
+def test_unacked_messages_are_redelivered_after_a_lost_connection(
     broker_url: str, amqp: BlockingChannel, ordered: bool
 ) -> None:
     queue(amqp, ordered=ordered)
@@ -195,9 +195,7 @@ def test_after_a_lost_connection_what_was_unacked_is_redelivered(
     assert depth(amqp) == 1
 
 
-def test_a_copy_confirmed_after_the_connection_was_lost_acknowledges_nothing(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_a_copy_confirmed_after_a_lost_connection_acknowledges_nothing(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1")
     held = Held()
@@ -229,7 +227,7 @@ def test_a_queue_that_was_deleted_and_declared_again_is_consumed_again(broker_ur
         assert seen.failures == []
 
 
-def test_a_queue_that_does_not_come_back_is_an_error_in_the_end(
+def test_a_deleted_queue_raises_queue_unusable_after_some_attempts(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "RESUBSCRIBE", 0.02)
@@ -244,7 +242,7 @@ def test_a_queue_that_does_not_come_back_is_an_error_in_the_end(
     assert "rmq_declare" in str(error)
 
 
-def test_a_queue_that_is_missing_at_the_start_is_an_error_at_once(broker_url: str) -> None:
+def test_a_missing_queue_raises_at_once_at_the_start(broker_url: str) -> None:
     with consuming(broker_url, LINE) as (_, seen):
         (error,) = wait_until(lambda: seen.failures, 2)
 
@@ -258,9 +256,7 @@ NEEDS: tuple[Named, ...] = (
 )
 
 
-def test_all_that_is_missing_at_the_start_is_named_and_nothing_is_consumed(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_a_start_names_everything_missing_and_consumes_nothing(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     queue(amqp, "parked")
     fill(amqp, b"1")
@@ -275,7 +271,7 @@ def test_all_that_is_missing_at_the_start_is_named_and_nothing_is_consumed(
     assert depth(amqp) == 1
 
 
-def test_what_was_there_at_the_start_is_not_asked_for_again(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_reconnect_does_not_check_waiting_queues_again(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.exchange_declare("back")
     for name in ("q", "wait", "parked"):
         queue(amqp, name)
@@ -291,7 +287,7 @@ def test_what_was_there_at_the_start_is_not_asked_for_again(broker_url: str, amq
         assert seen.failures == []
 
 
-def test_a_queue_that_is_missing_after_a_reconnect_is_an_error_after_some_tries(
+def test_a_queue_missing_after_a_reconnect_raises_after_some_attempts(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "RESUBSCRIBE", 0.02)
@@ -319,7 +315,9 @@ def test_one_queue_that_fails_leaves_the_others_alone(broker_url: str, amqp: Blo
         assert seen.next().queue == "other"
 
 
-def test_a_user_who_may_not_read_is_told_so(broker_url: str, vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_missing_read_right_raises_an_error_that_names_it(
+    broker_url: str, vhost: Vhost, amqp: BlockingChannel
+) -> None:
     queue(amqp)
     vhost.management.call("PUT", "users/" + vhost.name, {"password": "p", "tags": ""})
     rights = {"configure": ".*", "write": ".*", "read": "^$"}
@@ -376,7 +374,7 @@ def test_order_is_kept_from_one_consumer_to_the_next(broker_url: str, amqp: Bloc
     assert order == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_a_message_that_holds_its_line_is_the_same_arrival_each_time(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_halted_message_is_the_same_delivery_at_each_attempt(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, ordered=True)
     fill(amqp, b"1", b"2")
     with consuming(broker_url, ORDERED) as (source, seen):
@@ -390,7 +388,7 @@ def test_a_message_that_holds_its_line_is_the_same_arrival_each_time(broker_url:
         assert seen.next().body == b"2"
 
 
-def test_a_line_held_too_long_is_renewed_in_its_order(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_line_halted_too_long_is_renewed_in_order(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, ordered=True)
     fill(amqp, b"1", b"2")
     line = Line(queue="q", prefetch=1, ordered=True, longest_hold=0.05)
@@ -407,7 +405,7 @@ def test_a_line_held_too_long_is_renewed_in_its_order(broker_url: str, amqp: Blo
     assert following.body == b"2"
 
 
-def test_a_held_message_comes_back_after_each_connection_that_is_lost(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_halted_message_is_redelivered_after_each_lost_connection(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, ordered=True)
     fill(amqp, b"1", b"2")
     with between(broker_url) as line, consuming(line.url, ORDERED) as (source, seen):

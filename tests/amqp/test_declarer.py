@@ -14,7 +14,7 @@ from django_rmq_retry.errors import BrokerRefused
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
 from django_rmq_retry.topology.plan import Difference, Plan, State
 from tests.amqp.declared import session_on
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -125,7 +125,7 @@ def test_an_exchange_of_another_type_differs(declarer: Declarer, amqp: BlockingC
     )
 
 
-def test_an_exchange_type_the_broker_does_not_know_costs_only_a_sentence(declarer: Declarer) -> None:
+def test_an_unknown_exchange_type_is_reported_and_the_rest_is_declared(declarer: Declarer) -> None:
     strange = Exchange("strange", "x-nonesuch")
 
     plan = declarer.declare(topology_of(extra=[strange, Queue("orders", bindings=[strange.bind("a")])]))
@@ -136,7 +136,7 @@ def test_an_exchange_type_the_broker_does_not_know_costs_only_a_sentence(declare
     assert states(plan)["strange → orders by 'a'"] is State.REFUSED
 
 
-def test_what_belongs_to_another_user_is_looked_for_and_never_made(declarer: Declarer, vhost: Vhost) -> None:
+def test_existing_queues_and_exchanges_are_checked_and_never_declared(declarer: Declarer, vhost: Vhost) -> None:
     theirs = Exchange("theirs", "fanout", existing=True)
     topology = topology_of(extra=[theirs, Queue("inbox", existing=True)])
 
@@ -147,7 +147,7 @@ def test_what_belongs_to_another_user_is_looked_for_and_never_made(declarer: Dec
     assert (vhost.exchanges(), vhost.queues()) == ({}, {})
 
 
-def test_a_queue_of_other_projects_may_have_what_the_project_does_not_write(
+def test_an_external_queue_may_have_arguments_the_project_does_not_write(
     declarer: Declarer, amqp: BlockingChannel
 ) -> None:
     amqp.queue_declare("inbox", durable=True, arguments={"x-max-length": 7})
@@ -167,14 +167,16 @@ def test_a_queue_of_other_projects_may_have_what_the_project_does_not_write(
     ],
     ids=["no type", "quorum", "classic", "an exchange"],
 )
-def test_what_others_delete_while_it_is_looked_at_is_not_made(gone: Named, declarer: Declarer, vhost: Vhost) -> None:
+def test_an_external_object_deleted_during_the_check_is_not_declared(
+    gone: Named, declarer: Declarer, vhost: Vhost
+) -> None:
     with pytest.raises(Refusal):
         of_others(declarer.session, gone, None)
 
     assert (vhost.exchanges(), vhost.queues()) == ({}, {})
 
 
-def test_the_management_api_tells_of_others_what_a_policy_sets(seeing: Declarer, vhost: Vhost) -> None:
+def test_the_management_api_shows_the_policy_of_an_external_queue(seeing: Declarer, vhost: Vhost) -> None:
     vhost.management.call("PUT", f"queues/{vhost.name}/inbox", {"durable": True, "arguments": {"x-max-length": 7}})
     policy = {"pattern": "inbox", "definition": {"dead-letter-exchange": "letters"}, "apply-to": "queues"}
     vhost.management.call("PUT", f"policies/{vhost.name}/letters", policy)
@@ -189,7 +191,7 @@ def test_the_management_api_tells_of_others_what_a_policy_sets(seeing: Declarer,
     assert told(**{"x-max-length": 8}) == "x-max-length: here 8, broker 7"
 
 
-def test_a_right_that_others_do_not_grant_costs_only_the_comparison(vhost: Vhost) -> None:
+def test_without_the_configure_right_an_external_queue_is_not_compared(vhost: Vhost) -> None:
     user = vhost.name
     vhost.management.call("PUT", f"users/{user}", {"password": "pw", "tags": ""})
     rights = {"configure": "^$", "write": ".*", "read": ".*"}
@@ -210,7 +212,7 @@ def test_a_value_that_amqp_has_no_type_for_is_reported(declarer: Declarer) -> No
     assert plan.items[0].problem.startswith("It cannot be sent: UnsupportedAMQPFieldException")
 
 
-def test_a_queue_that_is_exclusive_to_another_connection_is_not_ours(declarer: Declarer, amqp: BlockingChannel) -> None:
+def test_a_queue_exclusive_to_another_connection_is_refused(declarer: Declarer, amqp: BlockingChannel) -> None:
     amqp.queue_declare("orders", exclusive=True)
 
     item = declarer.declare(queue()).items[0]
@@ -219,7 +221,7 @@ def test_a_queue_that_is_exclusive_to_another_connection_is_not_ours(declarer: D
     assert "exclusive access to locked queue 'orders'" in item.problem
 
 
-def test_missing_rights_are_one_sentence_with_name_and_right(vhost: Vhost) -> None:
+def test_a_missing_right_is_reported_with_user_right_and_object(vhost: Vhost) -> None:
     user = vhost.name
     vhost.management.call("PUT", f"users/{user}", {"password": "pw", "tags": ""})
     rights = {"configure": "^(orders|late)$", "write": "^$", "read": ".*"}
@@ -250,6 +252,6 @@ def test_a_wrong_password_a_missing_vhost_and_a_closed_port_are_distinguished(br
         session_on("amqp://127.0.0.1:1").__enter__()
 
 
-def test_the_next_host_is_tried_where_one_is_silent(broker_url: str) -> None:
+def test_the_next_host_is_tried_when_one_does_not_answer(broker_url: str) -> None:
     with session_on(broker_url.replace("@", "@127.0.0.1:1,")) as session:
         assert session.server.product == "RabbitMQ"

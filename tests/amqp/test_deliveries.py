@@ -82,7 +82,7 @@ def test_a_large_body_arrives_whole(size: int) -> None:
         assert [values[6] for values in at.received] == [body[:size], b"next"]
 
 
-def test_a_frame_of_another_channel_between_the_frames_of_a_delivery_is_no_obstacle() -> None:
+def test_a_delivery_may_be_interleaved_with_frames_of_another_channel() -> None:
     data = delivery(b"body")
     first = data.index(b"\xce") + 1
     with wire() as at:
@@ -123,7 +123,7 @@ def test_a_wrong_end_of_frame_closes_the_connection_and_nothing_is_delivered(whi
         assert at.received == []
 
 
-def test_a_delivery_longer_than_its_names_is_an_invalid_frame() -> None:
+def test_a_delivery_frame_with_a_wrong_length_is_refused() -> None:
     data = delivery(b"body", routing_key=b"key").replace(b"\x03key", b"\x02key")
     with wire() as at:
         with pytest.raises(InvalidFrameError, match="longer or shorter than its names"):
@@ -132,7 +132,7 @@ def test_a_delivery_longer_than_its_names_is_an_invalid_frame() -> None:
         assert at.received == []
 
 
-def test_a_delivery_for_nobody_is_ignored_and_the_next_arrives(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delivery_for_an_unknown_consumer_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with wire() as at:
         at.feed(delivery(tag="gone", delivery_tag=1) + delivery(delivery_tag=2))
 
@@ -176,7 +176,7 @@ def test_an_exception_of_a_callback_is_raised_and_its_delivery_counts_as_receive
         assert counters(at) == (len(first), 3)
 
 
-def test_names_are_decoded_once_and_never_hoarded() -> None:
+def test_decoded_names_are_cached_up_to_a_limit() -> None:
     tags, places = Tags(), Places()
     for number in range(NAMES_KEPT + 1):
         text = b"%04d" % number

@@ -64,7 +64,7 @@ def test_headers_that_fill_the_frame_are_sent_and_one_byte_more_is_refused() -> 
     assert "take 4077 bytes, but the broker accepts at most 4076 in one frame" in str(caught.value)
 
 
-def test_a_name_that_was_not_utf8_goes_back_as_it_came() -> None:
+def test_a_name_that_is_not_utf8_is_published_byte_for_byte() -> None:
     data = marshal_publish(1, b"\0\0", b"", exchange="\udcff", routing_key="é", mandatory=True, frame_max=4096)
 
     assert b"\x01\xff\x02\xc3\xa9\x01\xce" in data

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Exchange, Queue
 from tests.amqp.declared import arguments, declare, has, redeclare
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.contract
@@ -24,7 +24,7 @@ def test_a_fanout_exchange_gives_every_queue_a_copy(vhost: Vhost, amqp: Blocking
     has(amqp, "sms", 1)
 
 
-def test_a_topic_exchange_takes_stars_and_hashes(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_topic_exchange_routes_by_star_and_hash(vhost: Vhost, amqp: BlockingChannel) -> None:
     logs = Exchange("logs", "topic")
     wanted = {"one-word": "app.*", "any-words": "app.#", "exact": "app.error"}
     declare(
@@ -66,7 +66,7 @@ def test_an_exchange_bound_to_an_exchange_passes_messages_on(vhost: Vhost, amqp:
     assert vhost.bindings() == {("everything", "errors", "#.error"), ("errors", "alarms", "")}
 
 
-def test_what_no_binding_takes_goes_to_the_alternate_exchange(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_an_unroutable_message_goes_to_the_alternate_exchange(vhost: Vhost, amqp: BlockingChannel) -> None:
     rest = Exchange("rest", "fanout")
     main = Exchange("main", "direct", alternate="rest")
     queues = [Queue("known", type=None, bindings=[main.bind("known")])]
@@ -89,7 +89,7 @@ def test_a_message_is_delayed_by_a_queue_with_a_ttl(vhost: Vhost, amqp: Blocking
     assert arguments(vhost)["delay"] == {"x-message-ttl": 50, **to_inbox}
 
 
-def test_a_queue_with_everything_is_declared_with_everything(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_queue_is_declared_with_every_option(vhost: Vhost, amqp: BlockingChannel) -> None:
     full = Queue(
         "full",
         type="classic",

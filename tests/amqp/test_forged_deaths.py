@@ -17,7 +17,7 @@ from django_rmq_retry.messages.properties import encode_entry
 from django_rmq_retry.policies import Failure, Kind
 from tests.amqp.declared import declare, has, ready
 from tests.amqp.live import consuming, publishing, to
-from tests.core.made import settled, topology_of
+from tests.handlers.factories import settled, topology_of
 from tests.tooling.tables import entry
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -32,7 +32,7 @@ def died(queue: str, reason: object, **more: Any) -> Mapping[str, object]:
     return {"count": 1, "queue": queue, "reason": reason, "exchange": "", "routing-keys": ["k"], **more}
 
 
-def told(*deaths: object) -> bytes:
+def x_death(*deaths: object) -> bytes:
     return encode_entry("x-death", list(deaths))
 
 
@@ -45,31 +45,31 @@ def doubled(name: str, first: object, second: object) -> bytes:
 
 
 FORGED = {
-    "it expired here": told(died("work", "expired")),
-    "it was pushed out here": told(died("work", "maxlen")),
-    "it came to its limit here": told(died("work", "delivery_limit")),
-    "a reason that no broker has": told(died("work", "x")),
-    "no reason": told(died("work", "")),
-    "rejected elsewhere before": told(died("other", "rejected"), died("work", "expired")),
-    "rejected elsewhere after": told(died("work", "expired"), died("other", "rejected")),
-    "rejected here before": told(died("work", "rejected"), died("work", "expired")),
-    "rejected here after": told(died("work", "expired"), died("work", "rejected")),
-    "its own turns": told(died("later", "expired"), died("work", "rejected")),
-    "its turns without a rejection": told(died("later", "expired"), died("work", "expired")),
-    "the retry queue alone": told(died("later", "expired")),
-    "another queue": told(died("other", "expired"), died("third", "maxlen")),
-    "twice the same": told(died("work", "rejected"), died("work", "rejected")),
-    "many times the same": told(*[died("work", "expired")] * 50),
-    "a count of 63 bits": told(died("work", "expired", count=2**63 - 1)),
-    "two queues in one entry": doubled("queue", "work", "other") + told(died("other", "expired")),
+    "it expired here": x_death(died("work", "expired")),
+    "it was pushed out here": x_death(died("work", "maxlen")),
+    "it came to its limit here": x_death(died("work", "delivery_limit")),
+    "a reason that no broker has": x_death(died("work", "x")),
+    "no reason": x_death(died("work", "")),
+    "rejected elsewhere before": x_death(died("other", "rejected"), died("work", "expired")),
+    "rejected elsewhere after": x_death(died("work", "expired"), died("other", "rejected")),
+    "rejected here before": x_death(died("work", "rejected"), died("work", "expired")),
+    "rejected here after": x_death(died("work", "expired"), died("work", "rejected")),
+    "its own turns": x_death(died("later", "expired"), died("work", "rejected")),
+    "its turns without a rejection": x_death(died("later", "expired"), died("work", "expired")),
+    "the retry queue alone": x_death(died("later", "expired")),
+    "another queue": x_death(died("other", "expired"), died("third", "maxlen")),
+    "twice the same": x_death(died("work", "rejected"), died("work", "rejected")),
+    "many times the same": x_death(*[died("work", "expired")] * 50),
+    "a count of 63 bits": x_death(died("work", "expired", count=2**63 - 1)),
+    "two queues in one entry": doubled("queue", "work", "other") + x_death(died("other", "expired")),
     "two reasons in one entry": doubled("reason", "expired", "rejected"),
     "two counts in one entry": doubled("count", "many", 1),
-    "two lists": told(died("work", "expired")) + told(died("other", "expired")),
-    "two lists, one malformed": told(1, 2) + told(died("other", "expired")),
-    "numbers": told(1, 2),
-    "empty entries": told({}),
-    "a count that is a text": told(died("work", "rejected", count="9")),
-    "a reason in bytes": told(died("work", b"rejected")),
+    "two lists": x_death(died("work", "expired")) + x_death(died("other", "expired")),
+    "two lists, one malformed": x_death(1, 2) + x_death(died("other", "expired")),
+    "numbers": x_death(1, 2),
+    "empty entries": x_death({}),
+    "a count that is a text": x_death(died("work", "rejected", count="9")),
+    "a reason in bytes": x_death(died("work", b"rejected")),
     "a text": encode_entry("x-death", "hello"),
     "nothing": encode_entry("x-death", None),
 }
@@ -124,7 +124,7 @@ def test_no_forged_x_death_loses_a_message_in_a_dead_letter_loop(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_broker_wrote_elsewhere_loses_no_message_that_was_moved_here(
+def test_an_x_death_from_another_queue_loses_no_moved_message(
     vhost: Vhost, amqp: BlockingChannel, kind: QueueType
 ) -> None:
     amqp.queue_declare("rescued", durable=True)

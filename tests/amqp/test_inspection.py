@@ -49,7 +49,7 @@ def says(body: bytes) -> Answer:
     return answer
 
 
-def test_what_it_shows_is_read() -> None:
+def test_queues_are_read_from_the_management_api() -> None:
     with api(says(b'[{"name": "work"}]')) as (inspector, asked):
         assert inspector.queues() == {"work": {"name": "work"}}
 
@@ -57,7 +57,7 @@ def test_what_it_shows_is_read() -> None:
 
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1:{port}/metadata", "file:///etc/passwd"])
-def test_it_leads_nowhere_else_and_the_login_goes_nowhere_else(place: str) -> None:
+def test_a_redirect_is_not_followed_and_gets_no_login(place: str) -> None:
     with api(says(b"[]")) as (other, asked_there):
         port = other.url.reveal().rpartition(":")[2]
 
@@ -73,7 +73,7 @@ def test_it_leads_nowhere_else_and_the_login_goes_nowhere_else(place: str) -> No
     assert asked_there == []
 
 
-def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_management_answer_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "LARGEST", 1000)
 
     with (
@@ -83,7 +83,7 @@ def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
         inspector.queues()
 
 
-def test_one_that_comes_byte_by_byte_or_never_is_not_waited_for() -> None:
+def test_a_management_api_that_stalls_times_out() -> None:
     over = threading.Event()
 
     def trickle(handler: BaseHTTPRequestHandler) -> None:
@@ -106,12 +106,12 @@ def test_one_that_comes_byte_by_byte_or_never_is_not_waited_for() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_what_is_no_json_is_an_answer_of_nobody_we_know() -> None:
+def test_an_answer_that_is_not_json_raises_broker_unreachable() -> None:
     with api(says(b"<html>")) as (inspector, _asked), pytest.raises(BrokerUnreachable):
         inspector.queues()
 
 
-def test_a_process_that_never_asks_never_reads_the_authorities_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_inspection_does_not_load_the_system_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "_create_default_https_context", lambda: pytest.fail("forty milliseconds of each start"))
 
     runpy.run_path(inspection.__file__, run_name="django_rmq_retry.amqp.inspection")

@@ -26,7 +26,7 @@ def test_calls_run_on_the_io_thread_in_the_order_in_which_they_were_handed_over(
         assert not io.current
 
 
-def test_no_call_is_lost_however_many_threads_hand_over() -> None:
+def test_no_call_is_lost_when_many_threads_submit() -> None:
     with io_thread() as io:
         ran: list[int] = []
 
@@ -43,7 +43,7 @@ def test_no_call_is_lost_however_many_threads_hand_over() -> None:
         wait_until(lambda: len(ran) == 12000, 5, what="every call ran")
 
 
-def test_a_cancelled_timer_never_rings() -> None:
+def test_a_cancelled_timer_never_runs() -> None:
     with io_thread() as io:
         rung: list[str] = []
         over = threading.Event()
@@ -103,7 +103,7 @@ def test_a_publish_or_call_on_the_io_thread_is_refused_at_once(broker_url: str) 
     assert "the I/O thread, which sends it and would wait for itself" in str(errors[0])
 
 
-def test_a_request_to_exit_on_the_io_thread_ends_it_loudly_and_is_reported(
+def test_a_system_exit_on_the_io_thread_ends_it_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     io, told = IoThread("rmq-test"), threading.Event()
@@ -118,7 +118,7 @@ def test_a_request_to_exit_on_the_io_thread_ends_it_loudly_and_is_reported(
     assert "The I/O thread ended: SystemExit" in caplog.text
 
 
-def test_a_function_that_fails_at_the_end_of_the_thread_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_at_end_function_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     io, told = IoThread("rmq-test"), threading.Event()
     io.at_end(lambda: list[int]().remove(0))
     io.at_end(told.set)
@@ -130,7 +130,7 @@ def test_a_function_that_fails_at_the_end_of_the_thread_stops_no_other(caplog: p
     assert getattr(record, "event", None) == "io_end"
 
 
-def test_calls_to_an_ended_thread_harm_nobody() -> None:
+def test_calls_to_an_ended_thread_are_ignored() -> None:
     io = IoThread("rmq-test")
     io.start()
     assert io.stop(timeout=5)

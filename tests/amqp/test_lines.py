@@ -92,7 +92,7 @@ def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
     assert owned.subscriptions == 0
 
 
-def test_the_prefetch_is_asked_for_the_consumer_and_never_for_the_channel(owned: Owned) -> None:
+def test_the_prefetch_is_set_per_consumer_and_never_per_channel(owned: Owned) -> None:
     owned.hear(spec.Channel.OpenOk())
     asked = owned.methods()
     owned.hear(spec.Basic.QosOk())
@@ -103,7 +103,7 @@ def test_the_prefetch_is_asked_for_the_consumer_and_never_for_the_channel(owned:
     assert [(one.prefetch_count, one.global_qos) for one in asked] == [(5, False)] * 2
 
 
-def test_a_line_that_was_asked_to_be_quiet_never_begins(owned: Owned) -> None:
+def test_a_quiesced_line_never_subscribes(owned: Owned) -> None:
     owned.hear(spec.Channel.OpenOk())
     owned.line.quiesce()
     owned.said()
@@ -111,7 +111,7 @@ def test_a_line_that_was_asked_to_be_quiet_never_begins(owned: Owned) -> None:
     assert owned.hear(spec.Basic.QosOk()).said() == []
 
 
-def test_what_was_told_is_heard_when_the_channel_answers_and_one_answer_serves_many(owned: Owned) -> None:
+def test_one_answer_of_the_channel_confirms_all_pending_instructions(owned: Owned) -> None:
     heard: list[tuple[str, bool]] = []
     owned.subscribe()
     for name in "abc":
@@ -125,7 +125,7 @@ def test_what_was_told_is_heard_when_the_channel_answers_and_one_answer_serves_m
     assert heard == [("a", True), ("b", True), ("c", True)]
 
 
-def test_a_channel_that_closes_was_not_heard(owned: Owned) -> None:
+def test_a_closed_channel_confirms_no_instruction(owned: Owned) -> None:
     heard: list[bool] = []
     owned.subscribe()
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_a_channel_that_closes_was_not_heard(owned: Owned) -> None:
         (Instruction.COUNTED_REQUEUE, "Basic.Reject"),
     ],
 )
-def test_each_word_is_reported_as_its_method(owned: Owned, instruction: Instruction, name: str) -> None:
+def test_each_instruction_is_sent_as_its_amqp_method(owned: Owned, instruction: Instruction, name: str) -> None:
     owned.subscribe().deliver(1)
     owned.line.instruct(owned.arrivals[0], instruction)
 
@@ -153,7 +153,7 @@ def test_each_word_is_reported_as_its_method(owned: Owned, instruction: Instruct
     assert owned.line.in_flight == 0
 
 
-def test_nothing_is_reported_once_the_channel_is_gone(owned: Owned) -> None:
+def test_no_instruction_is_sent_on_a_closed_channel(owned: Owned) -> None:
     owned.subscribe().deliver(1)
     owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0)).said()
     owned.line.instruct(owned.arrivals[0], Instruction.ACK)
@@ -162,7 +162,7 @@ def test_nothing_is_reported_once_the_channel_is_gone(owned: Owned) -> None:
     assert [type(reason) for reason in owned.interruptions] == [ChannelClosedByBroker]
 
 
-def test_a_cancel_by_the_broker_is_an_interruption_and_the_channel_is_closed(owned: Owned) -> None:
+def test_a_cancel_by_the_broker_interrupts_the_line_and_closes_its_channel(owned: Owned) -> None:
     owned.subscribe()
     owned.hear(spec.Basic.Cancel(owned.line._tag))
 
@@ -192,7 +192,7 @@ def test_a_subscription_is_never_cancelled_before_the_broker_has_confirmed_it(ow
     assert owned.said() == [("Basic.Cancel", None)]
 
 
-def test_an_ordered_line_is_never_cancelled_and_gives_nothing_back_by_itself(ordered: Owned) -> None:
+def test_an_ordered_line_is_never_cancelled_and_requeues_nothing(ordered: Owned) -> None:
     ordered.subscribe().deliver(1)
     ordered.line.quiesce()
     ordered.deliver(2)

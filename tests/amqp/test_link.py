@@ -19,7 +19,7 @@ from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 
-class Told:
+class Reports:
     """The reports of a link, and the link itself."""
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Told:
 
 
 @contextmanager
-def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) -> Iterator[Told]:
-    """A link on a thread of its own, closed in the end."""
-    told = Told()
+def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) -> Iterator[Reports]:
+    """A link on its own thread, closed in the end."""
+    told = Reports()
     with io_thread() as io:
         told.link = Link(
             io,
@@ -73,7 +73,7 @@ def test_a_lost_connection_comes_back(broker_url: str) -> None:
     assert [wait for _, wait in told.lost] == [FIRST_WAIT]
 
 
-def test_each_wait_is_longer_by_chance_and_none_is_beyond_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[float, float]] = []
 
     def uniform(low: float, high: float) -> float:
@@ -81,7 +81,7 @@ def test_each_wait_is_longer_by_chance_and_none_is_beyond_the_longest(monkeypatc
         return high
 
     monkeypatch.setattr("random.uniform", uniform)
-    told = Told()
+    told = Reports()
     with io_thread() as io:
         link = Link(
             io,
@@ -101,7 +101,7 @@ def test_each_wait_is_longer_by_chance_and_none_is_beyond_the_longest(monkeypatc
 
 
 @pytest.mark.usefixtures("quick")
-def test_only_a_session_that_was_good_begins_the_waits_again(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_healthy_session_resets_the_reconnect_wait(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda _low, high: high)
     with between(broker_url) as line, linked(line.url) as told:
         for session in range(1, 4):
@@ -128,7 +128,7 @@ def test_several_hosts_are_tried_in_turn(broker_url: str) -> None:
     ("change", "words"),
     [(("guest:guest", "guest:wrong-pass"), "user name or password"), (("/rmq", "/no-rmq"), "virtual host")],
 )
-def test_what_no_waiting_repairs_is_reported_at_once(broker_url: str, change: tuple[str, str], words: str) -> None:
+def test_a_permanent_refusal_is_reported_at_once(broker_url: str, change: tuple[str, str], words: str) -> None:
     wrong = broker_url.replace(*change) if change[0] in broker_url else broker_url + "-no"
     with linked(wrong) as told:
         wait_until(lambda: told.refused)
@@ -140,7 +140,7 @@ def test_what_no_waiting_repairs_is_reported_at_once(broker_url: str, change: tu
     assert told.lost == []
 
 
-def test_something_else_than_a_broker_is_reported(vhost: Vhost) -> None:
+def test_a_port_that_does_not_speak_amqp_is_reported(vhost: Vhost) -> None:
     # The management port speaks HTTP.
     port = vhost.management.url.rpartition(":")[2]
     with linked(f"amqp://guest:guest@127.0.0.1:{port}/%2F", connect_timeout=2) as told:
@@ -170,7 +170,7 @@ def ending(*, reset: bool) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_broker_that_resets_the_first_connections_is_waited_for() -> None:
+def test_a_broker_that_resets_connections_is_retried() -> None:
     with ending(reset=True) as url, linked(url) as told:
         wait_until(lambda: told.refused or len(told.lost) >= 3)
 
@@ -185,7 +185,7 @@ def test_a_server_without_amqp_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_after_a_good_session_a_refusal_is_waited_out(broker_url: str) -> None:
+def test_a_refusal_after_a_good_session_is_retried(broker_url: str) -> None:
     password = ["guest"]
     url = broker_url.replace("guest:guest", "guest")
     with between(url) as line, linked(line.url, password=lambda: password[0]) as told:
@@ -201,7 +201,7 @@ def test_after_a_good_session_a_refusal_is_waited_out(broker_url: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_credentials_provider_that_fails_is_asked_again(broker_url: str) -> None:
+def test_a_failing_credentials_provider_is_called_again(broker_url: str) -> None:
     asked = itertools.count(1)
 
     def ask() -> str:
@@ -216,7 +216,7 @@ def test_a_credentials_provider_that_fails_is_asked_again(broker_url: str) -> No
     assert [reason for reason, _ in told.lost] == ["OSError: vault is sealed"]
 
 
-def test_the_broker_without_a_server_is_a_sentence_and_no_loop() -> None:
+def test_the_embedded_broker_is_refused_without_reconnecting() -> None:
     with linked("embedded://") as told:
         wait_until(lambda: told.refused)
 
@@ -250,7 +250,7 @@ def test_closing_and_opening_again_while_dialling_makes_one_connection(broker_ur
 
 
 @pytest.mark.slow
-def test_a_broker_with_small_frames_is_refused_with_what_to_set(make_node: Callable[..., Node]) -> None:
+def test_a_broker_with_small_frames_is_refused_with_the_setting_to_change(make_node: Callable[..., Node]) -> None:
     node = make_node(conf=("frame_max = 65536",))
     with linked(node.url()) as told:
         wait_until(lambda: told.refused)

@@ -44,7 +44,7 @@ def test_pika_gets_every_part_of_an_access() -> None:
     assert (found.socket_timeout, found.connection_attempts, found.ssl_options) == (7, 1, None)
 
 
-def test_the_socket_has_less_time_than_the_whole() -> None:
+def test_the_socket_timeout_is_shorter_than_the_connect_timeout() -> None:
     assert dialled("amqp://h", connect_timeout=60).socket_timeout == 10
 
 
@@ -77,7 +77,7 @@ def test_neither_parameters_nor_options_show_the_password() -> None:
     assert "s3cret" not in repr(dialled("amqps://app:s3cret@h"))
 
 
-def test_the_embedded_broker_has_no_place_without_a_project() -> None:
+def test_the_embedded_broker_has_no_connection_parameters() -> None:
     with pytest.raises(ConfigurationError, match="needs no server"):
         parameters(Access.parse("embedded://"), Host("h", 1), purpose="consume")
 
@@ -157,7 +157,7 @@ def connected(port: int, tls: Tls, *, host: str = "localhost", scheme: str = "am
         ({"ca_file": "ca.pem", "server_name": "other.bank"}, "localhost", "Hostname mismatch"),
     ],
 )
-def test_tls_opens_for_whom_it_should_and_names_the_reason_else(
+def test_tls_connects_with_valid_settings_and_names_the_reason_otherwise(
     tls_port: int, certificates: Path, parts: dict[str, Any], host: str, outcome: str
 ) -> None:
     files: dict[str, Any] = {

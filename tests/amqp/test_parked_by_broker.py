@@ -10,18 +10,18 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from tests.amqp.declared import arguments, declare, has, ready
-from tests.amqp.slow_motion import AtHand
-from tests.core.made import topology_of
+from tests.amqp.slow_motion import SlowConsumer
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 
 
-def declared(vhost: Vhost, amqp: BlockingChannel, **options: Any) -> AtHand:
+def declared(vhost: Vhost, amqp: BlockingChannel, **options: Any) -> SlowConsumer:
     work = Queue("work", **options)
     found = Subscription(name="test", run=lambda _: None, queue=work, policy=RetryThenPark(), park="parked")
     declare(vhost, topology_of(found))
-    return AtHand(channel=amqp, subscription=found)
+    return SlowConsumer(channel=amqp, subscription=found)
 
 
 def published(amqp: BlockingChannel, **properties: Any) -> None:
@@ -29,7 +29,7 @@ def published(amqp: BlockingChannel, **properties: Any) -> None:
     amqp.basic_publish("", "work", b"{}", sent)
 
 
-def noted(line: AtHand) -> tuple[list[str], Any]:
+def noted(line: SlowConsumer) -> tuple[list[str], Any]:
     """The headers that only a parked message has, and the broker's reason for parking it."""
     has(line.channel, "parked", 1)
     _, _, parked = line.take("parked")
@@ -39,14 +39,14 @@ def noted(line: AtHand) -> tuple[list[str], Any]:
     return [name for name in headers if name.startswith("rmq-retry-")], death["reason"]
 
 
-def test_what_expired_carries_only_x_death(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_an_expired_message_is_parked_with_x_death_only(vhost: Vhost, amqp: BlockingChannel) -> None:
     line = declared(vhost, amqp)
     published(amqp, expiration="50")
 
     assert noted(line) == ([], "expired")
 
 
-def test_what_was_pushed_out_carries_only_x_death(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_dropped_for_length_is_parked_with_x_death_only(vhost: Vhost, amqp: BlockingChannel) -> None:
     line = declared(vhost, amqp, max_length=1, overflow="drop-head")
     published(amqp)
     published(amqp)
@@ -54,7 +54,7 @@ def test_what_was_pushed_out_carries_only_x_death(vhost: Vhost, amqp: BlockingCh
     assert noted(line) == ([], "maxlen")
 
 
-def test_what_came_to_its_delivery_limit_carries_only_x_death(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_over_its_delivery_limit_is_parked_with_x_death_only(vhost: Vhost, amqp: BlockingChannel) -> None:
     line = declared(vhost, amqp, delivery_limit=0)
     published(amqp)
     tag, _, _ = line.take("work")
@@ -63,7 +63,7 @@ def test_what_came_to_its_delivery_limit_carries_only_x_death(vhost: Vhost, amqp
     assert noted(line) == ([], "delivery_limit")
 
 
-def test_what_is_dropped_on_purpose_is_parked_nowhere(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_queue_configured_to_drop_parks_nothing(vhost: Vhost, amqp: BlockingChannel) -> None:
     declared(vhost, amqp, expired="drop", message_ttl=0.05, max_length=1, overflow="drop-head")
     published(amqp)
     published(amqp)

@@ -23,7 +23,7 @@ def consumers(amqp: BlockingChannel, name: str = "q") -> int:
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_a_paused_queue_is_not_consumed_and_what_is_unacked_can_be_settled(
+def test_a_paused_queue_is_not_consumed_and_unacked_messages_can_be_settled(
     broker_url: str, amqp: BlockingChannel, kind: str
 ) -> None:
     queue(amqp, kind=kind)
@@ -54,7 +54,7 @@ def test_a_paused_queue_is_not_consumed_and_what_is_unacked_can_be_settled(
     assert (depth(amqp), depth(amqp, "other")) == (0, 0)
 
 
-def test_one_that_is_paused_before_the_start_is_never_subscribed_to(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_queue_paused_before_the_start_is_never_subscribed(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     queue(amqp, "other")
     fill(amqp, b"1")
@@ -70,7 +70,7 @@ def test_one_that_is_paused_before_the_start_is_never_subscribed_to(broker_url: 
     assert (taken, depth(amqp)) == (0, 1)
 
 
-def test_a_single_message_is_taken_as_a_trial_and_then_all(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_resume_with_prefetch_one_takes_a_single_probe_message(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, *(str(number).encode() for number in range(6)))
     with consuming(broker_url, LINE) as (source, seen):
@@ -96,7 +96,7 @@ def test_a_single_message_is_taken_as_a_trial_and_then_all(broker_url: str, amqp
 
 
 @pytest.mark.parametrize("line", [ORDERED, KEYED], ids=["ordered", "keyed"])
-def test_a_line_in_order_continues_in_its_order(broker_url: str, amqp: BlockingChannel, line: Line) -> None:
+def test_an_ordered_line_resumes_in_order(broker_url: str, amqp: BlockingChannel, line: Line) -> None:
     queue(amqp, ordered=True)
     fill(amqp, *(str(number).encode() for number in range(6)))
     with consuming(broker_url, line) as (source, seen):
@@ -116,7 +116,7 @@ def test_a_line_in_order_continues_in_its_order(broker_url: str, amqp: BlockingC
     assert bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_what_waits_unacked_for_its_next_attempt_goes_back_in_its_place(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_pause_returns_a_waiting_unacked_message_to_its_place(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, ordered=True)
     fill(amqp, b"1", b"2")
     with consuming(broker_url, ORDERED) as (source, seen):
@@ -151,7 +151,7 @@ def test_a_pause_outlives_the_connection(broker_url: str, amqp: BlockingChannel)
         assert seen.has_drained.wait(5)
 
 
-def test_an_hour_of_trials_counts_no_return(broker_url: str, amqp: BlockingChannel) -> None:
+def test_repeated_probes_add_no_delivery_count(broker_url: str, amqp: BlockingChannel) -> None:
     """Each trial takes a message and leaves a copy of it; a paused consumer has no unacked message."""
     queue(amqp)
     fill(amqp, b"1", b"2")

@@ -35,7 +35,7 @@ def fail_to_connect() -> None:
         wait_until(lambda: len(told.lost) > 2)
 
 
-def test_a_failed_connect_is_reported_by_us_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_connect_is_not_logged_by_pika(caplog: pytest.LogCaptureFixture) -> None:
     fail_to_connect()
     with pytest.raises(BrokerUnreachable), session_on(gone()):
         pass
@@ -43,7 +43,7 @@ def test_a_failed_connect_is_reported_by_us_alone(caplog: pytest.LogCaptureFixtu
     assert pikas(caplog) == []
 
 
-def test_who_configures_pikas_logger_hears_all_of_it(
+def test_a_project_that_sets_pikas_level_gets_all_its_lines(
     caplog: pytest.LogCaptureFixture, as_it_comes: logging.Logger
 ) -> None:
     as_it_comes.setLevel(logging.WARNING)
@@ -53,7 +53,7 @@ def test_who_configures_pikas_logger_hears_all_of_it(
     assert set(pikas(caplog)) <= set(LOGGERS)
 
 
-def test_a_handler_of_its_own_is_a_wish_to_hear_it(
+def test_a_project_that_adds_a_handler_to_pikas_logger_gets_its_lines(
     caplog: pytest.LogCaptureFixture, as_it_comes: logging.Logger
 ) -> None:
     handler = logging.StreamHandler()
@@ -66,7 +66,7 @@ def test_a_handler_of_its_own_is_a_wish_to_hear_it(
     assert pikas(caplog) != []
 
 
-def test_other_peoples_connections_are_reported_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+def test_pika_logs_connections_of_other_code_as_before(caplog: pytest.LogCaptureFixture) -> None:
     with linked(gone()) as told:
         wait_until(lambda: told.lost)
         with pytest.raises(AMQPConnectionError):

@@ -44,7 +44,7 @@ def depth(amqp: BlockingChannel, name: str) -> int:
     return amqp.queue_declare(name, passive=True).method.message_count or 0
 
 
-def test_a_confirmed_message_is_in_its_queue_with_all_it_says(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_confirmed_message_is_in_its_queue_with_all_properties(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     with publishing(broker_url) as publisher:
         publisher.publish(to("q", b"body", message_id="m", type="t", headers=Headers.of({"a": 1, "b": "ü"})))
@@ -56,7 +56,7 @@ def test_a_confirmed_message_is_in_its_queue_with_all_it_says(broker_url: str, a
     assert properties.headers == {"a": 1, "b": "ü"}
 
 
-def test_a_message_that_no_queue_takes_is_an_error_that_states_what_to_do(broker_url: str) -> None:
+def test_an_unroutable_message_raises_an_error_with_the_fix(broker_url: str) -> None:
     with publishing(broker_url) as publisher, pytest.raises(MessageReturned, match="rmq_declare") as caught:
         publisher.publish(to("nowhere"))
 
@@ -65,22 +65,22 @@ def test_a_message_that_no_queue_takes_is_an_error_that_states_what_to_do(broker
 
 
 @pytest.mark.parametrize("header", ["BCC", "CC"])
-def test_a_message_that_also_names_other_queues_is_returned_all_the_same(broker_url: str, header: str) -> None:
+def test_an_unroutable_message_with_cc_is_returned(broker_url: str, header: str) -> None:
     with publishing(broker_url) as publisher, pytest.raises(MessageReturned):
         publisher.publish(to("nowhere", headers=Headers.of({header: ["absent"]})))
 
 
-def test_a_key_that_is_not_utf8_is_returned_all_the_same(broker_url: str) -> None:
+def test_an_unroutable_key_that_is_not_utf8_is_returned(broker_url: str) -> None:
     with publishing(broker_url) as publisher, pytest.raises(MessageReturned):
         publisher.publish(to("\udcff\udcfe"))
 
 
-def test_what_need_not_arrive_may_be_dropped(broker_url: str) -> None:
+def test_an_optional_message_may_be_dropped(broker_url: str) -> None:
     with publishing(broker_url) as publisher:
         publisher.publish(to("nowhere", mandatory=False))
 
 
-def test_a_missing_exchange_harms_only_what_is_meant_for_it(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_missing_exchange_fails_only_publishes_to_it(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     ends: list[tuple[str, Outcome]] = []
     with publishing(broker_url) as publisher:
@@ -99,9 +99,7 @@ def test_a_missing_exchange_harms_only_what_is_meant_for_it(broker_url: str, amq
     assert depth(amqp, "q") == 12
 
 
-def test_no_message_that_is_stored_is_returned_when_its_exchange_is_deleted(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_no_stored_message_is_reported_as_returned_on_exchange_deletion(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
     amqp.exchange_declare("pay", "fanout")
     amqp.queue_bind("q", "pay")
@@ -125,7 +123,7 @@ def test_no_message_that_is_stored_is_returned_when_its_exchange_is_deleted(
     assert {number for number, end in ends.items() if end is Outcome.CONFIRMED} <= stored
 
 
-def test_after_a_missing_exchange_was_declared_it_is_published_to(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_publish_succeeds_after_its_exchange_is_declared(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     with publishing(broker_url) as publisher:
         with pytest.raises(MessageReturned, match="exchange 'late' does not exist"):
@@ -137,7 +135,7 @@ def test_after_a_missing_exchange_was_declared_it_is_published_to(broker_url: st
     assert depth(amqp, "q") == 1
 
 
-def test_a_full_queue_refuses(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_publish_to_a_full_queue_is_nacked(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q", x_max_length=1, x_overflow="reject-publish")
     with publishing(broker_url) as publisher:
         publisher.publish(to("q"))
@@ -163,9 +161,7 @@ def test_a_connection_cut_before_the_confirm_leaves_the_end_unknown(broker_url: 
     assert depth(amqp, "q") == 3
 
 
-def test_a_broker_that_does_not_answer_is_waited_for_no_longer_than_asked(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_a_publish_waits_for_a_silent_broker_no_longer_than_its_timeout(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     with between(broker_url) as line, publishing(line.url) as publisher:
         publisher.publish(to("q"))
@@ -176,7 +172,7 @@ def test_a_broker_that_does_not_answer_is_waited_for_no_longer_than_asked(
         publisher.publish(to("q"))
 
 
-def test_a_broker_that_never_shakes_hands_is_waited_for_no_longer_than_asked(broker_url: str) -> None:
+def test_a_publish_waits_for_a_handshake_no_longer_than_its_timeout(broker_url: str) -> None:
     with between(broker_url) as line:
         line.silence()
         with publishing(line.url) as publisher, within(0.4), pytest.raises(MessageUnsent):
@@ -206,7 +202,7 @@ def test_a_virtual_host_that_does_not_exist_is_reported_at_once(broker_url: str)
         publisher.publish(to("q"), timeout=8)
 
 
-def test_the_broker_without_a_server_is_reported_in_a_sentence() -> None:
+def test_a_publish_to_the_embedded_broker_is_refused_with_an_explanation() -> None:
     with publishing("embedded://") as publisher:
         for _ in range(2):
             with within(0.3), pytest.raises(MessageUnsent, match="needs no server"):
@@ -241,7 +237,7 @@ def test_a_body_above_the_brokers_limit_is_unsent_and_the_next_one_leaves(
 
 
 @pytest.mark.parametrize("bad", [Message(body="no bytes", routing_key="q"), Message(body=b"", routing_key=7)])  # type: ignore[arg-type]
-def test_a_message_that_cannot_be_written_harms_no_other(broker_url: str, amqp: BlockingChannel, bad: Message) -> None:
+def test_an_unwritable_message_disturbs_no_other_publish(broker_url: str, amqp: BlockingChannel, bad: Message) -> None:
     classic(amqp, "q")
     with publishing(broker_url) as publisher:
         publisher.publish(to("q"))
@@ -281,9 +277,7 @@ def test_a_batch_stops_at_its_first_failure_and_reports_it_when_all_have_ended(
     assert 5 <= depth(amqp, "q") <= 12
 
 
-def test_a_batch_whose_messages_break_off_waits_for_those_that_have_left(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_a_batch_whose_generator_fails_waits_for_messages_in_flight(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
 
     def messages() -> Iterator[Message]:
@@ -298,9 +292,7 @@ def test_a_batch_whose_messages_break_off_waits_for_those_that_have_left(
     assert broken.value.__notes__ == ["5 messages of this batch were confirmed."]
 
 
-def test_a_batch_with_a_message_that_cannot_be_written_sends_those_before_it(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_a_batch_with_an_unwritable_message_sends_those_before_it(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     unwritable = Message(body=b"", routing_key="q", properties=Properties(message_id="m" * 300))
     with publishing(broker_url) as publisher, within(5):
@@ -311,7 +303,7 @@ def test_a_batch_with_a_message_that_cannot_be_written_sends_those_before_it(
     assert broken.value.__notes__ == ["2 messages of this batch were confirmed."]
 
 
-def test_a_window_must_let_something_through(broker_url: str) -> None:
+def test_a_window_of_zero_is_refused(broker_url: str) -> None:
     with publishing(broker_url) as publisher, within(0), pytest.raises(ValueError, match="window"):
         publisher.publish_many([to("q")], window=0)
 
@@ -326,9 +318,7 @@ def test_a_publisher_that_was_closed_opens_again_when_it_is_used(broker_url: str
     assert depth(amqp, "q") == 3
 
 
-def test_a_message_that_cannot_be_written_does_not_end_the_io_thread_that_sends_it(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_an_unwritable_message_does_not_end_the_io_thread(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     ends: list[tuple[Outcome, str]] = []
     with publishing(broker_url) as publisher:
@@ -341,7 +331,7 @@ def test_a_message_that_cannot_be_written_does_not_end_the_io_thread_that_sends_
     assert "Property content_type cannot be" in ends[0][1]
 
 
-def test_closing_ends_what_is_in_flight_and_harms_nothing(broker_url: str, amqp: BlockingChannel) -> None:
+def test_closing_a_publisher_ends_every_publish_in_flight(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     ends: list[Outcome] = []
     with publishing(broker_url, publish_timeout=1) as publisher:
@@ -354,9 +344,7 @@ def test_closing_ends_what_is_in_flight_and_harms_nothing(broker_url: str, amqp:
         wait_until(lambda: len(ends) == 40, 5)
 
 
-def test_an_operator_who_cuts_the_connection_again_and_again_loses_nothing(
-    broker_url: str, amqp: BlockingChannel
-) -> None:
+def test_repeatedly_cut_connections_lose_no_publish(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     ends: list[Outcome] = []
     failures: list[str] = []
@@ -394,14 +382,14 @@ def test_of_several_hosts_the_next_is_tried(broker_url: str, amqp: BlockingChann
         publisher.publish(to("q"), timeout=4)
 
 
-def test_nothing_is_opened_before_it_is_needed(broker_url: str) -> None:
+def test_a_publisher_opens_no_connection_before_its_first_publish(broker_url: str) -> None:
     with between(broker_url) as line, io_thread() as io:
         publisher_on(io, line.url)
 
         assert line.accepted == 0
 
 
-def test_when_its_thread_ends_whoever_waits_hears_of_it(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_waiting_publish_raises_when_the_io_thread_ends(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     with between(broker_url) as line, io_thread() as io, ThreadPoolExecutor() as pool:
         publisher = publisher_on(io, line.url)
@@ -420,9 +408,7 @@ def test_when_its_thread_ends_whoever_waits_hears_of_it(broker_url: str, amqp: B
 
 
 @pytest.mark.slow
-def test_an_alarm_holds_publishes_back_until_their_deadline_and_no_longer(
-    private_broker: Vhost, private_node: Node
-) -> None:
+def test_a_publish_during_an_alarm_ends_at_its_deadline(private_broker: Vhost, private_node: Node) -> None:
     with publishing(private_broker.url, blocked_timeout=60) as publisher:
         publisher.publish(to("nowhere", mandatory=False))
         private_node.raise_alarm()

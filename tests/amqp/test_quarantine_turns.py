@@ -99,7 +99,7 @@ def turns(*lines: FakeLine) -> tuple[Any, Loop, list[FakeLine]]:
     return made, loop, over
 
 
-def test_an_answer_of_a_line_that_was_closed_meanwhile_is_ignored() -> None:
+def test_the_answer_of_a_closed_line_is_ignored() -> None:
     line = FakeLine(ready=1)
     _made, loop, over = turns(line)
     loop.tick()
@@ -114,7 +114,7 @@ def test_an_answer_of_a_line_that_was_closed_meanwhile_is_ignored() -> None:
     assert (over, loop.timers) == ([], [])
 
 
-def test_one_question_at_a_time_for_each_line_however_many_join() -> None:
+def test_each_quarantine_queue_is_asked_once_at_a_time() -> None:
     lines = [FakeLine() for _ in range(50)]
     _made, loop, _over = turns(*lines)
     for _ in range(10):
@@ -125,7 +125,7 @@ def test_one_question_at_a_time_for_each_line_however_many_join() -> None:
     assert len(loop.timers) == 1
 
 
-def test_a_queue_that_never_empties_gives_way_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quarantine_queue_that_never_empties_ends_its_turn_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     endless, other = FakeLine(ready=5), FakeLine(ready=0)
@@ -148,7 +148,7 @@ def test_a_queue_that_never_empties_gives_way_after_a_while(monkeypatch: pytest.
     assert other.subscribed
 
 
-def test_the_first_turn_is_drawn_by_lot() -> None:
+def test_the_first_quarantine_turn_is_random() -> None:
     firsts = set()
     for _ in range(60):
         questions: list[FakeLine] = []
@@ -162,7 +162,7 @@ def test_the_first_turn_is_drawn_by_lot() -> None:
 
 
 @pytest.mark.contract
-def test_one_message_at_a_time_and_each_queue_until_it_is_empty(
+def test_quarantine_takes_one_message_at_a_time_queue_by_queue(
     broker_url: str, amqp: BlockingChannel, fill: Fill
 ) -> None:
     for name in NAMES:
@@ -180,7 +180,7 @@ def test_one_message_at_a_time_and_each_queue_until_it_is_empty(
 
 
 @pytest.mark.contract
-def test_only_the_message_whose_turn_it_is_counts_a_lost_connection(broker_url: str, fill: Fill) -> None:
+def test_a_lost_connection_counts_only_for_the_quarantined_message_in_turn(broker_url: str, fill: Fill) -> None:
     for name in NAMES:
         fill(name, b"1")
     with consuming(broker_url, *LINES) as (source, seen):
@@ -197,7 +197,7 @@ def test_only_the_message_whose_turn_it_is_counts_a_lost_connection(broker_url: 
 
 
 @pytest.mark.contract
-def test_a_paused_queue_gives_its_turn_to_the_next(broker_url: str, fill: Fill) -> None:
+def test_a_paused_quarantine_queue_passes_its_turn_on(broker_url: str, fill: Fill) -> None:
     for name in NAMES[:2]:
         fill(name, b"1", b"2")
     with consuming(broker_url, *LINES[:2]) as (source, seen):
@@ -218,7 +218,7 @@ def test_a_paused_queue_gives_its_turn_to_the_next(broker_url: str, fill: Fill) 
 
 
 @pytest.mark.contract
-def test_a_message_that_arrives_later_is_found(broker_url: str, fill: Fill) -> None:
+def test_a_message_that_enters_quarantine_later_is_delivered(broker_url: str, fill: Fill) -> None:
     with consuming(broker_url, *LINES) as (source, seen):
         for name in (*NAMES, *reversed(NAMES)):
             fill(name, b"1")

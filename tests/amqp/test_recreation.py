@@ -17,8 +17,8 @@ from django_rmq_retry.policies import Carrier
 from django_rmq_retry.topology.declarations import NO_LIMIT
 from tests.amqp.declared import declare, ready, session_on
 from tests.amqp.recreated import NEW, OLD, SHOP, bodies, fill, publishing, recreate, yes
-from tests.amqp.slow_motion import AtHand
-from tests.core.made import topology_of
+from tests.amqp.slow_motion import SlowConsumer
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -41,7 +41,7 @@ def subscribed(queue: str, via: Carrier) -> Subscription:
     return Subscription(name="h", run=lambda _: None, queue=Queue(queue), policy=policy, park=f"{queue}.parked")
 
 
-def test_the_messages_are_kept_in_order_and_nothing_else_is_left(
+def test_recreation_keeps_messages_in_order_and_leaves_no_other_queue(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     declare(vhost, OLD)
@@ -78,7 +78,7 @@ def test_every_property_is_kept_byte_for_byte(vhost: Vhost, session: Session, am
     assert b"".join(kept.encode()) == before
 
 
-def test_a_senders_own_header_of_that_name_neither_stops_a_move_nor_lets_a_message_expire(
+def test_a_senders_ttl_header_neither_stops_a_move_nor_expires_a_message(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     declare(vhost, OLD)
@@ -102,13 +102,13 @@ def test_a_senders_own_header_of_that_name_neither_stops_a_move_nor_lets_a_messa
     assert sorted(bodies(amqp)) == [b"orders"] * 3 + [b"orders.moving"] * 2
 
 
-def test_rejections_counted_by_the_broker_continue_as_attempts_of_our_own(
+def test_rejections_counted_by_the_broker_become_attempts_in_the_header(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}
     declare(vhost, topology_of(extra=[SHOP, Queue("orders", arguments=back)]))
     amqp.basic_publish("", "orders", b"")
-    line = AtHand(channel=amqp, subscription=None)  # type: ignore[arg-type]  # only its hands are needed
+    line = SlowConsumer(channel=amqp, subscription=None)  # type: ignore[arg-type]  # only its hands are needed
     for _ in range(2):
         amqp.basic_nack(line.take("orders")[0], requeue=False)
     wait_until(lambda: ready(amqp, "orders") == 1)
@@ -153,7 +153,7 @@ def test_without_the_management_api_an_operator_is_asked(vhost: Vhost, session: 
     assert [question[-len(end) :] for question, end in zip(asked, ends, strict=True)] == ends
 
 
-def test_publishers_to_its_exchange_may_continue_and_nothing_confirmed_is_lost(
+def test_recreation_loses_no_message_while_publishers_continue(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     declare(vhost, OLD)
@@ -167,7 +167,7 @@ def test_publishers_to_its_exchange_may_continue_and_nothing_confirmed_is_lost(
     assert set(bodies(amqp)) == set(confirmed)
 
 
-def test_retries_that_would_miss_the_queue_while_it_is_away_hold_it_back(
+def test_recreation_is_refused_while_retries_would_miss_the_queue(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}
@@ -180,7 +180,7 @@ def test_retries_that_would_miss_the_queue_while_it_is_away_hold_it_back(
         Recreation(Declarer(session), topology, "orders").run(yes)
 
 
-def test_arguments_that_the_broker_refuses_are_found_out_before_anything_is_changed(
+def test_recreation_with_invalid_arguments_changes_nothing(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     declare(vhost, OLD)
@@ -233,7 +233,7 @@ def test_a_queue_with_messages_is_deleted_only_by_force(vhost: Vhost, session: S
     assert vhost.queues() == {}
 
 
-def test_waiting_queues_of_earlier_back_offs_are_known_by_their_names() -> None:
+def test_waiting_queues_of_earlier_back_offs_are_found_by_name() -> None:
     work = topology_of(subscribed("orders", Ladder([5])))
     there = ["orders", "orders.retry.5s", "orders.retry.30s", "other.retry.30s", "orders.retry.soon", "orders.parked"]
 

@@ -22,13 +22,13 @@ UNEQUAL = "PRECONDITION_FAILED - inequivalent arg '{}' for queue 'q' in vhost '/
         ("durable", "received 'false' but current is 'true'", True),
     ],
 )
-def test_the_value_on_the_broker_is_read_with_its_type(argument: str, words: str, value: object) -> None:
+def test_a_refusal_gives_the_brokers_value_with_its_type(argument: str, words: str, value: object) -> None:
     refusal = Refusal(406, UNEQUAL.format(argument) + words)
 
     assert refusal.unequal == Unequal(argument=argument, value=value)
 
 
-def test_a_sentence_that_was_cut_off_shows_the_argument_only() -> None:
+def test_a_truncated_refusal_gives_the_argument_only() -> None:
     refusal = Refusal(406, UNEQUAL.format("x-message-ttl") + "received 'aaaaaaaaaaaaaaaaaaaaaaaaa")
 
     assert refusal.unequal == Unequal(argument="x-message-ttl", reported=False)
@@ -48,7 +48,7 @@ def test_a_node_that_is_down_is_not_a_missing_queue(text: str) -> None:
     assert refusal.sentence().startswith("The node that holds it is down or does not answer. Nothing was created")
 
 
-def test_a_missing_queue_is_missing() -> None:
+def test_a_missing_queue_is_not_taken_for_an_unavailable_node() -> None:
     refusal = Refusal(404, "NOT_FOUND - no queue 'q' in vhost '/'")
 
     assert (refusal.away, refusal.missing) == (False, True)

@@ -70,7 +70,7 @@ def test_a_message_is_acknowledged_only_when_its_copy_is_confirmed(broker_url: s
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CONFIRMED, Outcome.UNSENT])
-def test_what_may_end_the_process_is_handed_over_when_no_copy_is_in_flight(
+def test_a_quarantined_message_is_delivered_when_no_copy_is_in_flight(
     broker_url: str, amqp: BlockingChannel, outcome: Outcome
 ) -> None:
     queue(amqp)
@@ -96,7 +96,7 @@ def test_what_may_end_the_process_is_handed_over_when_no_copy_is_in_flight(
             tell(source, held, Outcome.CONFIRMED)
 
 
-def test_a_copy_that_follows_delays_no_process(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_copy_after_a_quarantined_delivery_is_sent_at_once(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     queue(amqp, "quarantine")
     fill(amqp, b"1", b"2")
@@ -120,7 +120,7 @@ def test_a_copy_that_follows_delays_no_process(broker_url: str, amqp: BlockingCh
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("outcome", [Outcome.RETURNED, Outcome.NACKED, Outcome.UNKNOWN, Outcome.UNSENT])
-def test_a_copy_that_is_not_stored_is_tried_again_and_the_message_stays(
+def test_a_copy_that_is_not_stored_is_sent_again_and_its_message_stays(
     broker_url: str, amqp: BlockingChannel, outcome: Outcome, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue(amqp)
@@ -140,7 +140,7 @@ def test_a_copy_that_is_not_stored_is_tried_again_and_the_message_stays(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_waiting_queue_that_is_missing_holds_the_message_until_it_is_declared(
+def test_a_message_stays_unacked_until_its_waiting_queue_is_declared(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue(amqp)
@@ -156,7 +156,7 @@ def test_a_waiting_queue_that_is_missing_holds_the_message_until_it_is_declared(
     assert depth(amqp, "waiting") == 1
 
 
-def test_copies_that_failed_together_are_not_tried_again_together(
+def test_copies_that_failed_together_are_sent_again_with_jitter(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
@@ -179,7 +179,7 @@ def test_copies_that_failed_together_are_not_tried_again_together(
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 6.0), (0.5, 8.0), (1.0, 10.0)])
-def test_a_pause_is_shorter_or_longer_by_chance(chance: float, pause: float) -> None:
+def test_the_pause_before_a_new_send_has_jitter(chance: float, pause: float) -> None:
     unused: Any = None
     settler = room.Settler(unused, unused, again=unused, renew=unused, chance=lambda: chance)
 
@@ -202,7 +202,7 @@ def test_a_copy_too_large_stays_unacked_where_a_rejection_would_harm_it(
         assert in_flight(source) == 1
 
 
-def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_stop_waits_for_the_confirm_of_a_copy_in_flight(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1")
     held = Held()
@@ -218,7 +218,7 @@ def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: s
     assert depth(amqp) == 0
 
 
-def test_what_is_confirmed_as_we_stop_is_acknowledged_first(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_stop_acknowledges_messages_whose_copies_are_confirmed(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1", b"2")
     held = Held()
@@ -238,7 +238,7 @@ def test_what_is_confirmed_as_we_stop_is_acknowledged_first(broker_url: str, amq
     assert depth(amqp) == 0
 
 
-def test_stopping_waits_for_the_copy_of_what_was_acknowledged_first(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_stop_waits_for_the_copy_of_an_ack_first_message(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1")
     held = Held()
@@ -252,7 +252,7 @@ def test_stopping_waits_for_the_copy_of_what_was_acknowledged_first(broker_url: 
         assert seen.has_drained.wait(5)
 
 
-def test_what_was_acknowledged_first_is_never_copied_twice(
+def test_an_ack_first_message_is_never_copied_twice(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue(amqp)
@@ -266,7 +266,7 @@ def test_what_was_acknowledged_first_is_never_copied_twice(
         assert held.sent.empty()
 
 
-def test_where_the_ack_never_arrived_no_copy_is_made_of_what_is_redelivered(
+def test_ack_first_sends_no_copy_when_the_ack_never_arrived(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue(amqp)
@@ -290,7 +290,7 @@ def test_where_the_ack_never_arrived_no_copy_is_made_of_what_is_redelivered(
 
 
 @pytest.mark.parametrize("word", [Instruction.REQUEUE, Instruction.COUNTED_REQUEUE])
-def test_what_is_requeued_comes_back_and_is_counted_by_the_queue(
+def test_a_requeued_message_is_redelivered_and_counted_by_its_queue(
     vhost: Vhost, amqp: BlockingChannel, word: Instruction
 ) -> None:
     queue(amqp)
@@ -305,7 +305,7 @@ def test_what_is_requeued_comes_back_and_is_counted_by_the_queue(
         assert again.headers.get("x-delivery-count") == (1 if old or word is Instruction.COUNTED_REQUEUE else None)
 
 
-def test_what_is_rejected_goes_where_its_queue_sends_it(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_rejected_message_goes_to_the_dead_letter_queue(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, "dead")
     arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     amqp.queue_declare("q", durable=True, arguments=arguments)
@@ -317,7 +317,7 @@ def test_what_is_rejected_goes_where_its_queue_sends_it(broker_url: str, amqp: B
         assert quiet(seen, 0.1)
 
 
-def test_a_message_is_held_for_its_time_and_blocks_no_other(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_message_waiting_unacked_blocks_no_other(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1", b"2")
     with consuming(broker_url, LINE) as (source, seen):
@@ -329,7 +329,7 @@ def test_a_message_is_held_for_its_time_and_blocks_no_other(broker_url: str, amq
         assert seen.next().body == b"1"
 
 
-def test_what_is_settled_after_the_stop_harms_nothing(broker_url: str, amqp: BlockingChannel) -> None:
+def test_settling_after_the_stop_has_no_effect(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1")
     with consuming(broker_url, LINE) as (source, seen):
@@ -347,7 +347,7 @@ def test_what_is_settled_after_the_stop_harms_nothing(broker_url: str, amqp: Blo
     assert wait_until(lambda: depth(amqp) == 1)
 
 
-def test_an_answer_that_nobody_takes_never_holds_its_message_up(
+def test_an_answer_that_no_queue_takes_does_not_delay_the_ack(
     broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue(amqp)
@@ -360,7 +360,7 @@ def test_an_answer_that_nobody_takes_never_holds_its_message_up(
     assert depth(amqp) == 0
 
 
-def test_a_halted_line_that_is_stopped_keeps_its_message_in_its_place(broker_url: str, amqp: BlockingChannel) -> None:
+def test_a_stopped_halted_line_keeps_its_order(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp, ordered=True)
     fill(amqp, b"1", b"2")
     line = Line(queue="q", prefetch=1, ordered=True)

@@ -64,7 +64,7 @@ def channel(url: str) -> Iterator[BlockingChannel]:
         connection.close()
 
 
-def test_a_question_too_large_is_reported_and_the_answers_to_all_others_arrive(broker: Broker) -> None:
+def test_a_call_too_large_raises_and_all_other_calls_are_answered(broker: Broker) -> None:
     asked = threading.Event()
     told = threading.Event()
 
@@ -86,14 +86,14 @@ def test_a_question_too_large_is_reported_and_the_answers_to_all_others_arrive(b
         assert waits.result(10) == b"re: small"
 
 
-def test_a_large_question_that_the_broker_takes_is_answered(broker: Broker) -> None:
+def test_a_large_call_within_the_limit_is_answered(broker: Broker) -> None:
     with answering(broker.url), calling(broker.url) as caller:
         answer = caller.call(question(LARGE, correlation_id="large"), timeout=5)
 
     assert answer.body == b"re: " + LARGE
 
 
-def test_a_move_stops_before_what_is_too_large_and_doubles_nothing(broker: Broker) -> None:
+def test_a_move_stops_at_a_message_too_large_and_duplicates_nothing(broker: Broker) -> None:
     bodies = [b"1", b"2", LARGE, b"4"]
     with channel(broker.url) as at:
         at.confirm_delivery()
@@ -113,13 +113,15 @@ def test_a_move_stops_before_what_is_too_large_and_doubles_nothing(broker: Broke
     assert moved == [*bodies, None]
 
 
-def test_publishing_shows_what_to_do(broker: Broker) -> None:
+def test_a_publish_too_large_raises_an_error_with_the_fix(broker: Broker) -> None:
     broker.limit(LIMIT)
     with publishing(broker.url) as publisher, pytest.raises(MessageTooLarge, match="send a smaller body, or raise"):
         publisher.publish(to("q", LARGE))
 
 
-def test_for_the_command_it_is_no_broker_that_is_away(broker: Broker, settings: Any, tmp_path: Path) -> None:
+def test_rmq_publish_does_not_report_a_body_too_large_as_a_broker_outage(
+    broker: Broker, settings: Any, tmp_path: Path
+) -> None:
     broker.limit(LIMIT)
     (tmp_path / "body").write_bytes(LARGE)
     with using_broker(settings, broker.url):

@@ -11,8 +11,8 @@ from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages.history import rejections
 from django_rmq_retry.policies import Kind
 from tests.amqp.declared import Queues, arguments, declare, has, redeclare
-from tests.amqp.slow_motion import AtHand
-from tests.core.made import topology_of
+from tests.amqp.slow_motion import SlowConsumer
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
@@ -34,14 +34,14 @@ class TestWorkAndRetryExchange:
     }
 
     @pytest.fixture
-    def line(self, vhost: Vhost, amqp: BlockingChannel) -> AtHand:
+    def line(self, vhost: Vhost, amqp: BlockingChannel) -> SlowConsumer:
         work = Exchange("WorkExchange", "fanout")
         policy = RetryThenPark(via=DeadLetter(exchange="RetryExchange", queue="RetryQueue", after=300))
         found = subscribed(Queue("WorkQueue", type=None, bindings=[work.bind()]), policy, "WorkQueue.parked")
         declare(vhost, topology_of(found))
-        return AtHand(channel=amqp, subscription=found)
+        return SlowConsumer(channel=amqp, subscription=found)
 
-    def test_it_is_declared_byte_for_byte(self, line: AtHand, vhost: Vhost) -> None:
+    def test_the_declaration_equals_the_published_topology(self, line: SlowConsumer, vhost: Vhost) -> None:
         redeclare(line.channel, self.queues)
 
         assert arguments(vhost) == self.queues
@@ -51,7 +51,7 @@ class TestWorkAndRetryExchange:
             "RetryExchange": "fanout",
         }
 
-    def test_a_failure_waits_in_the_retry_queue_and_comes_back(self, line: AtHand) -> None:
+    def test_a_failure_waits_in_the_retry_queue_and_comes_back(self, line: SlowConsumer) -> None:
         line.channel.basic_publish("WorkExchange", "invoice", b"{}", pika.BasicProperties(message_id="m-1"))
 
         assert line.fail().kind is Kind.RETRY
@@ -77,21 +77,21 @@ class TestTimeline:
     }
 
     @pytest.fixture
-    def line(self, vhost: Vhost, amqp: BlockingChannel) -> AtHand:
+    def line(self, vhost: Vhost, amqp: BlockingChannel) -> SlowConsumer:
         acme = Exchange("acme", "direct")
         via = DeadLetter(exchange=acme, key="timeline_retry10", queue="timeline_retry10", after=10, back_key="timeline")
         queue = Queue("timeline", type=None, bindings=[acme.bind("timeline")])
         found = subscribed(queue, RetryThenPark(attempts=6, via=via), "timeline_error")
         declare(vhost, topology_of(found))
-        return AtHand(channel=amqp, subscription=found)
+        return SlowConsumer(channel=amqp, subscription=found)
 
-    def test_it_is_declared_byte_for_byte(self, line: AtHand, vhost: Vhost) -> None:
+    def test_the_declaration_equals_the_published_topology(self, line: SlowConsumer, vhost: Vhost) -> None:
         redeclare(line.channel, self.queues)
 
         assert arguments(vhost) == self.queues
         assert vhost.bindings() == {("acme", "timeline", "timeline"), ("acme", "timeline_retry10", "timeline_retry10")}
 
-    def test_after_five_rejections_of_this_queue_the_sixth_failure_goes_to_the_error_queue(self, line: AtHand) -> None:
+    def test_the_sixth_failure_goes_to_the_error_queue(self, line: SlowConsumer) -> None:
         line.channel.basic_publish("acme", "timeline", b"post", pika.BasicProperties(headers={"own": "kept"}))
 
         kinds = [self.go_round(line) for _ in range(5)]
@@ -104,7 +104,7 @@ class TestTimeline:
         assert (parked.body, parked.headers["own"]) == (b"post", "kept")
         assert parked.headers["rmq-retry-reason"] == "retries_exhausted"
 
-    def test_rejections_of_another_queue_do_not_count(self, line: AtHand) -> None:
+    def test_rejections_of_another_queue_do_not_count(self, line: SlowConsumer) -> None:
         line.channel.basic_publish("acme", "timeline", b"post")
         for _ in range(3):
             self.go_round(line)
@@ -115,7 +115,7 @@ class TestTimeline:
         assert line.subscription.policy.via.attempt(line.subscription.route, delivery) == 4
 
     @staticmethod
-    def go_round(line: AtHand) -> Kind:
+    def go_round(line: SlowConsumer) -> Kind:
         verdict = line.fail()
         tag, _, _ = line.take("timeline_retry10")
         # Rejected there instead of expired: it returns at once, with a rejection of another queue in x-death.
@@ -134,15 +134,15 @@ class TestTransactions:
     }
 
     @pytest.fixture
-    def line(self, vhost: Vhost, amqp: BlockingChannel) -> AtHand:
+    def line(self, vhost: Vhost, amqp: BlockingChannel) -> SlowConsumer:
         main = Exchange("main-exchange", "direct")
         via = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
         queue = Queue("main-queue", type=None, bindings=[main.bind("srvc.transact.cash")])
         found = subscribed(queue, RetryThenPark(attempts=4, via=via), "parking-queue")
         declare(vhost, topology_of(found, extra=[Queue("reply-queue", type=None)]))
-        return AtHand(channel=amqp, subscription=found)
+        return SlowConsumer(channel=amqp, subscription=found)
 
-    def test_it_is_declared_byte_for_byte(self, line: AtHand, vhost: Vhost) -> None:
+    def test_the_declaration_equals_the_published_topology(self, line: SlowConsumer, vhost: Vhost) -> None:
         redeclare(line.channel, self.queues)
         line.channel.exchange_declare("main-exchange", "direct", durable=True)
         line.channel.exchange_declare("retry-exchange", "fanout", durable=True)
@@ -153,7 +153,7 @@ class TestTransactions:
             ("retry-exchange", "retry-queue", ""),
         }
 
-    def test_after_three_retries_a_transaction_is_parked(self, line: AtHand) -> None:
+    def test_after_three_retries_a_transaction_is_parked(self, line: SlowConsumer) -> None:
         properties = pika.BasicProperties(correlation_id="c-7", reply_to="reply-queue")
         line.channel.basic_publish("main-exchange", "srvc.transact.cash", b'{"amount": 1000}', properties)
 
@@ -177,7 +177,7 @@ class TestWaitExchange:
         "primary-queue.parked": {},
     }
 
-    def line(self, vhost: Vhost, amqp: BlockingChannel, *, first: float) -> AtHand:
+    def line(self, vhost: Vhost, amqp: BlockingChannel, *, first: float) -> SlowConsumer:
         primary = Exchange("primary-exchange", "direct")
         keys = [primary.bind("routing-key-a"), primary.bind("routing-key-b")]
         queue = Queue("primary-queue", type=None, bindings=keys, arguments=NO_DEAD_LETTER)
@@ -185,9 +185,9 @@ class TestWaitExchange:
         policy = RetryThenPark(attempts=4, backoff=backoff, via=WaitQueue("wait-exchange", "wait-queue"))
         found = subscribed(queue, policy, "primary-queue.parked")
         declare(vhost, topology_of(found))
-        return AtHand(channel=amqp, subscription=found)
+        return SlowConsumer(channel=amqp, subscription=found)
 
-    def test_it_is_declared_byte_for_byte(self, vhost: Vhost, amqp: BlockingChannel) -> None:
+    def test_the_declaration_equals_the_published_topology(self, vhost: Vhost, amqp: BlockingChannel) -> None:
         self.line(vhost, amqp, first=10)
         redeclare(amqp, self.queues)
         for exchange in ("primary-exchange", "wait-exchange"):
@@ -217,7 +217,7 @@ class TestWaitExchange:
         assert (delivery.exchange, delivery.routing_key) == ("primary-exchange", "routing-key-b")
         assert (seen.message_id, seen.type, seen.priority, delivery.headers["own"]) == ("m-9", "order", 3, 1)
 
-    def test_a_short_wait_really_ends(self, vhost: Vhost, amqp: BlockingChannel) -> None:
+    def test_a_short_wait_ends_by_its_expiration(self, vhost: Vhost, amqp: BlockingChannel) -> None:
         line = self.line(vhost, amqp, first=0.02)
         amqp.basic_publish("primary-exchange", "routing-key-a", b"{}")
 

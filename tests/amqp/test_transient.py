@@ -17,7 +17,7 @@ from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import declare
 from tests.amqp.line_between import between
 from tests.amqp.live import Seen, consuming
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -63,7 +63,7 @@ def tell(amqp: BlockingChannel) -> Tell_all:
     return tell
 
 
-def test_each_consumer_gets_a_copy_and_leaves_nothing(vhost: Vhost, tell: Tell_all) -> None:
+def test_each_consumer_gets_a_copy_and_leaves_no_queue(vhost: Vhost, tell: Tell_all) -> None:
     line = line_of(vhost, copies("eur", "usd.*"))
     assert queues(vhost) == ["cache.parked"]
     tell(b"0", mandatory=False)
@@ -79,7 +79,7 @@ def test_each_consumer_gets_a_copy_and_leaves_nothing(vhost: Vhost, tell: Tell_a
     wait_until(lambda: queues(vhost) == ["cache.parked"])
 
 
-def test_a_copy_can_be_attempted_again_unacked_and_given_back(vhost: Vhost, tell: Tell_all) -> None:
+def test_a_copy_can_be_attempted_again_and_requeued(vhost: Vhost, tell: Tell_all) -> None:
     with consuming(vhost.url, line_of(vhost, copies("eur"))) as (source, seen):
         subscribed(source)
         tell(b"1")
@@ -93,7 +93,7 @@ def test_a_copy_can_be_attempted_again_unacked_and_given_back(vhost: Vhost, tell
         source.settle(back, DONE)
 
 
-def test_after_a_pause_it_continues_with_what_came_meanwhile(vhost: Vhost, tell: Tell_all) -> None:
+def test_after_a_pause_a_consumer_gets_messages_published_meanwhile(vhost: Vhost, tell: Tell_all) -> None:
     with consuming(vhost.url, line_of(vhost, copies("eur"))) as (source, seen):
         subscribed(source)
         source.pause("cache")
@@ -105,7 +105,7 @@ def test_after_a_pause_it_continues_with_what_came_meanwhile(vhost: Vhost, tell:
         assert len(queues(vhost)) == 2
 
 
-def test_after_its_channel_is_closed_it_consumes_the_same_queue(vhost: Vhost, tell: Tell_all) -> None:
+def test_after_a_closed_channel_a_consumer_continues_on_the_same_queue(vhost: Vhost, tell: Tell_all) -> None:
     with consuming(vhost.url, line_of(vhost, copies("eur"))) as (source, seen):
         subscribed(source)
         before, unknown = queues(vhost), 99999
@@ -118,7 +118,7 @@ def test_after_its_channel_is_closed_it_consumes_the_same_queue(vhost: Vhost, te
         assert queues(vhost) == before
 
 
-def test_after_its_queue_is_deleted_it_has_a_new_one(vhost: Vhost, tell: Tell_all) -> None:
+def test_after_its_queue_is_deleted_a_consumer_declares_a_new_one(vhost: Vhost, tell: Tell_all) -> None:
     with consuming(vhost.url, line_of(vhost, copies("eur"))) as (source, seen):
         subscribed(source)
         line: Any = source._lines["cache"]
@@ -131,7 +131,7 @@ def test_after_its_queue_is_deleted_it_has_a_new_one(vhost: Vhost, tell: Tell_al
         assert first not in queues(vhost)
 
 
-def test_after_the_connection_is_lost_it_has_a_new_queue(vhost: Vhost, tell: Tell_all) -> None:
+def test_after_a_lost_connection_a_consumer_declares_a_new_queue(vhost: Vhost, tell: Tell_all) -> None:
     line = line_of(vhost, copies("eur"))
     with between(vhost.url) as wire, consuming(wire.url, line) as (source, seen):
         subscribed(source)
@@ -145,7 +145,7 @@ def test_after_the_connection_is_lost_it_has_a_new_queue(vhost: Vhost, tell: Tel
 
 
 @pytest.mark.parametrize("lives", [{"auto_delete": True}, {"durable": False}])
-def test_a_transient_queue_with_a_name_is_shared_and_made_by_its_consumers(
+def test_consumers_declare_and_share_a_named_transient_queue(
     vhost: Vhost, tell: Tell_all, lives: dict[str, Any]
 ) -> None:
     line = line_of(vhost, Queue("cache", type="classic", bindings=[NEWS.bind("eur")], **lives), prefetch=1)
@@ -162,7 +162,7 @@ def test_a_transient_queue_with_a_name_is_shared_and_made_by_its_consumers(
     wait_until(lambda: queues(vhost) == left)
 
 
-def test_an_exclusive_queue_with_a_name_stands_by_until_it_is_free(
+def test_a_consumer_waits_until_a_named_exclusive_queue_is_free(
     vhost: Vhost, tell: Tell_all, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "RESUBSCRIBE", 0.05)
@@ -178,7 +178,7 @@ def test_an_exclusive_queue_with_a_name_stands_by_until_it_is_free(
             assert (second.next().body, second.failures) == (b"1", [])
 
 
-def test_one_that_was_declared_otherwise_is_reported_at_once(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_transient_queue_with_other_arguments_is_reported_at_once(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("cache", durable=True)
     line = line_of(vhost, Queue("cache", type="classic", auto_delete=True, bindings=[NEWS.bind("eur")]))
     with consuming(vhost.url, line) as (_, seen):
@@ -199,7 +199,7 @@ def test_an_exchange_that_is_missing_is_reported_at_once(vhost: Vhost) -> None:
     assert "Declare it with `manage.py rmq_declare`." in str(seen.failures[0])
 
 
-def test_what_expires_in_a_copy_is_parked(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_a_message_that_expires_in_a_transient_queue_is_parked(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.confirm_delivery()
     with consuming(vhost.url, line_of(vhost, copies("eur"), prefetch=1)) as (source, seen):
         subscribed(source)

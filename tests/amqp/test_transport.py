@@ -154,7 +154,7 @@ def test_a_tls_read_that_waits_for_a_write_continues_after_it() -> None:
         ([BlockingIOError(), ssl.SSLWantReadError(), b"garbage"], InvalidFrameError),
     ],
 )
-def test_an_end_an_error_or_an_invalid_frame_ends_the_connection_once(
+def test_eof_errors_and_invalid_frames_close_the_connection_once(
     gives: list[Any], error: type[BaseException] | None
 ) -> None:
     made = Made(gives=list(gives))

@@ -118,7 +118,7 @@ def test_every_header_reaches_the_receiver_and_is_republished_byte_for_byte(
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_cannot_be_read_is_reported_by_check(name: str) -> None:
+def test_check_reports_an_undecodable_header(name: str) -> None:
     decoded = decode_properties(UNREADABLE[name])
 
     with pytest.raises(UndecodableHeaders):
@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_reported_by_check(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READABLE)
-def test_what_can_be_read_is_read_faithfully(name: str) -> None:
+def test_a_readable_header_is_decoded_with_value_and_type(name: str) -> None:
     table, expected = READABLE[name]
     value = decode_properties(properties(table)).headers["h"]
 
@@ -161,7 +161,7 @@ def test_a_large_message_and_many_small_ones_arrive(vhost: Vhost, amqp: Blocking
     assert [body for _, _, body in came] == bodies
 
 
-def test_headers_that_just_fill_a_frame_are_taken_by_the_broker(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_the_broker_accepts_headers_that_exactly_fill_a_frame(vhost: Vhost, amqp: BlockingChannel) -> None:
     raw = properties(header(b"h", b"x" + struct.pack(">I", 131_038) + b"h" * 131_038))
     amqp.queue_declare("q")
     amqp.basic_publish("", "q", b"first")
@@ -175,7 +175,7 @@ def test_headers_that_just_fill_a_frame_are_taken_by_the_broker(vhost: Vhost, am
         publish(raw + b"!", routing_key="q")
 
 
-def test_the_broker_names_itself(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_the_session_knows_the_brokers_product_and_version(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
     amqp.basic_publish("", "q", b"first")
     session = Session(vhost, enough=1)
@@ -185,7 +185,7 @@ def test_the_broker_names_itself(vhost: Vhost, amqp: BlockingChannel) -> None:
     assert ".".join(map(str, session.server.version)) == vhost.version
 
 
-def test_a_bare_close_keeps_the_order_for_the_next_single_active_consumer(vhost: Vhost, amqp: BlockingChannel) -> None:
+def test_closing_a_channel_keeps_order_for_the_next_single_active_consumer(vhost: Vhost, amqp: BlockingChannel) -> None:
     arguments = {"x-single-active-consumer": True, "x-queue-type": "quorum"}
     amqp.queue_declare("q", durable=True, arguments=arguments)
     for number in range(6):

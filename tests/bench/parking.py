@@ -18,7 +18,7 @@ from tests.amqp.live import publishing
 from tests.bench import trials
 from tests.bench.report import Finding, table
 from tests.bench.task import Task
-from tests.core.parked import parked_copy
+from tests.messages.parked_copies import parked_copy
 from tests.tooling import databases
 from tests.tooling.filled import own_database
 from tests.tooling.node import Node

@@ -12,7 +12,7 @@ from django_rmq_retry.messages import Properties
 from tests.amqp.live import publishing
 from tests.bench.policy import POLICY
 from tests.bench.task import RETRY_DELAY, Task, payload
-from tests.core.made import topology_of
+from tests.handlers.factories import topology_of
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel

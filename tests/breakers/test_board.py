@@ -17,7 +17,7 @@ from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.messages import Instruction
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies import ACK, Circuit, Kind, Verdict, retry
-from tests.core.made import delivery, subscription
+from tests.handlers.factories import delivery, subscription
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 

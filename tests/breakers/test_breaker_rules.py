@@ -25,7 +25,7 @@ from django_rmq_retry.messages import Reason
 from django_rmq_retry.policies import ACK, DUPLICATE, Circuit, Kind, Policy, Verdict, discard, halt, park, retry
 from django_rmq_retry.policies.breaker import CLOSED, End, Tally
 from django_rmq_retry.policies.policy import unbreakable, uncounted_retry
-from tests.core.made import subscription
+from tests.handlers.factories import subscription
 
 
 class BankDown(Exception): ...

@@ -44,14 +44,14 @@ def test_a_short_storm_of_faults_loses_nothing_and_doubles_nothing(run: Run) -> 
 
 
 @pytest.mark.long
-def test_money_is_moved_exactly_once_while_somebody_dies_every_two_seconds(run: Run) -> None:
+def test_money_moves_exactly_once_while_processes_die_every_two_seconds(run: Run) -> None:
     code, said = run("--only", "soak", "--payments", "1000", "--minutes", "3")
 
     assert (code, "BROKEN" in said) == (0, False), said
 
 
 @pytest.mark.long
-def test_an_ack_before_the_copy_is_caught_as_lost_and_a_handler_without_once_as_doubled(run: Run) -> None:
+def test_the_storm_catches_ack_first_and_a_handler_without_once(run: Run) -> None:
     code, said = run(
         *("--only", "storm", "--minutes", "1.3", "--rate", "1000", "--lanes", "flood,once"),
         *("--nemeses", "kill_consumer", "--plant", "ack_first,not_once"),
@@ -63,7 +63,7 @@ def test_an_ack_before_the_copy_is_caught_as_lost_and_a_handler_without_once_as_
 
 
 @pytest.mark.long
-def test_a_purge_by_the_clock_of_a_host_is_caught_as_doubled(run: Run) -> None:
+def test_the_storm_catches_a_purge_by_the_host_clock(run: Run) -> None:
     # With this seed a consumer is soon restarted with a clock years ahead.
     code, said = run(
         *("--only", "storm", "--minutes", "2.5", "--rate", "200", "--lanes", "flood,once", "--seed", "1354"),
@@ -75,7 +75,7 @@ def test_a_purge_by_the_clock_of_a_host_is_caught_as_doubled(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_the_sweep_catches_an_ack_before_the_copy_and_a_handler_without_once(run: Run) -> None:
+def test_the_sweep_catches_ack_first_and_a_handler_without_once(run: Run) -> None:
     code, said = run(
         *("--only", "sweep", "--minutes", "2", "--lanes", "flood,once", "--plant", "ack_first,not_once"),
     )
@@ -86,7 +86,7 @@ def test_the_sweep_catches_an_ack_before_the_copy_and_a_handler_without_once(run
 
 
 @pytest.mark.long
-def test_on_mariadb_a_handler_without_once_is_caught_as_doubled(run: Run) -> None:
+def test_the_mariadb_lane_catches_a_handler_without_once(run: Run) -> None:
     code, said = run(
         *("--only", "mariadb", "--minutes", "1.3", "--rate", "400", "--lanes", "flood,once"),
         *("--nemeses", "kill_consumer", "--plant", "not_once"),
@@ -97,7 +97,7 @@ def test_on_mariadb_a_handler_without_once_is_caught_as_doubled(run: Run) -> Non
 
 
 @pytest.mark.long
-def test_a_handler_without_its_breaker_a_consumer_deaf_to_pauses_and_a_rate_nobody_keeps_are_caught(run: Run) -> None:
+def test_the_storm_catches_ignored_breakers_pauses_and_rates(run: Run) -> None:
     code, said = run(
         *("--only", "storm", "--minutes", "1.2", "--rate", "200", "--lanes", "flood,fragile,gated,metered"),
         *("--nemeses", "kill_consumer", "--plant", "no_breaker,deaf,no_rate"),

@@ -27,7 +27,7 @@ def runs(count: int, *, every: int, lane: str = "metered", at: int = 0) -> list[
     return [Note(f"{lane}.1.{number}", 1, at + number * every) for number in range(count)]
 
 
-def test_an_attempt_that_was_counted_although_no_handler_failed_is_found() -> None:
+def test_an_attempt_counted_without_a_failure_is_found() -> None:
     name = "fragile.1.1"
     began = [Note(name, 1, 0), Note(name, 2, 10_000)]
 
@@ -37,14 +37,14 @@ def test_an_attempt_that_was_counted_although_no_handler_failed_is_found() -> No
     ]
 
 
-def test_an_attempt_that_is_redelivered_and_again_while_something_is_down_is_none_more() -> None:
+def test_redeliveries_during_an_outage_count_no_further_attempt() -> None:
     assert broken(*(Note("fragile.1.1", 1, at) for at in range(0, 40_000, 1000))) == []
 
 
 @pytest.mark.parametrize(
     ("at", "found"), [(11_999, False), (16_999, False), (17_000, True), (29_999, True), (30_000, False)]
 )
-def test_what_begins_while_its_queue_is_paused_is_found_some_seconds_after_it_was(at: int, found: bool) -> None:
+def test_an_attempt_some_seconds_into_a_pause_is_found(at: int, found: bool) -> None:
     paused = [Pause("chaos.gated", 11_000, 30_000)]
     expected = [("I6", "an attempt started although the queue was paused: gated.1.1")] if found else []
 
@@ -52,11 +52,11 @@ def test_what_begins_while_its_queue_is_paused_is_found_some_seconds_after_it_wa
     assert broken(Note("fragile.1.1", 1, at), pauses=paused) == []
 
 
-def test_whoever_cannot_see_a_pause_under_fire_is_not_blamed() -> None:
+def test_an_attempt_during_a_pause_under_faults_is_tolerated() -> None:
     assert broken(Note("gated.1.1", 1, QUIET), pauses=[Pause("chaos.gated", 0, 2 * QUIET)]) == []
 
 
-def test_more_runs_than_a_rate_allows_are_found() -> None:
+def test_more_attempts_than_a_rate_allows_are_found() -> None:
     assert broken(*runs(400, every=50)) == []
     assert broken(*runs(151, every=1)) == []
     assert broken(*runs(152, every=1, at=500)) == [
@@ -64,7 +64,7 @@ def test_more_runs_than_a_rate_allows_are_found() -> None:
     ]
 
 
-def test_two_processes_may_each_keep_the_whole_rate_once_harm_is_done_and_no_more() -> None:
+def test_after_a_fault_two_processes_may_each_use_the_whole_rate() -> None:
     assert broken(*runs(302, every=1, at=QUIET)) == []
     assert broken(*runs(303, every=1, at=QUIET)) == [
         ("I16", "more attempts than the rate allows: metered 303 within 5000 ms from 60000, at most 302")
@@ -75,7 +75,7 @@ def test_a_lane_without_a_rate_has_none_to_exceed() -> None:
     assert broken(*runs(400, every=1, lane="gated")) == []
 
 
-def test_a_pause_is_claimed_until_its_own_end_or_until_somebody_begins_to_resume(tmp_path: Path) -> None:
+def test_a_pause_lasts_until_its_end_or_a_resume(tmp_path: Path) -> None:
     first, second = Ledger(tmp_path, "steering.1"), Ledger(tmp_path, "steering.2")
     first.note(PAUSED, "a", 100, 0)
     first.note(RESUMED, "a", 200)
@@ -90,7 +90,7 @@ def test_a_pause_is_claimed_until_its_own_end_or_until_somebody_begins_to_resume
     ]
 
 
-def test_lines_are_counted_as_they_come(tmp_path: Path) -> None:
+def test_ledger_lines_are_counted_as_they_arrive(tmp_path: Path) -> None:
     one, counting = Ledger(tmp_path, "one"), Counting(tmp_path, CONFIRMED)
     one.note_all(CONFIRMED, ["a", "b"])
     seen = [counting.look(), counting.look()]
@@ -100,7 +100,7 @@ def test_lines_are_counted_as_they_come(tmp_path: Path) -> None:
     assert [*seen, counting.look()] == [2, 2, 4]
 
 
-def test_what_handlers_need_goes_down_and_up(tmp_path: Path) -> None:
+def test_the_handlers_dependency_goes_down_and_up(tmp_path: Path) -> None:
     dependency, chance = Dependency(tmp_path), random.Random(1)
     states = []
     for _ in range(4):

@@ -27,7 +27,7 @@ def broken(found: Books) -> list[tuple[str, str]]:
     return [(finding.rule, finding.said) for finding in judge(found).findings]
 
 
-def test_where_all_is_well_nothing_is_found_and_everything_is_counted() -> None:
+def test_correct_books_have_no_findings_and_full_counts() -> None:
     parked, discarded, hopeless = "flood.1.7.h", "flood.1.8.x", "once.1.1.h"
     found = books(
         *FLOOD,
@@ -47,44 +47,44 @@ def test_where_all_is_well_nothing_is_found_and_everything_is_counted() -> None:
     assert broken(found) == []
 
 
-def test_what_was_confirmed_and_is_nowhere_is_lost() -> None:
+def test_a_confirmed_message_without_trace_is_lost() -> None:
     found = books(*FLOOD, did=did(*FLOOD[:3]))
 
     assert judge(found).lost == 2
     assert broken(found) == [("A, I1, I3", "confirmed, but neither handled nor in a record: flood.1.3, flood.1.4")]
 
 
-def test_what_was_never_confirmed_is_not_missed() -> None:
+def test_an_unconfirmed_message_is_not_reported_as_lost() -> None:
     found = books(*FLOOD[:2], did=did(*FLOOD[:2]))
     found.attempted |= set(FLOOD)
 
     assert broken(found) == []
 
 
-def test_what_nobody_has_published_is_unexpected() -> None:
+def test_a_message_that_was_never_published_is_unexpected() -> None:
     assert broken(books(did=did("flood.9.9"))) == [("I2", "handled or recorded, but never published: flood.9.9")]
 
 
-def test_a_record_that_says_processed_without_a_handler_is_found_and_its_message_is_lost() -> None:
+def test_a_processed_record_without_a_handler_call_is_lost() -> None:
     found = books("flood.1.1.h", records={"flood.1.1.h": Record("processed")})
 
     assert [rule for rule, _ in broken(found)] == ["A, I1, I3", "I1"]
 
 
-def test_an_effect_twice_is_found_where_once_was_promised_and_counted_elsewhere() -> None:
+def test_a_duplicate_effect_is_a_finding_only_with_once() -> None:
     found = books("once.1.1", "sale.1.1", effects=["once.1.1", "sale.1.1", "once.1.1", "sale.1.1"])
 
     assert (judge(found).effect_duplicates, judge(found).transport_duplicates) == (1, 1)
     assert broken(found) == [("D, I4", "handled more than once with once=True: once.1.1")]
 
 
-def test_a_line_that_goes_backwards_is_found() -> None:
+def test_a_message_out_of_order_is_found() -> None:
     found = books("line.1.1", "line.1.2", "line.1.3", did=did("line.1.1", "line.1.3", "line.1.2"))
 
     assert broken(found) == [("B, I12", "out of order: line.1.2 after line.1.3")]
 
 
-def test_what_is_redelivered_and_what_was_not_confirmed_break_no_order() -> None:
+def test_redelivered_and_unconfirmed_messages_break_no_order() -> None:
     found = books(
         "line.1.1", "line.1.3", "line.2.1", did=did("line.1.1", "line.1.3", "line.1.2", "line.1.1", "line.2.1")
     )
@@ -93,7 +93,7 @@ def test_what_is_redelivered_and_what_was_not_confirmed_break_no_order() -> None
     assert broken(found) == []
 
 
-def test_order_is_held_for_each_key_by_itself() -> None:
+def test_order_is_checked_per_ordering_key() -> None:
     names = ["keyed.1.1.-.k1", "keyed.1.2.-.k2", "keyed.1.3.-.k1"]
 
     assert broken(books(*names, effects=[names[1], names[0], names[2]])) == []
@@ -102,7 +102,7 @@ def test_order_is_held_for_each_key_by_itself() -> None:
     ]
 
 
-def test_what_passes_a_parked_message_of_its_key_is_found_and_what_passes_a_discarded_one_is_not() -> None:
+def test_overtaking_a_parked_message_of_the_same_key_is_found() -> None:
     names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
 
     assert broken(books(*names, effects=names[1:], records={names[0]: Record("discarded")})) == []
@@ -111,20 +111,20 @@ def test_what_passes_a_parked_message_of_its_key_is_found_and_what_passes_a_disc
     ]
 
 
-def test_what_waits_in_the_database_behind_a_parked_one_is_parked_with_it() -> None:
+def test_a_message_waiting_behind_a_parked_one_counts_as_parked() -> None:
     names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
     found = books(*names, records={names[0]: Record("parked")}, waiting={names[1]})
 
     assert (judge(found).parked, judge(found).lost) == (2, 0)
 
 
-def test_what_came_back_after_it_was_discarded_breaks_no_order() -> None:
+def test_a_redelivery_after_a_discard_breaks_no_order() -> None:
     names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
 
     assert broken(books(*names, effects=[names[1], names[0]], discarded={names[0]})) == []
 
 
-def test_what_was_handled_and_is_in_a_record_besides_is_counted_once_and_reported() -> None:
+def test_a_handled_message_with_a_record_is_counted_once_and_reported() -> None:
     found = books(*FLOOD[:3], did=did(*FLOOD[:3]))
     found.records = {FLOOD[0]: Record("parked"), FLOOD[1]: Record("discarded"), FLOOD[2]: Record("processed")}
 
@@ -146,7 +146,7 @@ def test_more_attempts_than_allowed_are_found() -> None:
     ("second", "rule"),
     [(1490, ["C, I8"]), (1496, []), (1500, []), (21_500, []), (21_600, ["C, I8"]), (30_001, [])],
 )
-def test_a_retry_is_never_early_and_late_only_under_fire(second: int, rule: list[str]) -> None:
+def test_an_early_retry_is_found_and_a_late_one_only_without_faults(second: int, rule: list[str]) -> None:
     name = "flood.1.1.f1"
     found = books(
         name,
@@ -159,7 +159,7 @@ def test_a_retry_is_never_early_and_late_only_under_fire(second: int, rule: list
     assert [one for one, _ in broken(found)] == rule
 
 
-def test_the_second_life_of_a_copied_message_is_not_taken_for_an_early_one() -> None:
+def test_a_duplicated_message_is_not_taken_for_an_early_retry() -> None:
     name = "flood.1.1.f1"
     found = books(
         name,
@@ -171,7 +171,7 @@ def test_the_second_life_of_a_copied_message_is_not_taken_for_an_early_one() -> 
     assert broken(found) == []
 
 
-def test_an_innocent_that_is_parked_is_found_where_no_database_can_be_to_blame() -> None:
+def test_a_parked_message_whose_handler_does_not_fail_is_found() -> None:
     names = ["flood.1.1", "once.1.1", "poison.1.1.p", "hostile.1.1.w"]
 
     assert broken(books(*names, records={name: Record("parked") for name in names})) == [
@@ -179,9 +179,7 @@ def test_an_innocent_that_is_parked_is_found_where_no_database_can_be_to_blame()
     ]
 
 
-def test_what_a_rate_made_wait_longer_than_the_broker_has_patience_may_be_parked_for_that_and_for_nothing_else() -> (
-    None
-):
+def test_a_rate_may_park_only_after_a_consumer_timeout() -> None:
     names = ["metered.1.1", "metered.1.2", "flood.1.1"]
     reasons = [Reason.CRASHED, Reason.EXHAUSTED, Reason.CRASHED]
     records = {name: Record("parked", reason=reason) for name, reason in zip(names, reasons, strict=True)}
@@ -195,7 +193,7 @@ def test_what_a_rate_made_wait_longer_than_the_broker_has_patience_may_be_parked
     assert broken(impatient) == [("I20", said + "flood.1.1, metered.1.2")]
 
 
-def test_what_was_rolled_back_must_be_nowhere() -> None:
+def test_a_message_of_a_rolled_back_transaction_is_found() -> None:
     found = books("sale.1.1", effects=["sale.1.1"], rolled={"sale.1.1"})
 
     assert broken(found) == [("I13", "published from a transaction that was rolled back: sale.1.1")]
@@ -207,7 +205,7 @@ def test_a_discard_without_a_record_is_found() -> None:
     assert ("I6", "discarded by the operator, but its record is gone: flood.1.1.h") in broken(found)
 
 
-def test_a_process_that_says_all_is_well_unasked_is_found_and_one_that_ends_badly_when_asked() -> None:
+def test_wrong_exit_codes_are_found() -> None:
     exits = [
         Exit(role="a", code=0, requested=False),
         Exit(role="b", code=0, requested=True),
@@ -220,7 +218,7 @@ def test_a_process_that_says_all_is_well_unasked_is_found_and_one_that_ends_badl
     ]
 
 
-def test_what_is_left_in_a_queue_and_history_that_changes_are_found() -> None:
+def test_leftover_messages_and_changed_history_are_found() -> None:
     assert broken(books(left={"chaos.flood": 3}, vanished=["rmq_retry_attempt 7 is gone"])) == [
         ("I1", "not empty at the end: chaos.flood holds 3"),
         ("E, I21", "rows of the history were changed or deleted: rmq_retry_attempt 7 is gone"),

@@ -10,12 +10,12 @@ def first(seed: int, count: int) -> list[tuple[str, float, float]]:
     return [(strike.name, strike.pause, strike.chance.random()) for strike in strikes]
 
 
-def test_a_seed_gives_the_same_schedule_again_and_another_one_another() -> None:
+def test_equal_seeds_give_equal_schedules() -> None:
     assert first(7, 60) == first(7, 60)
     assert first(7, 60) != first(8, 60)
 
 
-def test_every_nemesis_comes_before_any_turn_ends() -> None:
+def test_every_nemesis_occurs_in_each_turn() -> None:
     turn = len(ONE_NODE) + len(OFTEN)
 
     assert {name for name, _, _ in first(7, turn)} == set(ONE_NODE)

@@ -10,11 +10,11 @@ SUMS = {1: 150, 2: 7}
 BOOKED = list(product(PAID, LEGS))
 
 
-def test_what_is_booked_and_reported_once_is_right() -> None:
+def test_payments_booked_and_reported_once_have_no_findings() -> None:
     assert list(audit(PAID, BOOKED, cents=SUMS, reported=SUMS)) == []
 
 
-def test_a_payment_that_is_booked_twice_is_found_and_so_is_its_cent() -> None:
+def test_a_payment_booked_twice_is_found_by_number_and_sum() -> None:
     assert list(audit(PAID, [*BOOKED, (3, "book")], cents={1: 150, 2: 14}, reported=SUMS)) == [
         "D: booked more than once: 3",
         "D: the wrong sum is booked for account: 2",
@@ -22,7 +22,7 @@ def test_a_payment_that_is_booked_twice_is_found_and_so_is_its_cent() -> None:
     ]
 
 
-def test_a_payment_that_is_missing_and_one_that_nobody_made_are_found() -> None:
+def test_missing_and_invented_payments_are_found() -> None:
     booked = [one for one in BOOKED if one != (2, "report")] + [(9, "report")]
 
     assert list(audit(PAID, booked, cents=SUMS, reported={1: 100, 2: 7})) == [

@@ -43,9 +43,9 @@ from django_rmq_retry.messages import (
 from django_rmq_retry.messages.history import ANSWER
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
 from django_rmq_retry.policies.policy import AutoAck
-from tests.consumer.attempting import PLAIN, Bench, Book
-from tests.core.made import delivery
-from tests.core.parked import read_back
+from tests.consumer.attempts import PLAIN, Bench, Book
+from tests.handlers.factories import delivery
+from tests.messages.parked_copies import read_back
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
 
@@ -118,7 +118,7 @@ def test_a_plain_message_is_handled_without_its_properties_being_decoded() -> No
 
 
 @pytest.mark.parametrize("table", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_headers_are_parked_with_every_byte_and_no_handler_sees_them(table: bytes) -> None:
+def test_undecodable_headers_are_parked_without_running_a_handler(table: bytes) -> None:
     bench = Bench()
     settlement = bench.settle(delivery(raw=with_table(table), body=b"as it came"))
 
@@ -140,7 +140,7 @@ def test_broken_properties_are_parked_as_bytes(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"{", b'{"a": 1, "a": 2}', b"[" * 100_000, b"NaN", b"1e999999999"])
-def test_an_undecodable_body_is_parked_as_it_came_without_a_handler(body: bytes) -> None:
+def test_an_undecodable_body_is_parked_without_running_a_handler(body: bytes) -> None:
     bench = Bench()
     settlement = bench.settle(delivery(body=body))
 
@@ -171,7 +171,7 @@ def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
 
 
 @pytest.mark.parametrize("match", [Match(), Match(type="charge")])
-def test_two_without_an_id_that_are_parked_in_one_moment_differ(match: Match) -> None:
+def test_messages_without_id_parked_together_get_different_copies(match: Match) -> None:
     chances = iter((0.0, 0.25, 0.5, 0.75))
     bench = Bench(act=raising(Park("closed")), match=match, chance=lambda: next(chances))
     copies = [copy_in(bench.settle()).properties for _ in range(2)]
@@ -180,14 +180,14 @@ def test_two_without_an_id_that_are_parked_in_one_moment_differ(match: Match) ->
 
 
 @pytest.mark.parametrize(("redelivered", "count"), [(True, 2), (False, 50), (True, "many")])
-def test_a_message_that_came_back_twice_is_handled(redelivered: bool, count: object) -> None:
+def test_a_message_returned_twice_is_handled(redelivered: bool, count: object) -> None:
     bench = Bench()
 
     assert bench.settle(delivery(redelivered=redelivered, headers={"x-delivery-count": count})) is DONE
     assert "run" in bench.log
 
 
-def test_a_message_that_came_back_three_times_is_tried_in_quarantine_next() -> None:
+def test_a_message_returned_three_times_goes_to_quarantine() -> None:
     bench = Bench()
     arrival = delivery(redelivered=True, headers={"x-delivery-count": 3, "rmq-retry-attempts": 3, "own": "kept"})
     copy = copy_in(bench.settle(arrival))
@@ -198,7 +198,7 @@ def test_a_message_that_came_back_three_times_is_tried_in_quarantine_next() -> N
     assert "x-delivery-count" not in copy.headers
 
 
-def test_a_suspect_is_handled_as_in_its_own_queue() -> None:
+def test_a_quarantined_message_is_handled_as_in_its_own_queue() -> None:
     bench = Bench(act=raising(Broken()))
     told = {"rmq-retry-queue": "payments", "rmq-retry-routing-key": "pay.card", "rmq-retry-attempts": 1}
     arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 4, **told})
@@ -210,7 +210,7 @@ def test_a_suspect_is_handled_as_in_its_own_queue() -> None:
     assert copy.routing_key.startswith("payments.retry.")
 
 
-def test_a_suspect_that_stops_its_worker_five_times_is_parked_unseen() -> None:
+def test_a_quarantined_message_is_parked_after_five_worker_deaths() -> None:
     bench = Bench()
     arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 5})
 
@@ -222,9 +222,7 @@ LOOP = RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5))
 
 
 @pytest.mark.parametrize(("counts", "handled"), [({}, 19), ({"x-acquired-count": 50}, 4)], ids=["before 4.3", "4.3"])
-def test_without_a_quarantine_queue_stops_are_allowed_for_where_they_count(
-    counts: dict[str, object], handled: int
-) -> None:
+def test_without_quarantine_the_crash_limit_allows_for_planned_stops(counts: dict[str, object], handled: int) -> None:
     bench = Bench(policy=LOOP)
     last = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": handled, **counts}))
     one_more = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": handled + 1, **counts}))
@@ -245,7 +243,7 @@ def test_without_a_quarantine_queue_stops_are_allowed_for_where_they_count(
     ],
     ids=["loop", "loop, retried", "requeue", "native", "ladder, retried", "ladder"],
 )
-def test_what_is_parked_unseen_reports_those_attempts_alone_that_came_to_an_end(
+def test_a_message_parked_after_crashes_counts_only_finished_attempts(
     policy: Policy, arrived: dict[str, object], ended: int | None
 ) -> None:
     queue = "payments.quarantine" if policy is PLAIN else "payments"
@@ -257,7 +255,7 @@ def test_what_is_parked_unseen_reports_those_attempts_alone_that_came_to_an_end(
     assert bench.book.notes[0].delivery.attempt == (ended or 0) + 1
 
 
-def test_the_crash_rule_can_be_switched_off() -> None:
+def test_crash_limit_none_disables_parking_after_crashes() -> None:
     bench = Bench(options={"crash_limit": None})
 
     assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
@@ -272,13 +270,13 @@ def test_the_crash_rule_can_be_switched_off() -> None:
         RetryThenPark(attempts=None, via=Native(5)),
     ],
 )
-def test_a_policy_that_gives_messages_back_without_end_never_parks_for_their_returns(policy: Policy) -> None:
+def test_a_policy_with_unlimited_requeues_never_parks_for_returns(policy: Policy) -> None:
     bench = Bench(policy=policy)
 
     assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
 
 
-def test_returns_that_are_native_retries_are_no_crashes() -> None:
+def test_native_retries_do_not_count_as_crashes() -> None:
     bench = Bench(policy=RetryThenPark(attempts=8, via=Native(5)), act=raising(Broken()))
     seventh = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 6}))
     eighth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 7}))
@@ -289,7 +287,7 @@ def test_returns_that_are_native_retries_are_no_crashes() -> None:
     assert reason_in(bench.settle(delivery(redelivered=True, headers=lost))) == "worker_stopped"
 
 
-def test_what_is_noted_is_what_becomes_of_a_message_without_room_for_a_count() -> None:
+def test_a_message_without_room_for_a_count_is_noted_as_parked() -> None:
     bench = Bench(act=raising(Broken("no bank")))
     full = delivery(headers={"baggage": "x" * 125_000}, message_id="m-1")
     copy = copy_in(bench.settle(full))
@@ -298,7 +296,7 @@ def test_what_is_noted_is_what_becomes_of_a_message_without_room_for_a_count() -
     assert (copy.routing_key, copy.properties.message_id) == ("payments.parked", "m-1")
 
 
-def test_a_hop_on_the_way_to_a_long_delay_is_no_attempt() -> None:
+def test_a_hop_of_a_long_delay_counts_no_attempt() -> None:
     bench = Bench(act=raising(Broken()))
     waiting = {"rmq-retry-wait": 5000, "rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}
     settlement = bench.settle(delivery(headers=waiting))
@@ -331,7 +329,7 @@ def test_the_third_of_three_attempts_is_the_last() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseException) -> None:
+def test_any_exception_of_a_handler_is_a_failed_attempt(error: BaseException) -> None:
     bench = Bench(act=raising(error))
     settlement = bench.settle()
 
@@ -347,7 +345,7 @@ def test_a_handler_that_recurses_without_end_is_a_failed_attempt() -> None:
     assert copy_in(Bench(act=endless).settle()).routing_key == "payments.retry.30s"
 
 
-def test_an_exception_that_cannot_be_shown_still_parks() -> None:
+def test_an_exception_with_a_failing_str_still_parks() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise SystemExit(3)
@@ -374,7 +372,7 @@ def test_an_exception_text_of_a_megabyte_still_parks_in_one_frame() -> None:
 
 
 @pytest.mark.parametrize("broken", [ValueError("no"), SystemExit(1), KeyboardInterrupt()])
-def test_a_predicate_that_raises_parks_the_message_and_the_worker_lives(broken: BaseException) -> None:
+def test_a_failing_retry_if_parks_the_message(broken: BaseException) -> None:
     def predicate(_: BaseException) -> bool:
         raise broken
 
@@ -401,7 +399,7 @@ class Odd(Backoff):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0])
-def test_a_backoff_that_returns_nonsense_costs_no_message(value: float) -> None:
+def test_an_invalid_back_off_loses_no_message(value: float) -> None:
     bench = Bench(policy=RetryThenPark(attempts=3, backoff=Odd(value)), act=raising(Broken()))
 
     assert reason_in(bench.settle()) == "permanent"
@@ -417,14 +415,14 @@ def test_an_overrule_decides(error: BaseException, kind: Kind) -> None:
     assert [note.verdict.kind for note in bench.book.notes] == [kind]
 
 
-def test_an_undecodable_part_that_a_handler_meets_parks() -> None:
+def test_undecodable_body_raised_by_a_handler_parks_the_message() -> None:
     bench = Bench(act=raising(UndecodableBody("inner", size=3)))
 
     assert reason_in(bench.settle()) == "undecodable_body"
 
 
 @pytest.mark.parametrize("to", [DIRECT, "amq.gen-Xa2"])
-def test_what_a_handler_returns_goes_to_who_asked(to: str) -> None:
+def test_the_return_value_of_a_handler_is_sent_to_reply_to(to: str) -> None:
     bench = Bench(act=lambda _: {"status": "ok"})
     settlement = bench.settle(delivery(reply_to=to, correlation_id="c-1"))
 
@@ -437,11 +435,11 @@ def test_what_a_handler_returns_goes_to_who_asked(to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["payments", "payments.parked", "amq.rabbitmq.reply-to", "", "AMQ.GEN-1"])
-def test_a_sender_cannot_choose_any_queue_for_the_answer(to: str) -> None:
+def test_an_arbitrary_reply_to_queue_gets_no_answer(to: str) -> None:
     assert Bench(act=lambda _: 1).settle(delivery(reply_to=to)).answer is None
 
 
-def test_queues_that_the_project_allows_are_answered() -> None:
+def test_reply_to_queues_that_the_project_allows_get_answers() -> None:
     bench = Bench(act=lambda _: 1, options={"reply_to": ("reply-*",)})
 
     assert bench.settle(delivery(reply_to="reply-queue")).answer is not None
@@ -470,7 +468,7 @@ def test_one_shot_answers_with_the_error(park: bool, routing_key: str | None) ->
     assert (settlement.copy and settlement.copy.routing_key) == routing_key
 
 
-def test_one_shot_answers_who_sent_what_cannot_be_read() -> None:
+def test_one_shot_answers_an_undecodable_body_with_an_error() -> None:
     settlement = Bench(policy=OneShot()).settle(delivery(body=b"{", reply_to=DIRECT))
 
     assert answer_in(settlement)[1] == "error"
@@ -484,9 +482,7 @@ class Exploding(Raw):
 
 @pytest.mark.parametrize("codec", [Json(), Raw(), Exploding()], ids=["json", "raw", "exploding"])
 @pytest.mark.parametrize("policy", [OneShot(), PLAIN], ids=["one shot", "retry"])
-def test_an_answer_that_cannot_be_written_is_an_error_answer_and_no_second_attempt(
-    policy: Policy, codec: Codec
-) -> None:
+def test_an_unencodable_answer_becomes_an_error_answer(policy: Policy, codec: Codec) -> None:
     bench = Bench(policy=policy, codec=codec, act=lambda _: object())
     settlement = bench.settle(delivery(reply_to=DIRECT))
 
@@ -529,7 +525,7 @@ def copied_to(key: str, delivery: Delivery) -> Settlement:
         ),
     ],
 )
-def test_a_verdict_that_cannot_be_carried_out_parks_the_message_once(via: Republish, detail: str) -> None:
+def test_a_verdict_that_cannot_be_settled_parks_the_message_once(via: Republish, detail: str) -> None:
     policy = RetryThenPark(attempts=3, backoff=Fixed(30), via=via)
     bench = Bench(policy=policy, act=raising(Broken("x")), options={"check": check_writable})
     one = delivery(body=b'"\xc3\xa9"', message_id="m-1", headers={"own": b"\xff"})
@@ -544,7 +540,9 @@ def test_a_verdict_that_cannot_be_carried_out_parks_the_message_once(via: Republ
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is full"), SystemExit(2)])
-def test_a_journal_that_fails_changes_no_attempt(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_journal_does_not_change_the_settlement(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(book=Book(failing=error))
 
     assert bench.settle() is DONE
@@ -552,7 +550,7 @@ def test_a_journal_that_fails_changes_no_attempt(error: BaseException, caplog: p
     assert caplog.messages == ["An attempt could not be recorded or announced; its message is settled anyway"]
 
 
-def test_an_answer_that_fails_to_be_allowed_settles_the_message_without_it() -> None:
+def test_a_failing_reply_to_check_settles_without_an_answer() -> None:
     def refused(_address: str) -> None:
         raise OSError("the log is closed")
 
@@ -563,14 +561,14 @@ def test_an_answer_that_fails_to_be_allowed_settles_the_message_without_it() -> 
 
 
 @pytest.mark.parametrize("headers", [{}, {"x": 1}])
-def test_a_journal_that_wants_no_successes_is_not_asked_to_note_them(headers: dict[str, object]) -> None:
+def test_successes_are_not_noted_in_a_journal_without_them(headers: dict[str, object]) -> None:
     bench = Bench(book=Book(notes_acks=False))
 
     assert bench.settle(delivery(headers=headers)) is DONE
     assert bench.book.notes == []
 
 
-def test_after_a_wait_a_handler_sees_where_the_message_first_came_in() -> None:
+def test_a_retried_message_shows_its_first_exchange_and_routing_key() -> None:
     seen: list[tuple[str, str, int]] = []
     story = Headers.of(
         {
@@ -587,7 +585,7 @@ def test_after_a_wait_a_handler_sees_where_the_message_first_came_in() -> None:
 
 
 @pytest.mark.parametrize("match", [Match(), Match(type="charge")])
-def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
+def test_an_auto_acked_message_is_never_parked(match: Match) -> None:
     made = Subscription(
         name="seen",
         run=raising(Park("no")),
@@ -605,7 +603,7 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
     assert [note.verdict.kind for note in bench.book.notes] == [Kind.DISCARD, Kind.DISCARD]
 
 
-def test_attempts_of_a_message_that_stays_unacked_count_on_by_its_arrival() -> None:
+def test_attempts_of_an_unacked_message_continue_to_count() -> None:
     bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery()
     attempts = bench.attempts()
     for _ in range(3):
@@ -623,7 +621,7 @@ def test_attempts_of_a_message_that_stays_unacked_count_on_by_its_arrival() -> N
     ],
     ids=["the same", "another", "a twin"],
 )
-def test_a_halted_message_that_comes_back_by_another_channel_counts_on(back: Delivery, number: int) -> None:
+def test_a_halted_message_redelivered_on_another_channel_keeps_its_count(back: Delivery, number: int) -> None:
     bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery(body=b"1")
     attempts = bench.attempts()
     attempts.settlement(arrival)
@@ -633,7 +631,7 @@ def test_a_halted_message_that_comes_back_by_another_channel_counts_on(back: Del
     assert bench.book.notes[-1].delivery.attempt == number
 
 
-def test_attempts_of_one_message_are_not_those_of_the_next_that_looks_like_it() -> None:
+def test_an_equal_next_message_starts_its_own_attempts() -> None:
     errors: list[BaseException | None] = [Broken(), None, None, None]
 
     def act(_message: Delivery) -> None:
@@ -649,7 +647,7 @@ def test_attempts_of_one_message_are_not_those_of_the_next_that_looks_like_it() 
     assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 1, 1]
 
 
-def test_what_a_handler_did_to_its_data_is_undone_for_the_next_attempt() -> None:
+def test_each_attempt_gets_the_data_unchanged() -> None:
     seen: list[object] = []
 
     def act(message: Delivery) -> None:
@@ -675,7 +673,7 @@ def dropped(begin: Callable[[Delivery], object], **message: Any) -> bool:
     return reference() is None
 
 
-def test_the_state_of_a_message_that_returned_to_its_queue_is_dropped() -> None:
+def test_the_state_of_a_requeued_message_is_dropped() -> None:
     def fail(_: Delivery) -> None:
         raise Broken("no bank")
 

@@ -21,12 +21,12 @@ from django_rmq_retry.handlers.attempt import FinishedAttempt, Unready
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.policies import Kind, Policy, Verdict
 from django_rmq_retry.topology import Server
-from tests.consumer.attempting import surroundings
-from tests.core.made import delivery, subscription
-from tests.core.parked import read_back
+from tests.consumer.attempts import surroundings
+from tests.handlers.factories import delivery, subscription
+from tests.messages.parked_copies import read_back
 from tests.tooling.waiting import wait_until
 
-NOBODYS = b"unhandled"
+UNHANDLED = b"unhandled"
 PATIENT = RetryThenPark(backoff=Fixed(30))
 Settled = tuple[bytes, Settlement]
 RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
@@ -38,7 +38,7 @@ class Tap:
     def __init__(self) -> None:
         self.alive = True
         self.is_empty = False
-        self.hears_last_words = True
+        self.receives_last_acks = True
         self.lines: Sequence[Line] = ()
         self.settled: list[Settled] = []
         self.returned: list[bytes] = []
@@ -65,7 +65,7 @@ class Tap:
 
     def stop(self) -> None:
         self.words.append("stop")
-        if self.hears_last_words:
+        if self.receives_last_acks:
             self.receiver.drained()
 
     def empty(self, told: Callable[[bool], None]) -> None:
@@ -91,13 +91,13 @@ class Made(Attempts):
         self.noted.append(attempt)
 
     def settlement(self, delivery: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
-        if begin is not None and delivery.body != NOBODYS:
+        if begin is not None and delivery.body != UNHANDLED:
             begin(delivery)
         return self._make(delivery)
 
 
 class Running:
-    """A consumer on a thread of its own."""
+    """A consumer on its own thread."""
 
     def __init__(self, tap: Tap, consumer: Consumer) -> None:
         self.tap = tap
@@ -153,7 +153,7 @@ def running(
         made.thread.join(10)
 
 
-def test_what_arrives_is_attempted_and_settled() -> None:
+def test_each_delivered_message_is_attempted_and_settled() -> None:
     with running() as made:
         made.tap.bring(b"1", b"2", b"3")
         wait_until(lambda: len(made.tap.settled) == 3)
@@ -170,7 +170,7 @@ def test_an_ordered_queue_has_one_unacked_message(policy: Policy, prefetch: int)
         assert (made.tap.lines[0].prefetch, made.tap.lines[0].ordered) == (prefetch, policy.ordered)
 
 
-def test_a_stop_lets_what_has_begun_end_and_gives_the_rest_back() -> None:
+def test_a_stop_finishes_running_handlers_and_requeues_the_rest() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def make(_: Delivery) -> Settlement:
@@ -191,7 +191,7 @@ def test_a_stop_lets_what_has_begun_end_and_gives_the_rest_back() -> None:
     assert made.tap.returned == [b"2", b"3", b"4"]
 
 
-def test_handlers_that_do_not_end_in_time_make_the_exit_unclean(caplog: pytest.LogCaptureFixture) -> None:
+def test_handlers_that_miss_the_shutdown_timeout_make_the_exit_unclean(caplog: pytest.LogCaptureFixture) -> None:
     go = threading.Event()
 
     def make(_: Delivery) -> Settlement:
@@ -208,9 +208,9 @@ def test_handlers_that_do_not_end_in_time_make_the_exit_unclean(caplog: pytest.L
     assert "did not finish" in caplog.text
 
 
-def test_a_broker_that_does_not_receive_the_last_words_makes_the_exit_unclean() -> None:
+def test_unconfirmed_last_acks_make_the_exit_unclean() -> None:
     with running(shutdown=0.3) as made:
-        made.tap.hears_last_words = False
+        made.tap.receives_last_acks = False
         made.consumer.stop("asked")
 
         assert made.ended() == BROKEN
@@ -218,7 +218,7 @@ def test_a_broker_that_does_not_receive_the_last_words_makes_the_exit_unclean() 
 
 def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> None:
     with running(shutdown=5.0) as made:
-        made.tap.hears_last_words = False
+        made.tap.receives_last_acks = False
         made.consumer.stop("asked")
         wait_until(lambda: "stop" in made.tap.words)
         late = threading.Timer(2 * room.FLUSH_TIMEOUT, made.tap.receiver.drained)
@@ -238,7 +238,7 @@ def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> No
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_repaired_ends_it_with_its_own_code(error: BaseException, code: int) -> None:
+def test_a_permanent_failure_ends_the_consumer_with_its_own_code(error: BaseException, code: int) -> None:
     with running() as made:
         made.tap.receiver.failed(error)
 
@@ -246,21 +246,21 @@ def test_what_cannot_be_repaired_ends_it_with_its_own_code(error: BaseException,
         assert made.consumer.why == str(error)
 
 
-def test_a_broker_that_a_carrier_cannot_use_ends_it() -> None:
+def test_a_broker_unfit_for_a_carrier_ends_the_consumer() -> None:
     with running(refusal=lambda server: f"not on {server}") as made:
         made.tap.receiver.connected(RABBIT)
 
         assert made.ended() == UNFIT
 
 
-def test_a_source_that_is_dead_ends_it() -> None:
+def test_a_dead_source_ends_the_consumer() -> None:
     with running() as made:
-        made.tap.alive = made.tap.hears_last_words = False
+        made.tap.alive = made.tap.receives_last_acks = False
 
         assert made.ended() == BROKEN
 
 
-def test_a_worker_that_is_dead_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_worker_ends_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as made:
         monkeypatch.setattr(type(made.consumer._workers), "dead", ["rmq-worker-1"])
 
@@ -270,7 +270,7 @@ def test_a_worker_that_is_dead_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("policy", [OneShot(), StopTheLine()], ids=["plain", "ordered"])
 @pytest.mark.parametrize("error", [OSError("no journal"), SystemExit(2), KeyboardInterrupt()])
-def test_an_attempt_that_itself_fails_keeps_its_message_and_counts_for_nothing(
+def test_a_failure_outside_the_handler_keeps_the_message_uncounted(
     policy: Policy, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts: list[Delivery] = []
@@ -299,7 +299,7 @@ def tried(made: Running, one: Delivery, times: int) -> list[Settlement]:
 
 @pytest.mark.parametrize("policy", [OneShot(), StopTheLine()], ids=["plain", "ordered"])
 @pytest.mark.parametrize("error", [ValueError("no \x00 here"), RecursionError(), MemoryError(), SystemExit(2)])
-def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy, error: BaseException) -> None:
+def test_a_message_that_always_breaks_the_attempt_is_parked_once(policy: Policy, error: BaseException) -> None:
     def make(_: Delivery) -> Settlement:
         raise error
 
@@ -323,7 +323,7 @@ def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy,
 
 
 @pytest.mark.parametrize("error", [OSError("no disk"), ConnectionError(), TimeoutError(), Unready("no database")])
-def test_what_any_message_would_meet_parks_none(error: BaseException) -> None:
+def test_a_failure_common_to_all_messages_parks_none(error: BaseException) -> None:
     def make(_: Delivery) -> Settlement:
         raise error
 
@@ -389,7 +389,7 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
         made.thread.join(10)
 
 
-def test_what_fails_at_the_end_of_an_attempt_settles_the_message_as_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_cleanup_does_not_change_the_settlement(caplog: pytest.LogCaptureFixture) -> None:
     runs: list[bytes] = []
     around = Around(exits=[1])
     with handling(lambda message: runs.append(message.body), around=lambda: around) as made:
@@ -400,7 +400,7 @@ def test_what_fails_at_the_end_of_an_attempt_settles_the_message_as_it_ended(cap
     assert caplog.messages[:1] == ["An attempt failed after its last step; its message is settled anyway"]
 
 
-def test_a_halted_message_is_attempted_again_after_such_an_end() -> None:
+def test_a_failing_cleanup_does_not_stop_the_next_attempt() -> None:
     runs: list[int] = []
 
     def act(message: Delivery) -> None:
@@ -415,7 +415,7 @@ def test_a_halted_message_is_attempted_again_after_such_an_end() -> None:
     assert ((halted.instruction, halted.hold), done, runs) == ((Instruction.KEEP, 30), DONE, [1, 2])
 
 
-def test_failures_outside_the_handler_count_in_a_row_only() -> None:
+def test_only_consecutive_failures_outside_the_handler_count() -> None:
     runs: list[int] = []
     enters = iter([True, True, False] * 3)
 
@@ -458,7 +458,7 @@ def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -
     ],
     ids=["succeeded", "failed"],
 )
-def test_a_message_that_is_given_up_states_how_its_handler_ended(error: BaseException | None, detail: str) -> None:
+def test_a_message_parked_after_failures_shows_its_handlers_result(error: BaseException | None, detail: str) -> None:
     runs: list[bytes] = []
 
     def act(message: Delivery) -> None:
@@ -474,7 +474,7 @@ def test_a_message_that_is_given_up_states_how_its_handler_ended(error: BaseExce
     assert (runs, found.reason, found.detail) == ([b"1"], "unsettled", detail)
 
 
-def test_it_ends_after_so_many_messages_and_gives_the_rest_back() -> None:
+def test_max_messages_ends_the_consumer_and_requeues_the_rest() -> None:
     with running(threads=3, messages=5) as made:
         made.tap.bring(*(str(number).encode() for number in range(9)))
 
@@ -484,23 +484,23 @@ def test_it_ends_after_so_many_messages_and_gives_the_rest_back() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_no_handler_was_run_for_is_not_one_of_so_many(threads: int) -> None:
+def test_messages_without_handler_do_not_count_for_max_messages(threads: int) -> None:
     with running(threads=threads, messages=2) as made:
-        made.tap.bring(b"1", NOBODYS, NOBODYS, NOBODYS, b"2", b"3", NOBODYS)
+        made.tap.bring(b"1", UNHANDLED, UNHANDLED, UNHANDLED, b"2", b"3", UNHANDLED)
 
         assert made.ended() == STOPPED
-    ran = [body for body, _ in made.tap.settled if body != NOBODYS]
+    ran = [body for body, _ in made.tap.settled if body != UNHANDLED]
     assert len(ran) == 2
     assert len(made.tap.settled) + len(made.tap.returned) == 7
 
 
 @pytest.mark.parametrize(("messages", "prefetch"), [(1, 1), (5, 5), (9, 7)])
-def test_it_holds_no_more_than_so_many(messages: int, prefetch: int) -> None:
+def test_max_messages_limits_the_prefetch(messages: int, prefetch: int) -> None:
     with running(messages=messages) as made:
         assert made.tap.lines[0].prefetch == prefetch
 
 
-def test_nothing_more_is_taken_once_the_last_of_so_many_has_begun() -> None:
+def test_max_messages_takes_no_message_after_the_last_has_begun() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def make(_: Delivery) -> Settlement:
@@ -518,7 +518,7 @@ def test_nothing_more_is_taken_once_the_last_of_so_many_has_begun() -> None:
     assert made.tap.settled == [(b"1", DONE)]
 
 
-def test_it_ends_after_so_many_seconds() -> None:
+def test_max_runtime_ends_the_consumer() -> None:
     with running(seconds=0.05) as made:
         assert made.ended() == STOPPED
         assert made.consumer.why == "the limit of 0.05 s is reached"
@@ -534,7 +534,7 @@ def test_a_burst_ends_when_everything_is_empty() -> None:
         assert made.ended() == STOPPED
 
 
-def test_a_reason_of_somebody_elses_ends_it() -> None:
+def test_an_external_stop_reason_ends_the_consumer() -> None:
     reasons: list[str] = []
     with running(also=[lambda: reasons[0] if reasons else None]) as made:
         reasons.append("too much memory")
@@ -543,7 +543,7 @@ def test_a_reason_of_somebody_elses_ends_it() -> None:
         assert made.consumer.why == "too much memory"
 
 
-def test_without_a_broker_it_waits_unless_told_otherwise() -> None:
+def test_a_consumer_waits_for_the_broker_unless_fail_fast_is_set() -> None:
     with running() as made:
         online = [made.consumer.online]
         made.tap.receiver.connected(RABBIT)
@@ -566,7 +566,7 @@ def test_the_first_reason_is_the_one_that_counts() -> None:
         assert (made.ended(), made.consumer.why) == (STOPPED, "first")
 
 
-def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once() -> None:
+def test_a_hanging_handler_ends_the_process_and_settles_its_message_once() -> None:
     held, others = threading.Lock(), threading.Event()
     held.acquire()
 
@@ -598,7 +598,7 @@ def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once()
     assert settlement.copy.headers["rmq-retry-attempts"] == 1
 
 
-def test_each_handler_that_hangs_is_named_with_its_place_in_the_code(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     # A bare lock waits in C, so that the handler's own line is where it hangs.
     at_bank, at_ledger = threading.Lock(), threading.Lock()
     at_bank.acquire()
@@ -667,7 +667,7 @@ def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pyt
     assert settlement.copy.routing_key == "payments.retry.30s"
 
 
-class Deaf:
+class HangingGate:
     """A gate whose database does not answer."""
 
     def __init__(self) -> None:
@@ -682,11 +682,11 @@ class Deaf:
         return verdict
 
 
-def test_a_hung_handler_without_a_database_does_not_keep_the_process(
+def test_a_hanging_gate_does_not_delay_ending_a_hung_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(room, "RECORD_TIMEOUT", 0.2)
-    held, gate, tap = threading.Lock(), Deaf(), Tap()
+    held, gate, tap = threading.Lock(), HangingGate(), Tap()
     held.acquire()
     one = replace(
         subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
@@ -739,7 +739,7 @@ def bring(made: Running, queue: str, *bodies: bytes) -> None:
         made.tap.receiver.arrived(delivery(queue=queue, body=body))
 
 
-def test_a_hanging_order_by_stops_no_other_queue_and_costs_its_process() -> None:
+def test_a_hanging_order_by_ends_the_process_and_stops_no_other_queue() -> None:
     held, begun = threading.Lock(), threading.Event()
     held.acquire()
 
@@ -771,7 +771,7 @@ def test_a_hanging_order_by_stops_no_other_queue_and_costs_its_process() -> None
     )
 
 
-def test_an_order_by_that_takes_too_long_is_ended_once_and_its_message_parked() -> None:
+def test_an_order_by_over_its_timeout_is_ended_and_its_message_parked() -> None:
     calls: list[bytes] = []
 
     def order_by(message: Delivery) -> str:
@@ -812,7 +812,7 @@ def test_a_stop_does_not_wait_for_an_order_by() -> None:
     assert (code, made.tap.settled, made.tap.words[-1]) == (BROKEN, [], "stop")
 
 
-def test_a_key_is_computed_although_no_thread_can_watch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_self: Deadlines, _run: Run) -> None:
         raise Unready("No thread can be started.")
 

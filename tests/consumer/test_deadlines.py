@@ -15,7 +15,7 @@ from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.attempt import Unready
-from tests.core.made import delivery, subscription
+from tests.handlers.factories import delivery, subscription
 from tests.tooling.waiting import wait_until
 
 Act = Callable[[Delivery], object]
@@ -38,7 +38,7 @@ def turn_for(seconds: float) -> None:
         pass
 
 
-def test_a_handler_that_is_late_is_ended() -> None:
+def test_a_handler_over_its_timeout_is_interrupted() -> None:
     interrupted: list[int] = []
     deadlines = Deadlines(lambda: interrupted.append(threading.get_ident()))
 
@@ -51,7 +51,7 @@ def test_a_handler_that_is_late_is_ended() -> None:
     assert deadlines.hung == []
 
 
-def test_a_handler_in_time_knows_nothing_of_it() -> None:
+def test_a_handler_within_its_timeout_returns_its_result() -> None:
     assert limited(Deadlines(), lambda _: "done", 5).run(delivery()) == "done"
 
 
@@ -66,7 +66,7 @@ def test_catching_every_exception_does_not_swallow_a_deadline() -> None:
         limited(Deadlines(), act, 0.05).run(delivery())
 
 
-def test_a_handler_that_catches_its_deadline_has_succeeded_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_catches_its_deadline_succeeds_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def act(_: Delivery) -> str:
         try:
             turn()
@@ -81,7 +81,7 @@ def test_a_handler_that_catches_its_deadline_has_succeeded_and_is_reported(caplo
     ]
 
 
-def test_what_a_handler_makes_of_its_deadline_is_its_error() -> None:
+def test_an_error_raised_from_a_deadline_is_the_handlers_error() -> None:
     def act(_: Delivery) -> None:
         try:
             turn()
@@ -92,7 +92,7 @@ def test_what_a_handler_makes_of_its_deadline_is_its_error() -> None:
         limited(Deadlines(), act, 0.05).run(delivery())
 
 
-def test_at_the_very_moment_of_the_deadline_nothing_is_raised_after_the_handler() -> None:
+def test_no_deadline_is_raised_after_the_handler_returned() -> None:
     """Once ``run`` has returned, no exception is raised in its thread, whichever way the handler ended."""
     deadlines = Deadlines()
     ended = {"returned": 0, "late": 0}
@@ -125,7 +125,7 @@ def test_at_the_very_moment_of_the_deadline_nothing_is_raised_after_the_handler(
     assert deadlines._armed == deadlines._expired == {}
 
 
-def test_one_that_hangs_is_found_and_its_message_can_be_taken_from_it() -> None:
+def test_a_hanging_handler_is_found_and_its_message_is_taken_over() -> None:
     deadlines = Deadlines()
     held, ended = threading.Lock(), []
     held.acquire()
@@ -153,7 +153,7 @@ def test_one_that_hangs_is_found_and_its_message_can_be_taken_from_it() -> None:
     assert error.__traceback__.tb_frame.f_code is act.__code__
 
 
-def test_a_handler_within_a_handler_has_the_deadline_of_the_outer_one() -> None:
+def test_a_nested_handler_has_the_deadline_of_the_outer_one() -> None:
     deadlines = Deadlines()
     inner = limited(deadlines, lambda _: turn_for(0.1), 0.01)
 
@@ -183,7 +183,7 @@ def unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
 
-def test_a_watcher_that_cannot_start_costs_no_attempt_and_no_later_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_cannot_start_raises_unready_and_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -141,7 +141,7 @@ def draining(chores: Sequence[Chore] = (), **told: Any) -> Iterator[Stage]:
         assert stage.drainer.stop(timeout=10)
 
 
-def test_what_arrives_is_acknowledged_once_it_is_stored() -> None:
+def test_a_parked_message_is_acknowledged_once_stored() -> None:
     with draining() as stage:
         stage.tap.bring(b"1", b"2")
         wait_until(lambda: len(stage.settled()) == 2)
@@ -150,7 +150,7 @@ def test_what_arrives_is_acknowledged_once_it_is_stored() -> None:
         assert (stage.shelf.stored, stage.tap.lines) == ([b"1", b"2"], tuple(LINES))
 
 
-def test_nothing_is_acknowledged_before_that() -> None:
+def test_no_parked_message_is_acknowledged_before_it_is_stored() -> None:
     gate = threading.Event()
     with draining(gate=gate) as stage:
         stage.tap.bring(b"1")
@@ -174,7 +174,7 @@ def test_a_batch_is_not_larger_than_its_limit(monkeypatch: pytest.MonkeyPatch) -
         assert [len(batch) for batch in stage.shelf.batches] == [1, 3, 3, 1]
 
 
-def test_nor_larger_than_a_statement_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_at_most_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drainer, "BYTES", 10)
     gate = threading.Event()
     with draining(gate=gate) as stage:
@@ -188,7 +188,7 @@ def test_nor_larger_than_a_statement_may_be(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class TestDatabaseAway:
-    def test_before_the_first_message_nothing_is_taken(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_no_message_is_taken_while_the_database_is_not_ready(self, caplog: pytest.LogCaptureFixture) -> None:
         with draining(why="Run `manage.py migrate`.") as stage:
             wait_until(lambda: caplog.text.count("Parked messages stay in their queues: Run `manage.py migrate`.") >= 2)
 
@@ -198,9 +198,7 @@ class TestDatabaseAway:
             wait_until(lambda: stage.settled() == [b"1"])
 
     @pytest.mark.usefixtures("pairs")
-    def test_later_the_batch_stays_unacked_and_is_stored_when_it_is_back(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_batch_stays_unacked_until_the_database_is_back(self, caplog: pytest.LogCaptureFixture) -> None:
         with draining() as stage:
             tap = stage.tap
             stage.shelf.why = AWAY
@@ -212,7 +210,7 @@ class TestDatabaseAway:
             wait_until(lambda: stage.settled() == [b"1", b"2"])
             assert len(stage.taps) == 1
 
-    def test_what_may_have_been_stored_counts_as_delivered_twice(self) -> None:
+    def test_a_batch_stored_after_an_outage_counts_as_redelivered(self) -> None:
         with draining() as stage:
             tap = stage.tap
             stage.shelf.why = AWAY
@@ -224,7 +222,7 @@ class TestDatabaseAway:
             assert (stage.shelf.again[0], set(stage.shelf.again[1:])) == (False, {True})
 
     @pytest.mark.usefixtures("pairs")
-    def test_what_was_stored_of_a_batch_is_acknowledged_and_not_stored_again(self) -> None:
+    def test_the_stored_part_of_a_batch_is_acknowledged_and_not_stored_again(self) -> None:
         with draining(partly=1) as stage:
             tap = stage.tap
             stage.shelf.why = AWAY
@@ -235,7 +233,7 @@ class TestDatabaseAway:
 
             assert sorted(stage.shelf.stored) == [b"1", b"2"]
 
-    def test_after_a_long_time_all_returns_and_is_taken_again(
+    def test_after_a_long_outage_messages_are_requeued_and_taken_again(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(drainer, "GIVE_UP", 0.03)
@@ -251,7 +249,7 @@ class TestDatabaseAway:
             stage.tap.bring(b"1")
             wait_until(lambda: stage.settled() == [b"1"])
 
-    def test_a_connection_that_is_lost_meanwhile_takes_them_along(self) -> None:
+    def test_a_connection_lost_during_an_outage_drops_the_batch(self) -> None:
         with draining() as stage:
             tap = stage.tap
             stage.shelf.why = AWAY
@@ -266,16 +264,14 @@ class TestDatabaseAway:
 
 
 class TestProblems:
-    def test_what_cannot_be_stored_goes_aside_and_is_acknowledged_then(self) -> None:
+    def test_an_unstorable_message_is_put_aside_and_acknowledged(self) -> None:
         with draining(problems={b"2": "too large"}) as stage:
             stage.tap.bring(b"1", b"2", b"3")
             wait_until(lambda: len(stage.settled()) == 3)
 
             assert (stage.set_aside, stage.shelf.stored) == ([(b"2", "too large")], [b"1", b"3"])
 
-    def test_what_cannot_go_aside_stays_unacked_and_delays_no_other_queue(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_message_that_cannot_be_put_aside_stays_unacked(self, caplog: pytest.LogCaptureFixture) -> None:
         with draining(problems={b"2": "too large"}) as stage:
             stage.no_aside = ValueError("no such queue")
             stage.tap.bring(b"1", b"2", b"3")
@@ -290,7 +286,7 @@ class TestProblems:
             stage.no_aside = None
             wait_until(lambda: stage.settled() == [b"1", b"3", b"4", b"2"])
 
-    def test_nobody_waits_for_the_second_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_second_unstorable_message_is_not_put_aside_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN", 600)
         with draining(problems={b"1": "a", b"2": "b"}) as stage:
             stage.no_aside = ValueError("no such queue")
@@ -300,7 +296,7 @@ class TestProblems:
             assert stage.aside_tries == 1
 
     @pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(3), MemoryError()])
-    def test_a_mistake_of_ours_is_reported_and_does_not_end_it(
+    def test_an_unexpected_error_is_logged_and_the_drainer_continues(
         self, error: BaseException, caplog: pytest.LogCaptureFixture
     ) -> None:
         with draining(error=error) as stage:
@@ -312,7 +308,7 @@ class TestProblems:
             stage.tap.bring(b"1")
             wait_until(lambda: stage.settled() == [b"1"])
 
-    def test_a_broker_that_refuses_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_refusing_broker_is_logged_by_the_drainer(self, caplog: pytest.LogCaptureFixture) -> None:
         with draining() as stage:
             stage.tap.receiver.failed(BrokerRefused("amqp://here", "it refused the user name or password"))
             stage.tap.receiver.connected(Server())
@@ -321,7 +317,7 @@ class TestProblems:
 
 
 class TestStopping:
-    def test_what_is_being_stored_is_acknowledged_before_the_connection_closes(self) -> None:
+    def test_a_stop_acknowledges_the_batch_being_stored(self) -> None:
         gate = threading.Event()
         stage = Stage()
         stage.shelf.gate = gate
@@ -334,7 +330,7 @@ class TestStopping:
         assert stage.drainer.stop(timeout=10) is True
         assert (stage.settled(), stage.tap.words, stage.shelf.closed) == ([b"1"], ["stop"], 1)
 
-    def test_while_the_database_is_away_the_rest_returns(self) -> None:
+    def test_a_stop_during_an_outage_requeues_the_batch(self) -> None:
         with draining() as stage:
             tap = stage.tap
             stage.shelf.why = AWAY
@@ -343,50 +339,50 @@ class TestStopping:
 
         assert (stage.settled(), stage.tap.words) == ([], ["stop"])
 
-    def test_last_words_that_nobody_receives_are_reported(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unconfirmed_last_acks_are_logged_by_the_drainer(self, caplog: pytest.LogCaptureFixture) -> None:
         with draining() as stage:
-            stage.tap.hears_last_words = False
+            stage.tap.receives_last_acks = False
 
         assert "The connection of the drainer did not close in time" in caplog.text
 
 
 class TestEmpty:
-    def told(self, stage: Stage) -> bool:
+    def reports_empty(self, stage: Stage) -> bool:
         answers: list[bool] = []
         stage.drainer.empty(answers.append)
         return wait_until(lambda: answers)[0]
 
     @pytest.mark.parametrize("empty", [True, False])
-    def test_the_queues_say(self, empty: bool) -> None:
+    def test_the_drainer_is_empty_when_its_queues_are(self, empty: bool) -> None:
         with draining() as stage:
             stage.tap.is_empty = empty
 
-            assert self.told(stage) is empty
+            assert self.reports_empty(stage) is empty
 
-    def test_nobody_waits_for_a_database_that_is_away(self) -> None:
+    def test_the_drainer_counts_as_empty_during_an_outage(self) -> None:
         with draining(why=AWAY) as stage:
-            wait_until(lambda: self.told(stage))
+            wait_until(lambda: self.reports_empty(stage))
 
-    def test_nor_for_what_is_stuck(self) -> None:
+    def test_the_drainer_counts_as_empty_with_unstorable_messages_only(self) -> None:
         with draining(problems={b"1": "too large"}) as stage:
             stage.no_aside = ValueError("no")
             stage.tap.bring(b"1")
 
-            wait_until(lambda: self.told(stage))
+            wait_until(lambda: self.reports_empty(stage))
 
-    def test_one_that_has_not_looked_yet_may_have_something(self) -> None:
+    def test_the_drainer_is_not_empty_before_its_first_look(self) -> None:
         gate = threading.Event()
         stage = Stage()
         stage.shelf.outage = lambda: "" if gate.wait(10) else "no"  # type: ignore[method-assign]
         stage.drainer.start()
 
-        assert self.told(stage) is False
+        assert self.reports_empty(stage) is False
         gate.set()
         assert stage.drainer.stop(timeout=10)
 
 
 class TestChores:
-    def test_they_are_done_when_due_within_the_care_for_connections(self) -> None:
+    def test_chores_run_when_due_with_database_connections_managed(self) -> None:
         often, rarely = Doing(), Doing()
         chores = [Chore(name="often", every=0.01, run=often), Chore(name="rarely", every=600, run=rarely)]
         with draining(chores) as stage:
@@ -394,7 +390,7 @@ class TestChores:
 
             assert (rarely.times, stage.entered >= 4) == (1, True)
 
-    def test_one_that_is_not_done_is_soon_gone_on_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unfinished_chore_runs_again_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(drainer, "SOON", 0.01)
         doing = Doing(True, True, False)
         chore = Chore(name="long", every=600, run=doing)
@@ -403,7 +399,7 @@ class TestChores:
 
         assert chore.due > 500
 
-    def test_one_that_fails_is_reported_once_and_tried_again(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_failing_chore_is_logged_once_and_runs_again(self, caplog: pytest.LogCaptureFixture) -> None:
         doing = Doing(error=ValueError("no"))
         caplog.set_level(logging.ERROR)
         with draining([Chore(name="Retention", every=0.01, run=doing)]):

@@ -12,8 +12,8 @@ from django_rmq_retry.consumer.events import Events, pattern_of
 from django_rmq_retry.handlers.subscription import Keys
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.policies import ACK, Kind, Verdict, discard, halt, park, retry
-from tests.consumer.attempting import finished
-from tests.core.made import delivery, subscription
+from tests.consumer.attempts import finished
+from tests.handlers.factories import delivery, subscription
 
 NOTE = ErrorNote(kind="BankDown", text="timeout")
 
@@ -52,7 +52,7 @@ def test_each_verdict_is_one_line(verdict: Verdict, level: str, said: str, caplo
     assert record.event == verdict.kind.value  # type: ignore[attr-defined]  # from extra
 
 
-def test_what_a_sender_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_senders_control_characters_are_escaped_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     arrival = delivery(message_id="a\nERROR forged\x1b[31m")
     with caplog.at_level(logging.INFO):
         Events(lambda: 1.0).note(attempt(park(Reason.PERMANENT, "x\ny\x1b[0m"), arrival))
@@ -61,7 +61,7 @@ def test_what_a_sender_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture
     assert "\x1b" not in caplog.records[0].getMessage()
 
 
-def test_a_message_whose_properties_cannot_be_read_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_with_undecodable_properties_gets_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     broken = delivery(raw=b"\x00\x01")
     Events(lambda: 1.0).note(attempt(park(Reason.UNDECODABLE_HEADERS, "x"), broken, handled=False))
 
@@ -75,7 +75,7 @@ def test_a_body_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "4111222233334444" not in caplog.text
 
 
-def test_a_line_that_stalls_is_known_until_it_continues(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_halted_line_is_listed_until_it_continues(caplog: pytest.LogCaptureFixture) -> None:
     clock = iter([10.0, 20.0])
     events = Events(lambda: next(clock))
     line = subscription(StopTheLine())
@@ -96,7 +96,7 @@ def test_a_line_that_stalls_is_known_until_it_continues(caplog: pytest.LogCaptur
     assert "has resumed" in caplog.text
 
 
-def test_successes_are_wanted_only_where_somebody_looks() -> None:
+def test_successes_are_noted_only_for_logs_or_observers() -> None:
     logging.getLogger("django_rmq_retry").setLevel(logging.WARNING)
     try:
         assert not Events(lambda: 1.0).notes_acks
@@ -128,7 +128,7 @@ def failing(_delivery: Delivery) -> str:
         (failing, ""),
     ],
 )
-def test_a_line_bears_the_first_business_key(keys: Keys, key: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_shows_the_first_business_key(keys: Keys, key: str, caplog: pytest.LogCaptureFixture) -> None:
     arrival = replace(delivery(message_id="m-1"), data={"payment": "PAY-7"})
     with caplog.at_level("INFO", "django_rmq_retry"):
         Events(lambda: 1.0).note(attempt(ACK, arrival, keys=keys))
@@ -138,7 +138,7 @@ def test_a_line_bears_the_first_business_key(keys: Keys, key: str, caplog: pytes
     assert caplog.records[0].getMessage() == f"ack payments.handlers.charge{said} id='m-1' attempt=1/5 ms=12.0"
 
 
-def test_successes_are_counted_where_somebody_looks_at_the_counts() -> None:
+def test_successes_are_noted_when_counts_are_shown() -> None:
     logging.getLogger("django_rmq_retry").setLevel(logging.WARNING)
     events = Events(lambda: 1.0)
     before = events.notes_acks
@@ -161,7 +161,7 @@ def test_successes_are_counted_where_somebody_looks_at_the_counts() -> None:
         ("", ""),
     ],
 )
-def test_a_pattern_allows_the_address_it_was_made_of(address: str, pattern: str) -> None:
+def test_a_suggested_pattern_matches_its_address(address: str, pattern: str) -> None:
     assert pattern_of(address) == pattern
     assert fnmatchcase(address, pattern)
 
@@ -184,7 +184,7 @@ def test_an_answer_that_is_not_allowed_is_logged_once_for_each_pattern(caplog: p
 
 
 @pytest.mark.parametrize("address", ["4711", "x0.y", "1.charge"])
-def test_no_advice_allows_queues_that_only_end_alike(caplog: pytest.LogCaptureFixture, address: str) -> None:
+def test_a_suggested_reply_to_allows_the_exact_queue_only(caplog: pytest.LogCaptureFixture, address: str) -> None:
     Events(lambda: 1.0).refuse_answer(address)
 
     assert f"add '{address}' to RMQ_RETRY['REPLY_TO']" in caplog.text
@@ -198,7 +198,7 @@ def test_invented_addresses_fill_neither_log_nor_memory(caplog: pytest.LogCaptur
     assert (events.unanswered, len(caplog.messages), len(events._patterns)) == (500, 100, 100)
 
 
-def test_a_filter_that_raises_keeps_no_attempt_from_observers_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_log_filter_stops_neither_observers_nor_counts(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(_record: logging.LogRecord) -> bool:
         raise AttributeError("request_id")
 

@@ -10,8 +10,8 @@ from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.messages import DONE, Settlement
 from django_rmq_retry.policies import ACK, Verdict, retry
-from tests.consumer.attempting import attempts_of
-from tests.core.made import delivery
+from tests.consumer.attempts import attempts_of
+from tests.handlers.factories import delivery
 
 SPARED = retry(0.0, counted=False)
 
@@ -45,7 +45,7 @@ def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: On
     return attempts_of(one, journals=(events,), gates=gates).settlement
 
 
-def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() -> None:
+def test_a_gate_that_was_notified_is_not_notified_again() -> None:
     runs: list[Delivery] = []
     noted: list[Verdict] = []
     first, second, third = One(SPARED), One(failing=2), One()
@@ -59,7 +59,7 @@ def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() 
     assert (len(runs), noted) == (1, [SPARED])
 
 
-def test_the_next_run_of_the_same_message_is_reported_to_all() -> None:
+def test_the_next_attempt_of_a_message_is_reported_to_all_gates() -> None:
     runs: list[int] = []
 
     def act(_message: Delivery) -> None:

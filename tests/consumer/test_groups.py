@@ -13,10 +13,10 @@ from django_rmq_retry.messages import Settlement, encode_properties
 from django_rmq_retry.messages.parked_copy import Parked
 from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
 from django_rmq_retry.policies import Kind
-from tests.consumer.attempting import Book, attempts_of
-from tests.core.made import delivery
-from tests.core.parked import read_back
-from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
+from tests.consumer.attempts import Book, attempts_of
+from tests.handlers.factories import delivery
+from tests.messages.exceptions import BankDown, Unprintable, deep, odd_names, post
+from tests.messages.parked_copies import read_back
 
 HERE = "tests.consumer.test_groups"
 
@@ -61,10 +61,10 @@ def raising(error: BaseException) -> Callable[[Delivery], object]:
     return act
 
 
-def test_the_parked_copy_shows_its_group_and_the_place_in_the_code() -> None:
+def test_a_parked_copy_shows_its_group_and_code_location() -> None:
     found = parked(charge)
 
-    assert found.culprit == "tests.core.raising:post"
+    assert found.culprit == "tests.messages.exceptions:post"
     assert len(found.fingerprint) == 40
     assert found.fingerprint == parked(charge, delivery(body=b"[7]")).fingerprint
 
@@ -75,7 +75,7 @@ def test_two_causes_are_two_groups() -> None:
     assert len(prints) == 3
 
 
-def test_the_overrule_of_a_handler_is_grouped_with_what_it_was_raised_from() -> None:
+def test_an_overrule_is_grouped_by_its_cause() -> None:
     def act(cause: Exception) -> Callable[[Delivery], object]:
         def refuse(_: Delivery) -> object:
             raise Park("closed") from cause
@@ -85,14 +85,14 @@ def test_the_overrule_of_a_handler_is_grouped_with_what_it_was_raised_from() -> 
     one, other = parked(act(KeyError("a"))), parked(act(ValueError("a")))
 
     assert one.fingerprint != other.fingerprint
-    assert one.culprit.startswith(f"{HERE}:test_the_overrule")
+    assert one.culprit.startswith(f"{HERE}:test_an_overrule")
 
 
 def test_a_handler_names_its_groups() -> None:
     found = parked(charge, fingerprint=lambda message, error: f"{message.queue} {type(error).__name__}")
 
     assert found.fingerprint == named("payments BankDown")
-    assert found.culprit == "tests.core.raising:post"
+    assert found.culprit == "tests.messages.exceptions:post"
 
 
 def fails(*_: object) -> str:
@@ -100,11 +100,11 @@ def fails(*_: object) -> str:
 
 
 @pytest.mark.parametrize("given", [fails, lambda *_: "", lambda *_: None, lambda *_: 7])
-def test_a_handler_that_cannot_name_its_group_leaves_it_to_the_rule(given: Any) -> None:
+def test_a_failing_fingerprint_function_falls_back_to_the_default_rule(given: Any) -> None:
     assert parked(charge, fingerprint=given).fingerprint == parked(charge).fingerprint
 
 
-def test_it_is_told_that_a_handler_could_not_name_its_group(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_fingerprint_function_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "django_rmq_retry"):
         parked(charge, fingerprint=fails)
 
@@ -113,7 +113,7 @@ def test_it_is_told_that_a_handler_could_not_name_its_group(caplog: pytest.LogCa
     ]
 
 
-def test_what_cannot_be_decoded_or_has_no_handler_is_grouped_by_its_queue() -> None:
+def test_undecodable_and_unhandled_messages_are_grouped_by_queue() -> None:
     undecodable = parked(print, delivery(body=b"{"))
     unhandled = parked(print, delivery(type="refund"), match=Match(type="charge"))
 
@@ -127,11 +127,11 @@ def test_what_cannot_be_decoded_or_has_no_handler_is_grouped_by_its_queue() -> N
 @pytest.mark.parametrize(
     "act", [raising(Unprintable()), raising(odd_names()), lambda _: deep(10**6), raising(Exception("x" * 10**6))]
 )
-def test_whatever_the_exception_does_its_message_is_parked_with_a_group(act: Callable[[Delivery], object]) -> None:
+def test_any_exception_is_parked_with_a_group(act: Callable[[Delivery], object]) -> None:
     assert len(parked(act).fingerprint) == 40
 
 
-def test_a_header_of_an_earlier_parking_does_not_stay() -> None:
+def test_an_earlier_group_header_is_replaced() -> None:
     earlier = delivery(headers={"rmq-retry-fingerprint": "old", "rmq-retry-culprit": "old"}, body=b"{")
 
     found = parked(print, earlier)
@@ -139,7 +139,7 @@ def test_a_header_of_an_earlier_parking_does_not_stay() -> None:
     assert (found.fingerprint != "old", found.culprit) == (True, "")
 
 
-def test_nothing_is_worked_out_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fingerprint_is_computed_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr(attempt, "traced", asked.append)
     book = Book()

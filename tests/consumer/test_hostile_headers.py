@@ -27,10 +27,10 @@ from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.messages import Headers, Instruction, Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.parked_copy import ROOM, set_aside
 from django_rmq_retry.policies import Policy
-from tests.consumer.attempting import Book, attempts_of
-from tests.core.hostile import NAMES, headers
-from tests.core.made import subscription
-from tests.core.parked import read_back, requeued_copy
+from tests.consumer.attempts import Book, attempts_of
+from tests.handlers.factories import subscription
+from tests.messages.hostile_headers import NAMES, headers
+from tests.messages.parked_copies import read_back, requeued_copy
 
 BODY = b'{"id": 7}'
 MOST = 12
@@ -117,7 +117,7 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
 
 @pytest.mark.parametrize("redelivered", [False, True], ids=["new", "redelivered"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_no_header_keeps_a_message_from_being_parked(policy: Policy, redelivered: bool) -> None:
+def test_no_hostile_header_prevents_parking(policy: Policy, redelivered: bool) -> None:
     for name in NAMES:
         for told, table in headers(name):
             if told in LONG:
@@ -134,7 +134,9 @@ ALL = [table for name in NAMES for told, table in headers(name) if told not in L
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(ALL), min_size=2, max_size=6), st.sampled_from(sorted(POLICIES)), st.booleans())
-def test_nor_do_several_together(tables: list[bytes], policy: str, redelivered: bool) -> None:
+def test_no_combination_of_hostile_headers_prevents_parking(
+    tables: list[bytes], policy: str, redelivered: bool
+) -> None:
     table = b"".join(tables)
 
     # The broker takes no more in a frame.

@@ -43,7 +43,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_nothing_is_written_before_the_io_thread_has_answered(path: Path, io: Io) -> None:
+def test_no_heartbeat_is_written_before_the_io_thread_answers(path: Path, io: Io) -> None:
     live = alive(path, io)
 
     live.beat()
@@ -52,7 +52,7 @@ def test_nothing_is_written_before_the_io_thread_has_answered(path: Path, io: Io
     assert not path.exists()
 
 
-def test_each_answer_is_good_for_one_beat(path: Path, io: Io) -> None:
+def test_each_answer_allows_one_heartbeat(path: Path, io: Io) -> None:
     live = alive(path, io)
     live.beat()
     io.answer()
@@ -66,7 +66,7 @@ def test_each_answer_is_good_for_one_beat(path: Path, io: Io) -> None:
     assert (deaf, path.exists()) == (False, True)
 
 
-def test_the_file_states_who_and_when(path: Path) -> None:
+def test_the_liveness_file_has_pid_and_time(path: Path) -> None:
     process.write(path, {"queues": ("payments.charge",)})
     told = read(path)
 
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_written_is_reported_once(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_at_its_end_the_file_is_gone(path: Path, io: Io) -> None:
+def test_the_liveness_file_is_removed_at_the_end(path: Path, io: Io) -> None:
     live = alive(path, io)
     process.write(path, {})
     live.end()
@@ -110,7 +110,7 @@ def test_old_and_missing_files_are_not_fresh(path: Path, tmp_path: Path) -> None
     assert (new, process.fresh([path]), process.fresh([tmp_path / "none"])) == (True, False, False)
 
 
-def test_a_process_knows_the_memory_it_holds() -> None:
+def test_a_process_measures_its_memory() -> None:
     before = process.used()
     held = bytearray(os.urandom(1)) * (64 * process.MB)
 

@@ -5,8 +5,8 @@ from django_rmq_retry.handlers import Match
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import retry
 from django_rmq_retry.publishing.publish import Options, message_of
-from tests.consumer.attempting import Bench
-from tests.core.made import delivery, settled
+from tests.consumer.attempts import Bench
+from tests.handlers.factories import delivery, settled
 
 CARD = Match(routing_key="pay.card")
 
@@ -15,7 +15,7 @@ def arrived(queue: str, raw: bytes, *, exchange: str, routing_key: str) -> Deliv
     return Delivery(queue=queue, body=b"{}", raw=raw, exchange=exchange, routing_key=routing_key)
 
 
-def test_a_retried_message_is_dispatched_by_the_key_it_first_came_by() -> None:
+def test_a_retried_message_is_dispatched_by_its_first_routing_key() -> None:
     seen: list[tuple[str, str]] = []
     bench = Bench(match=CARD, act=lambda message: seen.append((message.exchange, message.routing_key)))
     first = delivery(exchange="bank", routing_key="pay.card")
@@ -27,7 +27,7 @@ def test_a_retried_message_is_dispatched_by_the_key_it_first_came_by() -> None:
     assert seen == [("bank", "pay.card")]
 
 
-def test_a_delayed_message_is_dispatched_by_the_key_it_would_have_come_by() -> None:
+def test_a_delayed_message_is_dispatched_by_its_routing_key() -> None:
     seen: list[str] = []
     bench = Bench(match=CARD, act=lambda message: seen.append(message.routing_key))
     subscription = bench.work_queues()[0].subscriptions[0]
@@ -39,7 +39,7 @@ def test_a_delayed_message_is_dispatched_by_the_key_it_would_have_come_by() -> N
     assert seen == ["pay.card"]
 
 
-def test_a_sender_cannot_choose_another_handler_by_our_headers() -> None:
+def test_a_sender_cannot_choose_another_handler_by_forged_headers() -> None:
     bench = Bench(match=CARD)
     forged = {"rmq-retry-queue": "payments", "rmq-retry-exchange": "bank", "rmq-retry-routing-key": "pay.card"}
     bench.settle(delivery(headers=forged, exchange="bank", routing_key="pay.cash"))

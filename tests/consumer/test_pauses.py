@@ -28,7 +28,7 @@ class Source:
         self.returned += deliveries
 
 
-def test_what_was_redelivered_as_its_queue_is_paused_still_gets_its_thread() -> None:
+def test_a_message_redelivered_during_a_pause_still_gets_a_thread() -> None:
     channel = object()
     first, second = (Delivery(queue=QUEUE, body=b"%d" % number, token=(channel, number)) for number in (1, 2))
     handler = Subscription(

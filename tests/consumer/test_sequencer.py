@@ -32,7 +32,7 @@ def taken(turns: Sequencer, queue: str = "q") -> Delivery | None:
     return turns.take(arrival("", 0, None, queue=queue))
 
 
-def test_messages_of_one_key_take_turns_and_others_do_not_wait() -> None:
+def test_messages_of_one_ordering_key_take_turns_and_others_do_not_wait() -> None:
     channel = Channel()
     a1, a2, b1 = (arrival(key, number, channel) for number, key in enumerate("aab"))
     turns = sequencer(a1, a2, b1)
@@ -45,7 +45,7 @@ def test_messages_of_one_key_take_turns_and_others_do_not_wait() -> None:
     assert turns.waiting == 0
 
 
-def test_what_has_no_key_waits_for_nobody() -> None:
+def test_messages_without_ordering_key_do_not_wait() -> None:
     channel = Channel()
     first, second = arrival("", 1, channel), arrival("", 2, channel)
     turns = sequencer(first, second)
@@ -54,7 +54,7 @@ def test_what_has_no_key_waits_for_nobody() -> None:
     assert turns.done(first) is None
 
 
-def test_one_whose_key_cannot_be_reported_is_nobodys_burden_and_is_not_forgotten() -> None:
+def test_a_message_with_a_failing_key_blocks_none_and_is_attempted() -> None:
     def broken(delivery: Delivery) -> str:
         raise RecursionError(delivery.routing_key)
 
@@ -67,7 +67,7 @@ def test_one_whose_key_cannot_be_reported_is_nobodys_burden_and_is_not_forgotten
     assert [taken(turns), taken(turns), taken(turns)] == [first, second, None]
 
 
-def test_what_stays_unacked_keeps_its_key_until_it_is_redelivered_and_is_done() -> None:
+def test_an_unacked_message_blocks_its_key_until_it_is_done() -> None:
     channel = Channel()
     first, second = arrival("a", 1, channel), arrival("a", 2, channel)
     turns = sequencer(first)
@@ -81,7 +81,7 @@ def test_what_stays_unacked_keeps_its_key_until_it_is_redelivered_and_is_done() 
     assert turns.done(first) is second
 
 
-def test_what_waits_of_a_lost_channel_is_forgotten_for_it_is_redelivered() -> None:
+def test_messages_waiting_on_a_lost_channel_are_dropped() -> None:
     old, new = Channel(), Channel()
     first, second = arrival("a", 1, old), arrival("a", 2, old)
     again, too = arrival("a", 1, new), arrival("a", 2, new)
@@ -97,7 +97,7 @@ def test_what_waits_of_a_lost_channel_is_forgotten_for_it_is_redelivered() -> No
     assert turns.done(too) is None
 
 
-def test_what_was_unacked_of_a_lost_channel_frees_its_key() -> None:
+def test_an_unacked_message_of_a_lost_channel_unblocks_its_key() -> None:
     old, new = Channel(), Channel()
     first, again = arrival("a", 1, old), arrival("a", 1, new)
     turns = sequencer(first)
@@ -109,7 +109,7 @@ def test_what_was_unacked_of_a_lost_channel_frees_its_key() -> None:
     assert turns.done(again) is None
 
 
-def test_what_would_stay_unacked_on_a_lost_channel_frees_its_key_too() -> None:
+def test_a_message_kept_on_a_lost_channel_unblocks_its_key() -> None:
     old, new = Channel(), Channel()
     first, again, other = arrival("a", 1, old), arrival("a", 1, new), arrival("b", 2, new)
     turns = sequencer(first)
@@ -122,7 +122,7 @@ def test_what_would_stay_unacked_on_a_lost_channel_frees_its_key_too() -> None:
     assert turns.keep(first) is again
 
 
-def test_an_arrival_by_a_channel_that_has_closed_is_not_begun() -> None:
+def test_a_delivery_of_a_closed_channel_is_not_started() -> None:
     closed = Channel()
     closed.open = False
     turns = sequencer(arrival("a", 1, closed))
@@ -131,7 +131,7 @@ def test_an_arrival_by_a_channel_that_has_closed_is_not_begun() -> None:
     assert turns.waiting == 0
 
 
-def test_another_queues_channel_is_none_of_its_business() -> None:
+def test_a_lost_channel_leaves_other_queues_alone() -> None:
     here, there = Channel(), Channel()
     first, second = arrival("a", 1, here), arrival("a", 2, here)
     turns = sequencer(first, second, arrival("z", 3, there, queue="other"))
@@ -141,7 +141,7 @@ def test_another_queues_channel_is_none_of_its_business() -> None:
     assert turns.done(first) is second
 
 
-def test_what_has_not_begun_is_forgotten_at_a_stop() -> None:
+def test_a_stop_drops_messages_that_have_not_begun() -> None:
     channel = Channel()
     first, second, third = arrival("a", 1, channel), arrival("a", 2, channel), arrival("b", 3, channel)
     turns = sequencer(first, second, third)
@@ -242,7 +242,7 @@ class Slow:
         return delivery.key
 
 
-def test_a_key_that_takes_long_delays_its_queue_in_order_and_no_other() -> None:
+def test_a_slow_order_by_delays_only_its_own_queue() -> None:
     channel = Channel()
     first, second, third = (arrival(key, number, channel) for number, key in ((1, "a"), (2, "a"), (3, "b")))
     slow = Slow(first, second, third, arrival("a", 4, channel, queue="other"))
@@ -260,7 +260,7 @@ def test_a_key_that_takes_long_delays_its_queue_in_order_and_no_other() -> None:
     assert turns.done(first) is second
 
 
-def test_what_was_kept_gets_its_next_attempt_while_a_key_takes_long() -> None:
+def test_a_kept_message_is_attempted_during_a_slow_order_by() -> None:
     channel = Channel()
     kept, first = arrival("k", 0, channel), arrival("a", 1, channel)
     slow = Slow(kept, first, wait=False)
@@ -273,7 +273,7 @@ def test_what_was_kept_gets_its_next_attempt_while_a_key_takes_long() -> None:
     assert slow.end() is first
 
 
-def test_a_stop_and_a_pause_wait_for_no_key() -> None:
+def test_a_stop_and_a_pause_do_not_wait_for_order_by() -> None:
     channel = Channel()
     first, second, third = (arrival("a", number, channel) for number in (1, 2, 3))
     slow = Slow(first, second)

@@ -45,7 +45,7 @@ def test_the_second_signal_ends_the_process_at_once(second: signal.Signals, stop
     assert (stops.get(timeout=PATIENCE), stops.empty(), codes) == ("SIGTERM", True, [130])
 
 
-def test_a_blocked_signal_is_delivered_once_listened_to(stops: "queue.SimpleQueue[str]") -> None:
+def test_listening_unblocks_a_blocked_signal(stops: "queue.SimpleQueue[str]") -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
     signal.raise_signal(signal.SIGTERM)
     supervisor.listen(stops.put)
@@ -53,7 +53,7 @@ def test_a_blocked_signal_is_delivered_once_listened_to(stops: "queue.SimpleQueu
     assert stops.get(timeout=PATIENCE) == "SIGTERM"
 
 
-def test_a_signal_may_interrupt_the_holder_of_the_lock_that_stop_needs() -> None:
+def test_a_signal_may_interrupt_the_thread_with_the_stop_lock() -> None:
     stopped, lock = threading.Event(), threading.Lock()
 
     def stop(_name: str) -> None:
@@ -67,7 +67,7 @@ def test_a_signal_may_interrupt_the_holder_of_the_lock_that_stop_needs() -> None
     assert stopped.wait(PATIENCE)
 
 
-def test_a_process_without_room_for_a_thread_still_stops(
+def test_a_process_that_cannot_start_a_thread_still_stops(
     monkeypatch: pytest.MonkeyPatch, stops: "queue.SimpleQueue[str]"
 ) -> None:
     def refuse(*_arguments: object) -> None:

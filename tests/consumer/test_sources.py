@@ -31,10 +31,10 @@ from django_rmq_retry.policies import policy
         "",
     ],
 )
-def test_what_is_installed_or_ours_is_not_the_projects(file: str) -> None:
+def test_installed_and_package_code_is_not_the_projects(file: str) -> None:
     assert not projects_own(file)
 
 
 @pytest.mark.parametrize("file", [__file__, "/srv/bank/payments/handlers.py", "manage.py", "/srv/\udcff\0.py"])
-def test_all_else_is(file: str) -> None:
+def test_other_code_is_the_projects(file: str) -> None:
     assert projects_own(file)

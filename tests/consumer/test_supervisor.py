@@ -1,4 +1,4 @@
-"""Real processes: a supervisor in a process of its own, controlled by signals."""
+"""Real processes: a supervisor in its own process, controlled by signals."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(processes: int, *words: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "tests.consumer.forked", str(tmp_path), str(processes), *words]
+        command = [sys.executable, "-m", "tests.consumer.children", str(tmp_path), str(processes), *words]
         started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True))
         return started[-1]
 
@@ -83,7 +83,7 @@ def test_a_second_signal_kills(start: Start, tmp_path: Path) -> None:
     assert code == 130
 
 
-def test_a_child_that_does_not_end_is_killed_after_its_time(start: Start, tmp_path: Path) -> None:
+def test_a_child_over_its_shutdown_timeout_is_killed(start: Start, tmp_path: Path) -> None:
     supervisor = start(1, "stick")
     running(tmp_path, 1)
     supervisor.send_signal(signal.SIGTERM)
@@ -103,60 +103,60 @@ def test_a_child_that_was_killed_is_replaced(start: Start, tmp_path: Path) -> No
     assert (code, f"(pid {first[0]}) was ended by SIGKILL; a new one starts in" in output) == (0, True), output
 
 
-def test_a_child_that_wants_a_fresh_one_gets_it(start: Start, tmp_path: Path) -> None:
+def test_a_child_that_asks_for_a_restart_is_replaced(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "75", "75", "0"))
 
     assert (code, len(pids(tmp_path)), "exit code" in output) == (0, 3, False)
 
 
-def test_children_that_have_done_what_was_asked_are_not_replaced(start: Start, tmp_path: Path) -> None:
+def test_children_that_finished_are_not_replaced(start: Start, tmp_path: Path) -> None:
     code, _ = said(start(2, "0"))
 
     assert (code, len(pids(tmp_path))) == (0, 2)
 
 
-def test_one_that_a_handler_ended_as_if_all_were_well_is_replaced(start: Start, tmp_path: Path) -> None:
+def test_a_child_ended_by_its_handler_with_code_0_is_replaced(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "leave", "0"))
 
     assert (code, len(pids(tmp_path))) == (0, 2)
     assert "ended with exit code 0; a new one starts in" in output
 
 
-def test_ones_that_handlers_end_again_and_again_end_all_with_a_code_that_shows(start: Start, tmp_path: Path) -> None:
+def test_children_repeatedly_ended_by_handlers_end_all_with_code_1(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "leave"))
 
     assert (code, len(pids(tmp_path))) == (1, 5)
     assert "ended with exit code 0, 5 times in a row; stopping all processes" in output
 
 
-def test_one_that_always_fails_ends_all_with_its_code(start: Start, tmp_path: Path) -> None:
+def test_a_child_that_always_fails_ends_all_with_its_code(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "1", "die", "1"))
 
     assert (code, len(pids(tmp_path))) == (1, 5)
     assert "ended with exit code 1, 5 times in a row; stopping all processes" in output
 
 
-def test_what_ends_processes_that_have_reached_their_broker_ends_not_all_so_soon(start: Start, tmp_path: Path) -> None:
+def test_children_that_reached_the_broker_may_die_more_often(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, *["reach"] * 8, "0"))
 
     assert (code, len(pids(tmp_path)), "stopping all processes" in output) == (0, 9, False)
 
 
-def test_what_ends_them_without_end_ends_all_in_the_end(start: Start, tmp_path: Path) -> None:
+def test_children_that_die_20_times_in_a_row_end_all(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "reach"))
 
     assert (code, len(pids(tmp_path))) == (137, 20)
     assert "was ended by SIGKILL, 20 times in a row; stopping all processes" in output
 
 
-def test_one_that_reached_its_broker_once_has_not_done_so_for_good(start: Start, tmp_path: Path) -> None:
+def test_reaching_the_broker_counts_only_for_the_process_that_did(start: Start, tmp_path: Path) -> None:
     code, _ = said(start(1, "reach", "reach", "die"))
 
     assert (code, len(pids(tmp_path))) == (137, 5)
 
 
 @pytest.mark.parametrize("hopeless", ["3", "4"])
-def test_what_no_fresh_process_repairs_ends_all_at_once(start: Start, tmp_path: Path, hopeless: str) -> None:
+def test_an_exit_code_that_no_restart_fixes_ends_all_at_once(start: Start, tmp_path: Path, hopeless: str) -> None:
     code, _ = said(start(1, hopeless))
 
     assert (code, len(pids(tmp_path))) == (int(hopeless), 1)

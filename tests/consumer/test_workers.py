@@ -60,7 +60,7 @@ def test_every_job_runs_once(threads: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.lists(st.integers(1, 9), min_size=1, max_size=20))
-def test_jobs_in_bursts_of_any_size_never_find_everybody_deaf(threads: int, bursts: list[int]) -> None:
+def test_bursts_of_jobs_of_any_size_all_run(threads: int, bursts: list[int]) -> None:
     ran: list[int] = []
     with at_work(threads, ran.append) as workers:
         for burst in bursts:
@@ -72,7 +72,7 @@ def test_jobs_in_bursts_of_any_size_never_find_everybody_deaf(threads: int, burs
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_job_added_at_the_very_moment_a_thread_falls_asleep_is_not_forgotten() -> None:
+def test_a_job_added_while_a_thread_falls_asleep_runs() -> None:
     served = threading.Semaphore(0)
     with at_work(2, lambda _: served.release()) as workers:
         for job in range(5000):
@@ -91,7 +91,7 @@ def test_slow_jobs_spread_over_all_threads() -> None:
         assert not together.broken
 
 
-def test_threads_that_sleep_are_woken_one_after_the_other_for_a_burst() -> None:
+def test_a_burst_wakes_sleeping_threads_one_by_one() -> None:
     inside, go = threading.Semaphore(0), threading.Event()
 
     def run(_: int) -> None:
@@ -110,7 +110,7 @@ def test_threads_that_sleep_are_woken_one_after_the_other_for_a_burst() -> None:
         go.set()
 
 
-def test_what_is_taken_back_runs_nowhere_and_what_runs_is_not_taken_back() -> None:
+def test_withdrawn_jobs_never_run_and_running_jobs_stay() -> None:
     ran: list[int] = []
     begun, go = threading.Event(), threading.Event()
 
@@ -134,7 +134,7 @@ def test_what_is_taken_back_runs_nowhere_and_what_runs_is_not_taken_back() -> No
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_taking_back_while_jobs_come_and_go_loses_and_doubles_none(threads: int) -> None:
+def test_concurrent_withdrawals_lose_and_duplicate_no_job(threads: int) -> None:
     ran: list[int] = []
     taken: list[int] = []
     with at_work(threads, ran.append) as workers:
@@ -154,7 +154,7 @@ def test_taking_back_while_jobs_come_and_go_loses_and_doubles_none(threads: int)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_whatever_a_job_raises_its_thread_lives_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_exception_of_a_job_leaves_its_thread_alive(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     ran: list[int] = []
 
     def run(job: int) -> None:
@@ -200,7 +200,7 @@ def test_a_log_filter_that_raises_ends_no_worker_thread(capsys: pytest.CaptureFi
     assert "SystemExit: A worker thread raised an error outside any handler" in said
 
 
-def test_a_thread_that_dies_all_the_same_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_worker_thread_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(_: Workers[int]) -> None:
         raise MemoryError
 

@@ -50,7 +50,7 @@ def parked() -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize("do", ["turn", "swallow"])
-def test_what_never_ends_is_retried_and_parked_while_others_flow(slow: Slow, send: Send, do: str) -> None:
+def test_an_endless_handler_is_retried_and_parked_while_others_continue(slow: Slow, send: Send, do: str) -> None:
     send(do)
     send("nothing")
     told = slow.run("rmq_consume", "--burst", "--threads", "1")
@@ -74,7 +74,7 @@ def test_an_async_handler_is_cancelled(slow: Slow, send: Send) -> None:
     assert parked() == [("retries_exhausted", 2, LATE.format("tests.deadlines.handlers.asynchronous"))]
 
 
-def test_what_a_late_handler_wrote_once_is_rolled_back(slow: Slow, send: Send) -> None:
+def test_the_writes_of_a_late_once_handler_are_rolled_back(slow: Slow, send: Send) -> None:
     send("turn", queue="deadlines.once", n=1)
     send("nothing", queue="deadlines.once", n=2)
     with slow.running("rmq_consume") as consumer:
@@ -87,7 +87,7 @@ def test_what_a_late_handler_wrote_once_is_rolled_back(slow: Slow, send: Send) -
 
 
 @pytest.mark.parametrize(("queue", "handler"), [("plain", "plain"), ("line", "in_order"), ("once", "once")])
-def test_a_handler_stuck_in_c_ends_its_process_and_costs_an_attempt(
+def test_a_handler_hanging_in_c_ends_its_process_and_uses_an_attempt(
     slow: Slow, send: Send, queue: str, handler: str
 ) -> None:
     name = f"tests.deadlines.handlers.{handler}"
@@ -108,7 +108,7 @@ def test_a_handler_stuck_in_c_ends_its_process_and_costs_an_attempt(
     assert not Group.objects.using("own").exists()
 
 
-def test_a_stuck_process_of_several_is_replaced_once_its_other_handlers_end(slow: Slow, send: Send) -> None:
+def test_a_hanging_process_is_replaced_once_its_other_handlers_end(slow: Slow, send: Send) -> None:
     with slow.running("rmq_consume", "--processes", "2", "--threads", "2") as consumer:
         consumer.says("Connected", times=2)
         send("stand")

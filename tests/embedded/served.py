@@ -53,7 +53,7 @@ def vhost_of(server: Server) -> Vhost:
 
 @contextmanager
 def served(version: str = "4.0", *, port: int = 0, file: Path | None = None) -> Iterator[Server]:
-    """Serve on a port of its own for a while."""
+    """Serve on its own port for a while."""
     broker = Broker(behaviour(version), file=file)
     server = Server(broker, port=port)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -33,7 +33,7 @@ def test_messages_come_in_order_and_no_more_than_the_prefetch(rig: Rig, kind: st
     assert texts(client, 1) == "d"
 
 
-def test_one_ack_can_settle_everything_before_it(rig: Rig, kind: str) -> None:
+def test_a_multiple_ack_settles_everything_before_it(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "abcdef")
     client.consume("q", prefetch=3)
@@ -45,7 +45,7 @@ def test_one_ack_can_settle_everything_before_it(rig: Rig, kind: str) -> None:
     assert texts(client, 1) == "f"
 
 
-def test_without_acks_the_prefetch_does_not_count(rig: Rig, kind: str) -> None:
+def test_with_no_ack_the_prefetch_does_not_apply(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "abcd")
     client.consume("q", prefetch=1, no_ack=True)
@@ -78,7 +78,7 @@ def test_a_consumer_of_higher_priority_is_served_while_it_has_room(rig: Rig, kin
     assert sorted(found) == ["high", "high", "low"]
 
 
-def test_a_limit_on_the_channel_is_shared_until_version_4_3(rig: Rig) -> None:
+def test_a_channel_prefetch_is_shared_before_version_4_3(rig: Rig) -> None:
     client = rig.connect()
     filled(client, "classic", "")
     client.qos(2, channel_wide=True)
@@ -90,7 +90,7 @@ def test_a_limit_on_the_channel_is_shared_until_version_4_3(rig: Rig) -> None:
     assert len(client.arrivals(4, within=0.3)) == (4 if rig.version >= (4, 3) else 2)
 
 
-def test_a_limit_for_consumers_ends_the_one_on_the_channel(rig: Rig) -> None:
+def test_a_consumer_prefetch_replaces_the_channel_prefetch(rig: Rig) -> None:
     client = rig.connect()
     filled(client, "classic", "abcdef")
     client.qos(2, channel_wide=True)
@@ -100,7 +100,7 @@ def test_a_limit_for_consumers_ends_the_one_on_the_channel(rig: Rig) -> None:
     assert texts(client, 6, within=0.3) == "abcd"
 
 
-def test_what_comes_back_is_marked_and_goes_first(rig: Rig, kind: str) -> None:
+def test_a_requeued_message_is_marked_redelivered_and_goes_first(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "abc", **({"delivery_limit": 5} if kind == "quorum" else {}))
     first = client.get("q")
@@ -112,7 +112,7 @@ def test_what_comes_back_is_marked_and_goes_first(rig: Rig, kind: str) -> None:
     assert (first.redelivered, again.redelivered, again.text) == (False, True, "a")
 
 
-def test_a_quorum_queue_without_a_limit_puts_it_last_on_3_10(rig: Rig) -> None:
+def test_a_quorum_queue_without_delivery_limit_requeues_last_on_3_10(rig: Rig) -> None:
     client = rig.connect()
     filled(client, "quorum", "abc")
     first = client.get("q")
@@ -123,7 +123,7 @@ def test_a_quorum_queue_without_a_limit_puts_it_last_on_3_10(rig: Rig) -> None:
     assert "".join(one.text for one in found if one) == ("abc" if rig.version >= (4, 0) else "bca")
 
 
-def test_a_classic_queue_takes_returns_back_to_their_own_places(rig: Rig) -> None:
+def test_a_classic_queue_requeues_messages_to_their_old_places(rig: Rig) -> None:
     client = rig.connect()
     filled(client, "classic", "abcd")
     held = [client.get("q") for _ in range(3)]
@@ -135,7 +135,7 @@ def test_a_classic_queue_takes_returns_back_to_their_own_places(rig: Rig) -> Non
     assert "".join(one.text for one in found if one) == "acd"
 
 
-def test_everything_held_comes_back_in_order_when_the_connection_breaks(rig: Rig, kind: str) -> None:
+def test_unacked_messages_are_redelivered_after_a_cut(rig: Rig, kind: str) -> None:
     client, other = rig.connect(), rig.connect()
     filled(other, kind, "abcdef", **({"delivery_limit": 9} if kind == "quorum" else {}))
     client.consume("q", prefetch=3)
@@ -185,7 +185,7 @@ def test_get_is_refused_by_quorum_queues_with_a_single_active_consumer(rig: Rig,
     assert refused.value.code == 405
 
 
-def test_an_exclusive_consumer_bears_no_other(rig: Rig) -> None:
+def test_an_exclusive_consumer_refuses_a_second_one(rig: Rig) -> None:
     client, other = rig.connect(), rig.connect()
     filled(client, "classic", "")
     client.consume("q", exclusive=True)
@@ -196,7 +196,7 @@ def test_an_exclusive_consumer_bears_no_other(rig: Rig) -> None:
     assert refused.value.text.endswith("' in exclusive use")
 
 
-def test_an_exclusive_consumer_does_not_go_with_a_single_active_one(rig: Rig) -> None:
+def test_an_exclusive_consumer_is_refused_with_single_active_consumer(rig: Rig) -> None:
     client = rig.connect()
     filled(client, "classic", "", single_active_consumer=True)
 
@@ -204,7 +204,7 @@ def test_an_exclusive_consumer_does_not_go_with_a_single_active_one(rig: Rig) ->
         client.consume("q", exclusive=True)
 
 
-def test_quorum_queues_take_no_notice_of_exclusive_consumers(rig: Rig) -> None:
+def test_quorum_queues_ignore_the_exclusive_flag_of_consumers(rig: Rig) -> None:
     client, other = rig.connect(), rig.connect()
     filled(client, "quorum", "")
     client.consume("q", exclusive=True, prefetch=1)
@@ -215,7 +215,7 @@ def test_quorum_queues_take_no_notice_of_exclusive_consumers(rig: Rig) -> None:
     assert sorted(texts(client, 1) + texts(other, 1)) == ["a", "b"]
 
 
-def test_a_limit_on_the_channel_is_refused_by_quorum_queues_until_version_4_3(rig: Rig) -> None:
+def test_quorum_queues_refuse_a_channel_prefetch_before_version_4_3(rig: Rig) -> None:
     client = rig.connect()
     filled(client, "quorum", "")
     client.qos(1, channel_wide=True)
@@ -228,7 +228,7 @@ def test_a_limit_on_the_channel_is_refused_by_quorum_queues_until_version_4_3(ri
     assert ("does not support global qos" in told) == (rig.version < (4, 3))
 
 
-def test_a_consumer_is_informed_that_its_queue_is_gone(rig: Rig, kind: str) -> None:
+def test_a_consumer_is_cancelled_when_its_queue_is_deleted(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "")
     tag = client.consume("q")
@@ -311,7 +311,7 @@ def test_a_declaration_counts_the_messages_that_are_ready(rig: Rig, kind: str) -
     assert client.queue("q", passive=True).messages == 0
 
 
-def test_a_server_named_queue_has_a_name_of_its_own_and_is_what_no_name_means(rig: Rig) -> None:
+def test_an_empty_name_means_the_last_server_named_queue(rig: Rig) -> None:
     client = rig.connect()
     first = client.queue("", exclusive=True, durable=False)
     client.bind("", "amq.fanout")
@@ -321,7 +321,7 @@ def test_a_server_named_queue_has_a_name_of_its_own_and_is_what_no_name_means(ri
     assert client.purge("") == 1
 
 
-def test_an_answer_finds_its_channel_without_a_queue(rig: Rig) -> None:
+def test_a_direct_reply_reaches_its_channel_without_a_queue(rig: Rig) -> None:
     client, server = rig.connect(), rig.connect()
     client.queue("rpc")
     client.consume("amq.rabbitmq.reply-to", no_ack=True)
@@ -339,7 +339,7 @@ def test_an_answer_finds_its_channel_without_a_queue(rig: Rig) -> None:
     assert outcome == ("ack" if rig.version >= (4, 3) else "returned")
 
 
-def test_an_ended_consumer_of_several_leaves_its_turn_to_the_next(rig: Rig, kind: str) -> None:
+def test_a_cancelled_single_active_consumer_hands_over(rig: Rig, kind: str) -> None:
     client, other = rig.connect(), rig.connect()
     filled(client, kind, "", single_active_consumer=True)
     tag = client.consume("q", prefetch=1)
@@ -368,7 +368,7 @@ def test_a_declaration_counts_the_consumers(rig: Rig, kind: str) -> None:
     assert before == 3
 
 
-def test_an_answer_to_somebody_who_has_gone_is_returned_until_version_4_3(rig: Rig) -> None:
+def test_a_reply_to_a_closed_client_is_returned_before_version_4_3(rig: Rig) -> None:
     client, server = rig.connect(), rig.connect()
     client.queue("rpc")
     client.consume("amq.rabbitmq.reply-to", no_ack=True)
@@ -384,14 +384,14 @@ def test_an_answer_to_somebody_who_has_gone_is_returned_until_version_4_3(rig: R
     )
 
 
-def test_an_answer_to_a_name_that_nobody_gave_out_is_returned(rig: Rig) -> None:
+def test_a_reply_to_an_invented_address_is_returned(rig: Rig) -> None:
     client = rig.connect()
 
     assert client.publish("amq.rabbitmq.reply-to.bogus", "answer") == "ack"
     assert client.publish("amq.rabbitmq.reply-to.bogus", "answer", mandatory=True) == "returned"
 
 
-def test_answers_have_tags_of_the_channel_from_version_4_3_on(rig: Rig) -> None:
+def test_replies_have_delivery_tags_of_the_channel_since_version_4_3(rig: Rig) -> None:
     client, server = rig.connect(), rig.connect()
     client.queue("rpc")
     client.consume("amq.rabbitmq.reply-to", no_ack=True)
@@ -422,7 +422,7 @@ def test_several_are_rejected_at_once(rig: Rig, kind: str) -> None:
     assert client.queue("q", passive=True).messages == 0
 
 
-def test_an_ended_consumer_keeps_what_it_holds(rig: Rig, kind: str) -> None:
+def test_a_cancelled_consumer_keeps_its_unacked_messages(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "ab")
     tag = client.consume("q", prefetch=1)
@@ -435,7 +435,7 @@ def test_an_ended_consumer_keeps_what_it_holds(rig: Rig, kind: str) -> None:
     assert (held[0].text, second.text, second.redelivered) == ("a", "b", False)
 
 
-def test_a_limit_is_each_consumers_own(rig: Rig, kind: str) -> None:
+def test_each_consumer_has_its_own_prefetch(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "")
     client.consume("q", prefetch=1, tag="one")
@@ -447,7 +447,7 @@ def test_a_limit_is_each_consumers_own(rig: Rig, kind: str) -> None:
     assert sorted(found) == ["one", "two", "two"]
 
 
-def test_a_consumer_of_two_queues_stays_when_one_goes(rig: Rig, kind: str) -> None:
+def test_a_client_with_two_queues_keeps_one_when_the_other_is_deleted(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "")
     client.queue("other")

@@ -55,7 +55,7 @@ def suffer(rig: Rig, client: Client, ways: str) -> Client:
 
 
 @pytest.mark.parametrize("target", sorted(BOTH))
-def test_a_dead_letter_reports_the_deliveries_before_it(rig: Rig, kind: str, target: str) -> None:
+def test_a_dead_letter_shows_its_delivery_count(rig: Rig, kind: str, target: str) -> None:
     client = rig.connect()
     client.queue("a", {**BOTH[kind], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     client.queue("b", BOTH[target])
@@ -78,7 +78,7 @@ def expected(rig: Rig, kind: str, target: str, older: int, newer: int) -> tuple[
     return (0 if target == "quorum" else None), None, False
 
 
-def test_a_count_goes_through_a_classic_queue_unseen(rig: Rig) -> None:
+def test_a_delivery_count_passes_through_a_classic_queue(rig: Rig) -> None:
     client = rig.connect()
     client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     client.queue("b", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "c"})
@@ -108,7 +108,7 @@ def test_the_count_continues_through_wait_queues_since_version_4(rig: Rig, wait:
     assert counts == ([None, 1, 2, 3, 4, 5] if rig.version >= (4, 0) else [0, 0, 0, 0, 0, 0])
 
 
-def test_the_delivery_limit_counts_what_other_queues_did_only_since_version_4_3(rig: Rig) -> None:
+def test_the_delivery_limit_includes_other_queues_since_version_4_3(rig: Rig) -> None:
     client = rig.connect()
     client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     client.queue("b", {**QUORUM, "x-delivery-limit": 2})
@@ -121,7 +121,7 @@ def test_the_delivery_limit_counts_what_other_queues_did_only_since_version_4_3(
     assert deliveries == (1 if rig.version >= (4, 3) else 3)
 
 
-def test_a_message_that_went_over_the_limit_reports_nothing_about_it_on_4_0(rig: Rig) -> None:
+def test_a_message_over_the_delivery_limit_has_no_count_on_4_0(rig: Rig) -> None:
     client = rig.connect()
     limited = {**QUORUM, "x-delivery-limit": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}
     client.queue("a", limited)
@@ -135,7 +135,7 @@ def test_a_message_that_went_over_the_limit_reports_nothing_about_it_on_4_0(rig:
     )
 
 
-def test_a_return_in_the_next_queue_shows_what_that_one_counts(rig: Rig) -> None:
+def test_a_requeue_in_the_next_queue_shows_that_queues_count(rig: Rig) -> None:
     client = rig.connect()
     client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     client.queue("b", QUORUM)
@@ -167,7 +167,7 @@ def test_a_limit_of_minus_one_means_none_only_since_version_4(rig: Rig) -> None:
     assert (client.get("q", within=0.3) is not None) == (rig.version >= (4, 0))
 
 
-def test_version_4_3_counts_on_through_dead_lettering_and_loses_the_message(rig: Rig) -> None:
+def test_version_4_3_counts_across_dead_lettering_and_drops_the_message(rig: Rig) -> None:
     client = rig.connect()
     client.queue("main", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"})
     client.queue(

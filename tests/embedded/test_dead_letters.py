@@ -123,7 +123,7 @@ def test_a_loop_without_a_rejection_drops_the_message(rig: Rig, kind: str) -> No
     assert client.get("b", within=0) is None
 
 
-def test_a_message_of_the_main_queue_that_expires_cycles_on_3_10_only(rig: Rig) -> None:
+def test_a_loop_of_expirations_after_a_reject_continues_only_on_3_10(rig: Rig) -> None:
     client = rig.connect()
     client.queue("main", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait", "x-message-ttl": 50})
     client.queue("wait", {**BACK, "x-message-ttl": 50})
@@ -135,7 +135,7 @@ def test_a_message_of_the_main_queue_that_expires_cycles_on_3_10_only(rig: Rig) 
     assert (left is not None) == (rig.version < (4, 0))
 
 
-def test_a_message_dropped_for_length_dies_oldest_first(rig: Rig, kind: str) -> None:
+def test_messages_dropped_for_length_are_dead_lettered_oldest_first(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("main", {**BOTH[kind], **AWAY, "x-max-length": 2})
     client.queue("dead")
@@ -157,7 +157,7 @@ def test_a_message_is_lost_where_no_exchange_or_queue_takes_it(rig: Rig, kind: s
     assert client.get("main", within=0.1) is None
 
 
-def test_at_least_once_keeps_what_no_queue_takes(rig: Rig) -> None:
+def test_at_least_once_keeps_an_unroutable_dead_letter(rig: Rig) -> None:
     client = rig.connect()
     careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     client.queue("main", {**QUORUM, **careful, "x-dead-letter-exchange": "nowhere"})
@@ -195,7 +195,7 @@ def test_an_x_death_that_a_client_sent_counts_on_3_10_only(rig: Rig) -> None:
     assert taken(client, "dead").deaths == [("main", "rejected", 100 if rig.version < (4, 0) else 1)]
 
 
-def test_copies_die_by_every_key_again(rig: Rig) -> None:
+def test_a_dead_letter_is_routed_by_its_cc_keys_too(rig: Rig) -> None:
     client = rig.connect()
     client.exchange("dlx", "direct")
     client.queue("main", {"x-dead-letter-exchange": "dlx"})
@@ -209,7 +209,7 @@ def test_copies_die_by_every_key_again(rig: Rig) -> None:
     assert [one.headers["x-death"][0]["routing-keys"] for one in found] == [["main", "copy"]] * 2
 
 
-def test_a_dead_letter_key_replaces_the_copies_too(rig: Rig) -> None:
+def test_a_dead_letter_routing_key_replaces_the_cc_keys(rig: Rig) -> None:
     client = rig.connect()
     client.queue("main", AWAY)
     for name in ("dead", "copy"):
@@ -223,7 +223,7 @@ def test_a_dead_letter_key_replaces_the_copies_too(rig: Rig) -> None:
     assert client.get("copy", within=0.1) is None
 
 
-def test_reject_publish_dlx_refuses_and_buries_on_a_classic_queue(rig: Rig) -> None:
+def test_reject_publish_dlx_nacks_and_dead_letters_on_a_classic_queue(rig: Rig) -> None:
     client = rig.connect()
     client.queue("main", {**AWAY, "x-max-length": 1, "x-overflow": "reject-publish-dlx"})
     client.queue("dead")
@@ -250,7 +250,7 @@ def test_the_time_of_a_death_is_that_of_the_first_of_its_kind(rig: Rig, kind: st
     assert [death["count"] for death in second.headers["x-death"]] == [2, 2]
 
 
-def test_a_message_over_the_delivery_limit_does_not_come_round_again(rig: Rig) -> None:
+def test_a_message_over_the_delivery_limit_does_not_return_to_its_queue(rig: Rig) -> None:
     client = rig.connect()
     client.queue(
         "main",
@@ -264,7 +264,7 @@ def test_a_message_over_the_delivery_limit_does_not_come_round_again(rig: Rig) -
     assert client.queue("wait", passive=True).messages == 0
 
 
-def test_an_internal_exchange_takes_dead_letters_and_what_another_could_not_route(rig: Rig, kind: str) -> None:
+def test_an_internal_exchange_accepts_dead_letters_and_alternates(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.exchange("inside", "fanout", internal=True)
     client.exchange("outside", "direct", arguments={"alternate-exchange": "inside"})
@@ -307,7 +307,7 @@ def test_a_dead_letter_is_routed_by_its_headers(rig: Rig, kind: str) -> None:
     assert (found.text, taken(client, "rejected").text) == ("x", "y")
 
 
-def test_what_a_queue_held_when_it_was_deleted_or_purged_is_no_dead_letter(rig: Rig, kind: str) -> None:
+def test_deleted_and_purged_messages_are_not_dead_lettered(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("main", {**BOTH[kind], **AWAY})
     client.queue("dead")

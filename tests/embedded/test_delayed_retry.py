@@ -36,7 +36,7 @@ def waited(rig: Rig, client: Client, way: str) -> float:
     return now(rig) - start
 
 
-def test_it_grows_with_each_failure_up_to_its_end(rig: Rig) -> None:
+def test_a_delayed_retry_grows_with_each_failure_up_to_its_maximum(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", DELAYED)
     client.publish("q", "x")
@@ -64,7 +64,7 @@ def test_it_grows_with_each_failure_up_to_its_end(rig: Rig) -> None:
         ("returned", "reject", False),
     ],
 )
-def test_its_type_says_which_returns_are_delayed(rig: Rig, kind: str, way: str, delayed: bool) -> None:
+def test_the_delayed_retry_type_selects_which_returns_are_delayed(rig: Rig, kind: str, way: str, delayed: bool) -> None:
     client = rig.connect()
     # So long that no pause of a busy machine looks like it.
     client.queue(
@@ -79,7 +79,9 @@ def test_its_type_says_which_returns_are_delayed(rig: Rig, kind: str, way: str, 
     ("kind", "delayed"), [("all", True), ("failed", True), ("returned", False), ("disabled", False)]
 )
 @pytest.mark.parametrize("way", ["close_channel", "cut"])
-def test_what_a_channel_or_connection_leaves_behind_has_failed(rig: Rig, way: str, kind: str, delayed: bool) -> None:
+def test_messages_of_a_closed_channel_or_connection_count_as_failed(
+    rig: Rig, way: str, kind: str, delayed: bool
+) -> None:
     client, other = rig.connect(), rig.connect()
     # So long that no pause of a busy machine looks like it.
     client.queue(
@@ -95,7 +97,7 @@ def test_what_a_channel_or_connection_leaves_behind_has_failed(rig: Rig, way: st
     assert (now(rig) - start > 1.4) == (delayed and rig.version >= (4, 3))
 
 
-def test_a_delayed_message_is_overtaken_not_counted_and_purged(rig: Rig) -> None:
+def test_a_delayed_message_is_overtaken_and_not_ready_and_can_be_purged(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**DELAYED, "x-delayed-retry-min": 60_000, "x-delayed-retry-max": 60_000, "x-delivery-limit": 9})
     for body in "ab":
@@ -109,7 +111,7 @@ def test_a_delayed_message_is_overtaken_not_counted_and_purged(rig: Rig) -> None
     assert client.purge("q") == 1
 
 
-def test_it_ends_at_the_delivery_limit(rig: Rig) -> None:
+def test_delayed_retries_end_at_the_delivery_limit(rig: Rig) -> None:
     client = rig.connect()
     arguments = {**DELAYED, "x-delayed-retry-min": 50, "x-delayed-retry-max": 50, "x-delivery-limit": 2}
     client.queue("q", {**arguments, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
@@ -123,7 +125,7 @@ def test_it_ends_at_the_delivery_limit(rig: Rig) -> None:
     assert dead.deaths == [("q", "delivery_limit", 1)]
 
 
-def test_it_cannot_be_added_nor_asked_of_a_classic_queue_of_4_3(rig: Rig) -> None:
+def test_delayed_retry_is_refused_on_existing_and_classic_queues(rig: Rig) -> None:
     rig.connect().queue("q", QUORUM)
     rig.connect().queue("c")
     asks = {"q": DELAYED, "c2": {**DELAYED, "x-queue-type": "classic"}}
@@ -150,7 +152,7 @@ def test_version_4_3_shows_how_often_a_message_was_acquired(rig: Rig) -> None:
     )
 
 
-def test_a_quorum_queue_of_4_0_serves_two_high_ones_before_a_low_one_that_is_older(rig: Rig) -> None:
+def test_a_quorum_queue_of_4_0_serves_two_high_priorities_per_low_one(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", QUORUM)
     for body, priority in (("l1", 0), ("l2", 4), ("h1", 5), ("h2", 9), ("h3", 5), ("h4", 5)):

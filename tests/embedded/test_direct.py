@@ -1,4 +1,4 @@
-"""The direct face: publisher, source and caller over the engine, without threads and on a clock of its own."""
+"""The direct face: publisher, source and caller over the engine, without threads and on its own clock."""
 
 from collections.abc import Callable
 from typing import Any
@@ -99,15 +99,13 @@ def bodies(broker: DirectBroker, queue: str) -> list[bytes]:
     return [delivery.body for delivery in broker.messages_in(queue)]
 
 
-def test_what_is_published_lies_in_its_queue_when_the_call_returns(
-    broker: DirectBroker, publisher: DirectPublisher
-) -> None:
+def test_a_publish_is_in_its_queue_when_the_call_returns(broker: DirectBroker, publisher: DirectPublisher) -> None:
     assert publisher.publish_many([to("work", b"1"), to("work", b"2")]) == 2
     assert bodies(broker, "work") == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("message", [to("nowhere"), to("work", exchange="missing")])
-def test_what_no_queue_takes_is_returned(publisher: DirectPublisher, message: Message) -> None:
+def test_an_unroutable_message_is_returned(publisher: DirectPublisher, message: Message) -> None:
     with pytest.raises(MessageReturned):
         publisher.publish(message)
 
@@ -131,7 +129,9 @@ def test_a_lost_confirm_stores_the_message_and_a_lost_broker_does_not(broker: Di
     assert bodies(broker, "work") == [b"unknown"]
 
 
-def test_no_more_is_unacked_than_the_prefetch(publisher: DirectPublisher, consume: Consume, hands: Hands) -> None:
+def test_no_more_messages_are_unacked_than_the_prefetch(
+    publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
     publisher.publish_many([to("work", b"%d" % number) for number in range(3)])
     source = consume()
     before = hands.bodies[:]
@@ -142,7 +142,7 @@ def test_no_more_is_unacked_than_the_prefetch(publisher: DirectPublisher, consum
     assert hands.bodies == [b"0", b"1", b"2"]
 
 
-def test_a_copy_waits_in_its_queue_until_the_clock_has_passed_it(
+def test_a_copy_waits_until_the_clock_passes_its_ttl(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish(to("work"))
@@ -160,7 +160,7 @@ def test_a_copy_waits_in_its_queue_until_the_clock_has_passed_it(
     assert deaths[0]["time"].timestamp() == 1_700_000_010
 
 
-def test_a_message_that_stays_unacked_is_redelivered_after_its_hold(
+def test_a_message_kept_unacked_is_delivered_again_after_its_wait(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish_many([to("work", b"1"), to("work", b"2")])
@@ -190,7 +190,7 @@ def test_a_copy_whose_confirm_is_lost_is_sent_again(
     assert held.held == 0
 
 
-def test_a_lost_connection_gives_back_what_is_unacked_and_comes_back(
+def test_a_lost_connection_requeues_unacked_messages_and_reconnects(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish(to("work"))
@@ -229,7 +229,7 @@ def test_a_lost_acknowledgement_leaves_the_copy_and_the_original(
     assert bodies(broker, "work") == [b"original"]
 
 
-def test_stopping_gives_back_what_is_unacked(
+def test_a_stop_requeues_unacked_messages(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
     publisher.publish(to("work"))
@@ -244,9 +244,7 @@ def test_stopping_gives_back_what_is_unacked(
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_a_call_is_answered_by_any_process_that_runs_meanwhile(
-    broker: DirectBroker, publisher: DirectPublisher, exclusive: bool
-) -> None:
+def test_a_call_is_answered_while_it_waits(broker: DirectBroker, publisher: DirectPublisher, exclusive: bool) -> None:
     def answer(done: Callable[[], bool], timeout: float) -> None:
         (question,) = broker.messages_in("work")
         assert question.reply_to
@@ -261,7 +259,7 @@ def test_a_call_is_answered_by_any_process_that_runs_meanwhile(
     assert caller.call(to("work", b"?", name="c-1"), timeout=1).body == b"yes"
 
 
-def test_a_call_that_nobody_answers_states_that_it_was_sent(broker: DirectBroker) -> None:
+def test_an_unanswered_call_reports_that_it_was_sent(broker: DirectBroker) -> None:
     caller = DirectCaller(broker, lambda _done, _timeout: None)
 
     with pytest.raises(CallUnanswered) as raised:

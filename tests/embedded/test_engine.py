@@ -74,7 +74,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     assert clock.next_due() == 5.0
 
 
-def test_a_chain_of_deaths_happens_at_the_times_it_would_have() -> None:
+def test_chained_expirations_happen_at_their_own_times() -> None:
     rig = EngineRig("4.0")
     client = rig.connect()
     client.queue("a", {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
@@ -89,7 +89,7 @@ def test_a_chain_of_deaths_happens_at_the_times_it_would_have() -> None:
     assert times == [3.0, 1.0]
 
 
-def test_nothing_is_due_where_nothing_waits() -> None:
+def test_no_timer_is_due_without_waiting_messages() -> None:
     host = vhost()
     channel = host.connect().channel(1)
     channel.queue_declare("q", durable=True)
@@ -98,7 +98,7 @@ def test_nothing_is_due_where_nothing_waits() -> None:
     assert host.next_due() is None
 
 
-def test_confirms_in_a_row_become_one_and_a_refusal_stands_between() -> None:
+def test_consecutive_confirms_are_merged_around_a_nack() -> None:
     host = vhost()
     session = host.connect()
     channel = session.channel(1)
@@ -113,7 +113,7 @@ def test_confirms_in_a_row_become_one_and_a_refusal_stands_between() -> None:
     assert not host.busy
 
 
-def test_whoever_has_news_is_known_to_the_face() -> None:
+def test_only_connections_with_output_are_marked_busy() -> None:
     host = vhost()
     quiet, busy = host.connect(), host.connect()
     quiet.channel(1).queue_declare("q")
@@ -125,7 +125,7 @@ def test_whoever_has_news_is_known_to_the_face() -> None:
     assert not host.busy
 
 
-def test_a_file_would_be_told_what_must_outlive_the_broker() -> None:
+def test_only_durable_objects_and_messages_reach_the_store() -> None:
     store = Remembering()
     channel = vhost(store).connect().channel(1)
     channel.exchange_declare("e", durable=True)
@@ -148,7 +148,7 @@ def test_a_file_would_be_told_what_must_outlive_the_broker() -> None:
     ]  # fmt: skip
 
 
-def test_at_least_once_tries_again_after_three_minutes_and_only_what_is_missing() -> None:
+def test_at_least_once_resends_only_missing_copies_after_3_minutes() -> None:
     rig = EngineRig("4.0")
     client = rig.connect()
     client.exchange("dlx", "fanout")
@@ -188,7 +188,7 @@ def test_at_least_once_tries_again_after_three_minutes_and_only_what_is_missing(
         b"\0\0xyz",
     ],
 )
-def test_properties_that_are_broken_are_refused_and_change_nothing(raw: bytes) -> None:
+def test_malformed_properties_are_refused_and_change_nothing(raw: bytes) -> None:
     channel = vhost().connect().channel(1)
     channel.queue_declare("q")
     with pytest.raises(Refused) as refused:
@@ -200,7 +200,7 @@ def test_properties_that_are_broken_are_refused_and_change_nothing(raw: bytes) -
     assert channel.queue_declare("q", passive=True).messages == 0
 
 
-def test_what_a_publisher_wrote_stays_as_it_is_through_a_death() -> None:
+def test_dead_lettering_keeps_the_publishers_properties() -> None:
     channel = vhost().connect().channel(1)
     channel.queue_declare("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"})
     channel.queue_declare("end")
@@ -238,7 +238,7 @@ def test_transactions_are_refused_in_a_sentence() -> None:
     assert refused.value.text == "NOT_IMPLEMENTED - the embedded broker has no transactions; use publisher confirms"
 
 
-def test_a_waiting_message_costs_little_beyond_its_body() -> None:
+def test_a_waiting_message_uses_little_memory_beyond_its_body() -> None:
     channel = vhost().connect().channel(1)
     channel.queue_declare("end", durable=True, arguments=QUORUM)
     back = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"}
@@ -255,7 +255,7 @@ def test_a_waiting_message_costs_little_beyond_its_body() -> None:
     assert len(channel.host.clock._heap) == 1
 
 
-def test_hundreds_of_deaths_in_a_row_do_not_end_the_stack() -> None:
+def test_hundreds_of_chained_dead_letters_do_not_overflow_the_stack() -> None:
     channel = vhost().connect().channel(1)
     for number in range(400):
         following = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"q{number + 1}"}
@@ -266,7 +266,7 @@ def test_hundreds_of_deaths_in_a_row_do_not_end_the_stack() -> None:
     assert channel.queue_declare("q400", passive=True).messages == 1
 
 
-def test_a_large_hand_is_settled_step_by_step_in_little_time() -> None:
+def test_many_unacked_messages_are_acked_one_by_one_quickly() -> None:
     host = vhost()
     session = host.connect()
     channel = session.channel(1)

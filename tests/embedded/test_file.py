@@ -86,7 +86,7 @@ def test_two_brokers_cannot_have_one_file(path: Path) -> None:
     Broker(file=path).close()
 
 
-def test_a_file_that_was_begun_and_not_finished_is_begun_again(path: Path) -> None:
+def test_an_unfinished_draft_of_the_file_is_replaced(path: Path) -> None:
     draft = path.with_name("broker.sqlite3.new")
     draft.write_bytes(b"SQLite format 3\0 and then the lights went out")
     filled(path, 3)
@@ -98,7 +98,7 @@ def test_a_file_that_was_begun_and_not_finished_is_begun_again(path: Path) -> No
     assert not draft.exists()
 
 
-def test_what_cannot_be_written_is_not_taken_for_written(path: Path) -> None:
+def test_a_failed_commit_raises_and_is_written_later(path: Path) -> None:
     with closing(FileStore(path, epoch=0.0)) as store:
         store.queue_declared(QueueSpec(name="q", durable=True))
         store._file.execute("PRAGMA query_only = ON")

@@ -40,7 +40,7 @@ def test_the_head_is_dropped_and_dead_lettered(rig: Rig, kind: str, limit: dict[
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["length", "bytes"])
-def test_a_full_queue_refuses(rig: Rig, kind: str, limit: dict[str, object]) -> None:
+def test_a_full_queue_nacks_publishes(rig: Rig, kind: str, limit: dict[str, object]) -> None:
     client = rig.connect()
     outcomes = filled(rig, client, "abcde", **{**BOTH[kind], **limit, "x-overflow": "reject-publish"})
     too_many = 1 if kind == "quorum" and not (rig.version >= (4, 3) and "x-max-length-bytes" in limit) else 0
@@ -52,9 +52,7 @@ def test_a_full_queue_refuses(rig: Rig, kind: str, limit: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(("target", "full", "after"), [("classic", 2, 2), ("quorum", 3, 6)])
-def test_a_full_queue_takes_dead_letters_if_it_is_a_quorum_queue(
-    rig: Rig, kind: str, target: str, full: int, after: int
-) -> None:
+def test_only_a_full_quorum_queue_accepts_dead_letters(rig: Rig, kind: str, target: str, full: int, after: int) -> None:
     client = rig.connect()
     filled(rig, client, "abcde", **{**BOTH[target], "x-max-length": 2, "x-overflow": "reject-publish"})
     client.queue("source", {**BOTH[kind], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
@@ -71,7 +69,7 @@ def test_a_full_queue_takes_dead_letters_if_it_is_a_quorum_queue(
     assert client.queue("source", passive=True).messages == 0
 
 
-def test_a_full_queue_refuses_dead_letters_that_must_not_be_lost(rig: Rig) -> None:
+def test_a_full_queue_refuses_at_least_once_dead_letters(rig: Rig) -> None:
     client = rig.connect()
     filled(rig, client, "abcd", **{**QUORUM, "x-max-length": 2, "x-overflow": "reject-publish"})
     careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
@@ -88,7 +86,7 @@ def test_a_full_queue_refuses_dead_letters_that_must_not_be_lost(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["length", "bytes"])
-def test_a_full_classic_queue_refuses_and_buries(rig: Rig, limit: dict[str, object]) -> None:
+def test_a_full_classic_queue_nacks_and_dead_letters(rig: Rig, limit: dict[str, object]) -> None:
     client = rig.connect()
     outcomes = filled(rig, client, "abcd", **limit, **{"x-overflow": "reject-publish-dlx"})
 
@@ -96,7 +94,7 @@ def test_a_full_classic_queue_refuses_and_buries(rig: Rig, limit: dict[str, obje
     assert (texts(client, "dead", 2), texts(client, "q", 2)) == ("cd", "ab")
 
 
-def test_a_message_above_the_limit_in_bytes_finds_no_place(rig: Rig, kind: str) -> None:
+def test_a_message_above_the_byte_limit_is_dead_lettered(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("q", {**BOTH[kind], **AWAY, "x-max-length-bytes": 4})
     client.queue("dead")
@@ -128,7 +126,7 @@ def test_the_smaller_of_both_limits_counts(rig: Rig, kind: str) -> None:
     assert texts(client, "q", 2) == "d-"
 
 
-def test_what_comes_back_to_a_full_queue_pushes_out_the_head(rig: Rig, kind: str) -> None:
+def test_a_message_requeued_to_a_full_queue_is_dropped_from_the_head(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue(
         "q", {**BOTH[kind], **AWAY, "x-max-length": 1, **({"x-delivery-limit": 9} if kind == "quorum" else {})}
@@ -143,7 +141,7 @@ def test_what_comes_back_to_a_full_queue_pushes_out_the_head(rig: Rig, kind: str
     assert (texts(client, "dead", 1), texts(client, "q", 2)) == ("a", "b-")
 
 
-def test_a_loop_of_messages_that_are_too_many_is_cut(rig: Rig, kind: str) -> None:
+def test_a_dead_letter_loop_of_dropped_messages_ends(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue(
         "q", {**BOTH[kind], "x-max-length": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"}

@@ -7,7 +7,7 @@ from tests.embedded.rig import QUORUM, Rig
 pytestmark = pytest.mark.contract
 
 
-def test_what_comes_back_queues_up_in_the_order_of_its_coming(rig: Rig) -> None:
+def test_requeued_messages_keep_the_order_of_their_return(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-delivery-limit": 9})
     for body in "abcd":
@@ -34,7 +34,7 @@ def test_several_returned_at_once_keep_their_order(rig: Rig) -> None:
     assert "".join(one.text for one in found if one) == "abcd"
 
 
-def test_a_full_queue_opens_again_at_four_fifths(rig: Rig) -> None:
+def test_a_full_queue_accepts_publishes_again_at_four_fifths(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-max-length": 10, "x-overflow": "reject-publish"})
     outcomes = []
@@ -52,7 +52,7 @@ def test_a_full_queue_opens_again_at_four_fifths(rig: Rig) -> None:
     assert (still, client.publish("q", "x")) == ("nack", "ack")
 
 
-def test_a_time_of_zero_passes_a_consumer_that_waits(rig: Rig) -> None:
+def test_a_message_with_expiration_zero_reaches_a_waiting_consumer(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", QUORUM)
     client.consume("q", no_ack=True)
@@ -84,7 +84,7 @@ def test_a_cut_connection_counts_as_a_failed_delivery(rig: Rig) -> None:
     assert (found.headers["x-delivery-count"], found.redelivered) == (1, True)
 
 
-def test_what_comes_back_goes_before_what_is_higher(rig: Rig) -> None:
+def test_a_requeued_message_goes_before_higher_priorities(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-delivery-limit": 9})
     for body, priority in {"a": 0, "b": 4}.items():
@@ -99,7 +99,7 @@ def test_what_comes_back_goes_before_what_is_higher(rig: Rig) -> None:
     assert "".join(one.text for one in found if one) == "abcd"
 
 
-def test_what_came_back_waits_for_the_time_of_what_came_back_before_it(rig: Rig) -> None:
+def test_a_requeued_message_expires_only_after_the_one_before_it(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-delivery-limit": 9, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "d"})
     client.queue("d")
@@ -125,7 +125,7 @@ def test_a_message_without_a_priority_has_4_on_version_4_3(rig: Rig) -> None:
     assert "".join(one.text for one in found if one) == orders[rig.version[0], rig.version[1]]
 
 
-def test_a_message_without_a_priority_expires_beside_the_low_ones_on_version_4_3(rig: Rig) -> None:
+def test_without_a_priority_expiry_does_not_wait_for_low_ones_on_4_3(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     client.queue("dead")
@@ -138,7 +138,7 @@ def test_a_message_without_a_priority_expires_beside_the_low_ones_on_version_4_3
 
 
 @pytest.mark.slow
-def test_an_unused_queue_goes_at_a_tick_of_five_seconds(rig: Rig) -> None:
+def test_an_unused_queue_is_deleted_at_a_tick_of_five_seconds(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-expires": 1000})
     rig.wait(2.5)

@@ -218,7 +218,7 @@ def refusal(client: Client, ask: Ask) -> str:
 
 
 @pytest.mark.parametrize("case", WORDS)
-def test_both_refuse_in_the_same_words(rig: Rig, case: str) -> None:
+def test_both_brokers_refuse_in_the_same_words(rig: Rig, case: str) -> None:
     client = rig.connect()
     ready(client)
     ask, words = WORDS[case]
@@ -230,7 +230,7 @@ def test_both_refuse_in_the_same_words(rig: Rig, case: str) -> None:
     ("argument", "value", "problem"),
     [(name, value, problem) for name, cases in BAD_ARGUMENTS.items() for value, problem in cases],
 )
-def test_an_argument_that_means_nothing_is_refused(rig: Rig, argument: str, value: object, problem: str) -> None:
+def test_an_invalid_argument_value_is_refused(rig: Rig, argument: str, value: object, problem: str) -> None:
     name = "x-" + argument.replace("_", "-")
     told = refusal(rig.connect(), declare("bad", **{argument: value}))
 
@@ -248,7 +248,7 @@ def test_an_argument_that_means_nothing_is_refused(rig: Rig, argument: str, valu
         ("overflow", "bogus", "invalid_overflow"),
     ],
 )
-def test_an_argument_that_means_nothing_to_a_quorum_queue_is_refused(
+def test_an_invalid_argument_value_of_a_quorum_queue_is_refused(
     rig: Rig, argument: str, value: object, problem: str
 ) -> None:
     name = "x-" + argument.replace("_", "-")
@@ -258,7 +258,7 @@ def test_an_argument_that_means_nothing_to_a_quorum_queue_is_refused(
 
 
 def codes(rig: Rig, *asks: Ask) -> list[int]:
-    """The broker's answers, each on a connection of its own; 0 is yes."""
+    """The broker's answers, each on its own connection; 0 is yes."""
     found = []
     for ask in asks:
         try:
@@ -270,7 +270,7 @@ def codes(rig: Rig, *asks: Ask) -> list[int]:
     return found
 
 
-def test_the_mode_of_a_queue_means_nothing_any_more_to_version_4_3(rig: Rig) -> None:
+def test_version_4_3_ignores_the_queue_mode(rig: Rig) -> None:
     asked = codes(
         rig, declare("mode", queue_mode="bogus"), declare("one", queue_version=1), declare("two", queue_version=2)
     )
@@ -278,7 +278,7 @@ def test_the_mode_of_a_queue_means_nothing_any_more_to_version_4_3(rig: Rig) -> 
     assert asked == ([0, 406, 0] if rig.version >= (4, 3) else [406, 0, 0])
 
 
-def test_versions_differ_in_what_else_they_take(rig: Rig) -> None:
+def test_versions_differ_in_the_arguments_they_accept(rig: Rig) -> None:
     asked = codes(
         rig,
         declare("a", consumer_timeout=5000),
@@ -393,7 +393,7 @@ def test_a_master_locator_ends_the_connection_from_version_4_3_on(rig: Rig) -> N
     )
 
 
-def test_an_empty_type_of_queue_is_a_type_to_version_4_3(rig: Rig) -> None:
+def test_version_4_3_treats_an_empty_queue_type_as_a_type(rig: Rig) -> None:
     ask = declare("q", queue_type="")
     place = f"queue 'q' in vhost '{vhost_name(rig)}'"
     if rig.version < (4, 3):
@@ -408,7 +408,7 @@ def test_an_empty_type_of_queue_is_a_type_to_version_4_3(rig: Rig) -> None:
     )
 
 
-def test_the_exchange_for_traces_is_there_and_takes_no_message(rig: Rig) -> None:
+def test_the_trace_exchange_exists_and_refuses_publishes(rig: Rig) -> None:
     client = rig.connect()
     client.exchange("amq.rabbitmq.trace", "topic", durable=True, internal=True)
     client.queue("q")
@@ -420,7 +420,7 @@ def test_the_exchange_for_traces_is_there_and_takes_no_message(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("match", ["bogus", 5])
-def test_what_can_not_be_bound_may_be_unbound(rig: Rig, match: object) -> None:
+def test_an_invalid_binding_is_refused_and_its_unbind_accepted(rig: Rig, match: object) -> None:
     client = rig.connect()
     client.queue("q")
     client.unbind("q", "amq.headers", "k", {"x-match": match})
@@ -429,7 +429,7 @@ def test_what_can_not_be_bound_may_be_unbound(rig: Rig, match: object) -> None:
 
 
 @pytest.mark.parametrize("text", EXPIRATIONS)
-def test_an_expiration_that_is_no_time_is_refused(rig: Rig, text: str) -> None:
+def test_an_invalid_expiration_is_refused(rig: Rig, text: str) -> None:
     client = rig.connect()
     client.queue("c")
     told = refusal(client, lambda c: c.publish("c", "x", expiration=text))
@@ -445,7 +445,7 @@ def test_an_expiration_may_be_written_in_several_ways(rig: Rig, text: str) -> No
     assert client.publish("c", "x", expiration=text) == "ack"
 
 
-def test_the_type_of_a_queue_must_be_said_again(rig: Rig) -> None:
+def test_a_redeclaration_must_name_the_queue_type(rig: Rig) -> None:
     client, other = rig.connect(), rig.connect()
     ready(client)
     received = "received none but current is the value 'quorum' of type 'longstr'"
@@ -497,7 +497,7 @@ def test_another_connection_cannot_touch_an_exclusive_queue(rig: Rig) -> None:
     }
 
 
-def test_what_is_not_there_may_be_deleted_and_unbound(rig: Rig) -> None:
+def test_a_missing_object_may_be_deleted_and_unbound(rig: Rig) -> None:
     client = rig.connect()
     ready(client)
     client.delete_exchange("nope")

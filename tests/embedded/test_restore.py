@@ -112,7 +112,7 @@ TestRestarts40 = Restarts40.TestCase
 TestRestarts43.settings = TestRestarts40.settings = THOROUGH
 
 
-def test_what_clients_held_comes_back_as_redelivered_in_its_order(store: FileStore) -> None:
+def test_unacked_messages_are_restored_as_redelivered_in_order(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     channel = vhost.connect().channel(1)
     for name, arguments in {"classic": {}, "quorum": {"x-queue-type": "quorum"}}.items():
@@ -142,7 +142,7 @@ def test_a_message_without_a_priority_keeps_its_place_among_those_of_4(store: Fi
     assert [entry.message.body for entry in found.ready] == [b"None", b"4", b"0"]
 
 
-def test_what_of_a_count_stays_behind_when_it_is_dead_lettered_is_kept(store: FileStore) -> None:
+def test_the_uncounted_part_of_a_delivery_count_is_restored(store: FileStore) -> None:
     channel = EngineRig("4.0", store).vhost.connect().channel(1)
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
     channel.publish("", "q", LASTING, b"1")
@@ -153,7 +153,7 @@ def test_what_of_a_count_stays_behind_when_it_is_dead_lettered_is_kept(store: Fi
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_a_count_that_came_from_another_queue_is_kept(store: FileStore, kind: str) -> None:
+def test_a_delivery_count_from_another_queue_is_restored(store: FileStore, kind: str) -> None:
     channel = EngineRig("4.3", store).vhost.connect().channel(1)
     dead = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     channel.queue_declare("q", durable=True, arguments=dead)
@@ -167,7 +167,7 @@ def test_a_count_that_came_from_another_queue_is_kept(store: FileStore, kind: st
     assert [one.count for one in restored(store, version="4.3").router.queues["dead"].ready] == [2]
 
 
-def test_what_a_restart_may_forget_is_not_kept(store: FileStore) -> None:
+def test_transient_objects_and_messages_are_not_restored(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     channel = vhost.connect().channel(1)
     channel.exchange_declare("passing")
@@ -188,7 +188,7 @@ def test_what_a_restart_may_forget_is_not_kept(store: FileStore) -> None:
     assert everything(found)["bindings"] == [("amq.fanout", "kept", "", {})]
 
 
-def test_what_is_deleted_is_forgotten(store: FileStore) -> None:
+def test_deleted_objects_are_not_restored(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     before = everything(vhost)
     channel = vhost.connect().channel(1)
@@ -220,7 +220,7 @@ def test_a_queue_that_is_recreated_has_none_of_the_old_messages(store: FileStore
     assert [one.message.body for one in found.ready] == [b"new"]
 
 
-def test_names_and_arguments_come_back_whatever_they_are(store: FileStore) -> None:
+def test_any_names_and_arguments_are_restored(store: FileStore) -> None:
     odd = {
         "text": "é\udcff",
         "bytes": b"\0\xff",
@@ -239,7 +239,7 @@ def test_names_and_arguments_come_back_whatever_they_are(store: FileStore) -> No
     assert everything(restored(store)) == everything(vhost)
 
 
-def test_time_continues_while_nobody_runs_the_broker(store: FileStore) -> None:
+def test_ttl_continues_while_the_broker_is_stopped(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     channel = vhost.connect().channel(1)
     letters = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -257,7 +257,7 @@ def test_time_continues_while_nobody_runs_the_broker(store: FileStore) -> None:
     assert found.message.deaths[0].time == EPOCH + 3600
 
 
-def test_a_dead_letter_that_nobody_took_is_offered_again(store: FileStore) -> None:
+def test_an_undelivered_dead_letter_is_sent_again_after_a_restart(store: FileStore) -> None:
     channel = EngineRig("4.0", store).vhost.connect().channel(1)
     careful = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "later"}
@@ -275,7 +275,7 @@ def test_a_dead_letter_that_nobody_took_is_offered_again(store: FileStore) -> No
     assert found.router.queues["main"].pending == 0
 
 
-def test_a_delayed_retry_continues_to_wait(store: FileStore) -> None:
+def test_a_delayed_retry_keeps_waiting_after_a_restart(store: FileStore) -> None:
     channel = EngineRig("4.3", store).vhost.connect().channel(1)
     delaying = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 60_000, "x-delayed-retry-max": 60_000}
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum", **delaying})
@@ -292,7 +292,7 @@ def test_a_delayed_retry_continues_to_wait(store: FileStore) -> None:
     assert late == [(True, 1)]
 
 
-def test_bindings_whose_values_are_of_two_types_stay_two(store: FileStore) -> None:
+def test_bindings_with_values_of_different_types_are_restored_apart(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     channel = vhost.connect().channel(1)
     channel.queue_declare("q", durable=True)
@@ -304,7 +304,7 @@ def test_bindings_whose_values_are_of_two_types_stay_two(store: FileStore) -> No
     assert list(map(repr, kept)) == ["1", "Decimal('1')", "1.0", "[1]", "[True]", "'z'", "b'z'"]
 
 
-def test_the_keys_of_copies_and_the_way_so_far_come_back(store: FileStore) -> None:
+def test_cc_keys_and_x_death_are_restored(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     channel = vhost.connect().channel(1)
     channel.exchange_declare("e", durable=True)

@@ -119,7 +119,9 @@ def test_a_headers_exchange_compares_headers(
         ("z", b"z", True),
     ],
 )
-def test_bindings_whose_values_are_of_two_types_are_two(rig: Rig, first: object, second: object, alike: bool) -> None:
+def test_bindings_with_values_of_different_types_are_distinct(
+    rig: Rig, first: object, second: object, alike: bool
+) -> None:
     client = rig.connect()
     client.exchange("e", "headers")
     queues(client, "q")
@@ -137,7 +139,7 @@ def test_bindings_whose_values_are_of_two_types_are_two(rig: Rig, first: object,
     assert outcomes() == ["ack", "ack" if alike else "returned"]
 
 
-def test_exchanges_bound_to_exchanges_pass_on_once_even_in_a_circle(rig: Rig) -> None:
+def test_exchanges_bound_in_a_circle_route_a_message_once(rig: Rig) -> None:
     client = rig.connect()
     client.exchange("a", "fanout")
     client.exchange("b", "topic")
@@ -154,7 +156,7 @@ def test_exchanges_bound_to_exchanges_pass_on_once_even_in_a_circle(rig: Rig) ->
     assert counts(client, "q", "r") == [1, 1]
 
 
-def test_an_alternate_exchange_takes_what_no_binding_takes(rig: Rig) -> None:
+def test_an_alternate_exchange_gets_unroutable_messages(rig: Rig) -> None:
     client = rig.connect()
     client.exchange("spare", "fanout")
     client.exchange("e", "direct", arguments={"alternate-exchange": "spare"})
@@ -170,7 +172,7 @@ def test_an_alternate_exchange_takes_what_no_binding_takes(rig: Rig) -> None:
     assert counts(client, "q", "rest") == [1, 1]
 
 
-def test_cc_and_bcc_add_keys_and_bcc_is_never_seen(rig: Rig) -> None:
+def test_cc_and_bcc_add_routing_keys_and_bcc_is_removed(rig: Rig) -> None:
     client = rig.connect()
     queues(client, "q", "cc", "bcc")
     client.publish("q", "x", headers={"CC": ["cc", "nowhere"], "BCC": ["bcc"], "mine": 1})
@@ -230,7 +232,7 @@ def test_a_message_with_no_queue_is_returned_only_if_mandatory(rig: Rig) -> None
     assert client.publish("nowhere", "x", mandatory=True) == "returned"
 
 
-def test_a_copy_for_a_full_queue_is_a_nack_though_the_other_queue_has_its_own(rig: Rig) -> None:
+def test_a_full_queue_nacks_a_fanout_that_another_queue_accepted(rig: Rig) -> None:
     client = rig.connect()
     client.exchange("e", "fanout")
     client.queue("full", {"x-max-length": 0, "x-overflow": "reject-publish"})

@@ -28,7 +28,7 @@ def test_a_version_older_than_any_known_is_refused() -> None:
         behaviour("3.13")
 
 
-def test_delayed_retry_grows_with_each_failure_up_to_its_end() -> None:
+def test_the_engines_delayed_retry_grows_up_to_its_maximum() -> None:
     rig = EngineRig("4.3")
     client = rig.connect()
     client.queue("q", DELAYED)

@@ -18,8 +18,8 @@ from pika.exceptions import ConnectionClosedByBroker
 
 from django_rmq_retry.topology import Topology
 from tests.amqp.declared import declare, ready
-from tests.core.made import topology_of
-from tests.faults.acting import PARKED, QUEUE, Diary, work_queue
+from tests.faults.handlers import PARKED, QUEUE, Diary, work_queue
+from tests.handlers.factories import topology_of
 from tests.tooling import processes
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

@@ -7,8 +7,8 @@ import pytest
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import MessageUnsent, PublishError, PublishUnknown
-from tests.faults.acting import PARKED, QUEUE
 from tests.faults.conftest import DEADLINE
+from tests.faults.handlers import PARKED, QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
@@ -27,7 +27,7 @@ def ended(publisher: Publisher, one: int) -> type[PublishError] | None:
     return None
 
 
-def test_a_publisher_learns_of_an_alarm_within_its_deadline_and_continues_after_it(
+def test_a_publish_fails_in_time_during_an_alarm_and_succeeds_after_it(
     private_scene: Scene, private_node: Node, publisher: Publisher
 ) -> None:
     private_scene.declare()
@@ -76,7 +76,7 @@ def test_acks_continue_during_an_alarm_and_retries_leave_after_it(private_scene:
     assert private_scene.did()[1] >= 1
 
 
-def test_a_long_alarm_doubles_a_retry_once_at_most(private_scene: Scene, private_node: Node) -> None:
+def test_a_long_alarm_duplicates_a_retry_at_most_once(private_scene: Scene, private_node: Node) -> None:
     private_scene.declare()
     private_scene.publish([100], fails=1)
     worker = private_scene.worker(prefetch=5, BLOCKED_TIMEOUT=1, PUBLISH_TIMEOUT=3)

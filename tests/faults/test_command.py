@@ -10,7 +10,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
-def test_the_command_loses_nothing_whatever_happens_to_it(scene: Scene) -> None:
+def test_rmq_consume_loses_nothing_through_cut_connections_and_a_crash(scene: Scene) -> None:
     scene.declare()
     worker = scene.command("--threads", "2", "--processes", "2")
     scene.publish(range(100, 120))
@@ -43,7 +43,7 @@ def test_the_command_finishes_its_message_when_asked_to_stop(scene: Scene) -> No
     assert scene.left() == {"work": 2}
 
 
-def test_one_message_at_a_time_runs_one_handler_at_a_time_and_quarantines_nobody(scene: Scene) -> None:
+def test_max_messages_one_runs_one_handler_and_quarantines_no_message(scene: Scene) -> None:
     scene.declare()
     scene.publish(range(8))
     for _ in range(4):

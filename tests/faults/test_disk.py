@@ -8,7 +8,7 @@ import pytest
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import PublishError
-from tests.faults.acting import QUEUE
+from tests.faults.handlers import QUEUE
 from tests.faults.scene import Scene, Worker
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until

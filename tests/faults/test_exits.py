@@ -16,7 +16,7 @@ def handled(scene: Scene, ids: range) -> bool:
 
 
 @pytest.mark.parametrize("raises", ["interrupt", "recursion", "memory"])
-def test_what_is_no_ordinary_error_is_a_failed_attempt_and_its_worker_lives(scene: Scene, raises: str) -> None:
+def test_an_interrupt_recursion_or_memory_error_fails_only_its_attempt(scene: Scene, raises: str) -> None:
     scene.declare()
     scene.publish([0], raises=raises)
     scene.publish(range(1, 5))
@@ -31,7 +31,7 @@ def test_what_is_no_ordinary_error_is_a_failed_attempt_and_its_worker_lives(scen
     ]
 
 
-def test_an_interrupt_that_a_handler_raises_stops_nobody_and_a_persons_does(scene: Scene) -> None:
+def test_keyboard_interrupt_stops_a_worker_only_when_an_operator_sends_it(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], raises="interrupt")
     worker = scene.worker()
@@ -44,7 +44,7 @@ def test_an_interrupt_that_a_handler_raises_stops_nobody_and_a_persons_does(scen
     assert "Stopping" in worker.said
 
 
-def test_a_handler_that_never_returns_holds_its_own_thread_and_no_other(scene: Scene) -> None:
+def test_a_handler_that_never_returns_blocks_only_its_own_thread(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], holds="never")
     worker = scene.worker(threads=2, shutdown=0.3, HEARTBEAT=1)

@@ -4,7 +4,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.amqp.declared import has
-from tests.faults.forking import CHILDS_QUEUE
+from tests.faults.forks import CHILDS_QUEUE
 from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow

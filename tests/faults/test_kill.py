@@ -82,7 +82,7 @@ def test_a_kill_between_the_parked_copys_confirm_and_the_ack_parks_twice(scene: 
 
 
 @pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
-def test_a_kill_before_a_retrys_copy_attempts_again_and_doubles_nothing(scene: Scene, prefetch: int) -> None:
+def test_a_kill_before_a_retrys_copy_repeats_the_attempt_only(scene: Scene, prefetch: int) -> None:
     scene.declare()
     scene.publish(IDS, fails=1)
 
@@ -93,7 +93,7 @@ def test_a_kill_before_a_retrys_copy_attempts_again_and_doubles_nothing(scene: S
     assert scene.began()[VICTIM] == 3
 
 
-def test_the_count_finds_what_is_lost_where_the_ack_comes_before_the_copy(scene: Scene) -> None:
+def test_a_kill_between_ack_and_copy_loses_the_message_with_ack_first(scene: Scene) -> None:
     scene.declare("ack_first")
     scene.publish(set(IDS) - {VICTIM})  # None of them fails: the same kill could lose a copy of theirs.
     scene.publish([VICTIM], fails=1)
@@ -109,7 +109,7 @@ COPYING = ("ladder", "wait_queue", "republish")
 
 
 @pytest.mark.parametrize("carrier", [*COPYING, "loop", "requeue", "ack_first"])
-def test_a_kill_before_the_handler_costs_nothing_whatever_carries_retries(scene: Scene, carrier: str) -> None:
+def test_a_kill_before_the_handler_costs_nothing_with_any_carrier(scene: Scene, carrier: str) -> None:
     scene.declare(carrier)
     scene.publish(IDS)
 
@@ -120,7 +120,7 @@ def test_a_kill_before_the_handler_costs_nothing_whatever_carries_retries(scene:
 
 
 @pytest.mark.parametrize("carrier", COPYING)
-def test_a_kill_between_the_copy_and_the_ack_doubles_with_each_carrier_that_copies(scene: Scene, carrier: str) -> None:
+def test_a_kill_between_copy_and_ack_duplicates_with_carriers_that_copy(scene: Scene, carrier: str) -> None:
     scene.declare(carrier)
     scene.publish(IDS, fails=1)
 
@@ -138,7 +138,7 @@ def test_a_kill_between_the_copy_and_the_ack_doubles_with_each_carrier_that_copi
         ("requeue", "before_it_is_given_back"),
     ],
 )
-def test_a_kill_as_the_broker_is_told_doubles_nothing_without_a_copy(scene: Scene, carrier: str, way: str) -> None:
+def test_a_kill_while_settling_duplicates_nothing_without_a_copy(scene: Scene, carrier: str, way: str) -> None:
     scene.declare(carrier)
     scene.publish(IDS, fails=1)
 

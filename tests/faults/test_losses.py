@@ -72,7 +72,7 @@ def grant(node: Node, vhost: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["deleted", "changed"])
-def test_a_user_lost_makes_no_hot_loop_and_one_found_again_continues(
+def test_a_worker_waits_for_a_deleted_broker_user_and_then_continues(
     private_scene: Scene, private_node: Node, loss: str
 ) -> None:
     private_scene.declare()
@@ -114,7 +114,7 @@ def impatient(private_node: Node) -> Iterator[Node]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("policy", ["ladder", "line"])
-def test_a_broker_that_loses_patience_with_a_handler_gets_its_consumer_back(private_scene: Scene, policy: str) -> None:
+def test_a_consumer_returns_after_the_brokers_consumer_timeout(private_scene: Scene, policy: str) -> None:
     scene = private_scene
     scene.declare(policy)
     scene.publish([0], holds="gate")
@@ -131,7 +131,7 @@ def test_a_broker_that_loses_patience_with_a_handler_gets_its_consumer_back(priv
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_ordered_line_that_stalls_for_long_keeps_its_order_and_its_count(
+def test_a_line_halted_for_long_keeps_its_order_and_attempt_count(
     private_scene: Scene,
 ) -> None:
     scene = private_scene

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.amqp.declared import declaring
-from tests.core.made import topology_of
-from tests.faults.acting import work_queue
+from tests.faults.handlers import work_queue
 from tests.faults.scene import Scene
+from tests.handlers.factories import topology_of
 
 FIRST_WITH_IT = (4, 3)
 
@@ -18,7 +18,7 @@ def version(scene: Scene) -> tuple[int, ...]:
 @pytest.mark.slow
 def test_native_retries_wait_longer_each_time_and_end_in_the_parked_queue(scene: Scene) -> None:
     if version(scene) < FIRST_WITH_IT:
-        pytest.skip(f"RabbitMQ {scene.vhost.version} has no delayed retry of its own")
+        pytest.skip(f"RabbitMQ {scene.vhost.version} has no native delayed retry")
     scene.declare("native")
     scene.publish([0], fails=99)
     scene.publish([1], fails=2)
@@ -33,7 +33,7 @@ def test_native_retries_wait_longer_each_time_and_end_in_the_parked_queue(scene:
 
 
 @pytest.mark.contract
-def test_a_broker_that_cannot_retry_by_itself_is_refused_with_a_sentence(scene: Scene) -> None:
+def test_native_is_refused_on_a_broker_without_delayed_retry(scene: Scene) -> None:
     if version(scene) >= FIRST_WITH_IT:
         pytest.skip(f"RabbitMQ {scene.vhost.version} can")
     with declaring(scene.vhost) as declarer:
@@ -46,9 +46,9 @@ def test_a_broker_that_cannot_retry_by_itself_is_refused_with_a_sentence(scene: 
 @pytest.mark.contract
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["before_it_is_given_back", "after_it_is_given_back"])
-def test_a_kill_as_a_native_retry_is_told_doubles_nothing(scene: Scene, way: str) -> None:
+def test_a_kill_while_settling_a_native_retry_duplicates_nothing(scene: Scene, way: str) -> None:
     if version(scene) < FIRST_WITH_IT:
-        pytest.skip(f"RabbitMQ {scene.vhost.version} has no delayed retry of its own")
+        pytest.skip(f"RabbitMQ {scene.vhost.version} has no native delayed retry")
     scene.declare("native")
     scene.publish(range(5), fails=1)
 

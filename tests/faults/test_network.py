@@ -12,7 +12,7 @@ from django_rmq_retry.amqp import Outcome, Publisher
 from django_rmq_retry.amqp.contracts import ERRORS
 from django_rmq_retry.errors import PublishError
 from tests.amqp.live import publishing
-from tests.faults.acting import QUEUE
+from tests.faults.handlers import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.proxy import Mode, Proxy, proxy_to
 from tests.tooling.waiting import wait_until

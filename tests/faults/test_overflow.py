@@ -12,8 +12,8 @@ from django_rmq_retry.messages import Properties, Reason
 from django_rmq_retry.messages.history import reason_of
 from tests.amqp.declared import has
 from tests.amqp.live import publishing
-from tests.amqp.slow_motion import AtHand
-from tests.faults.acting import PARKED, QUEUE, work_queue
+from tests.amqp.slow_motion import SlowConsumer
+from tests.faults.handlers import PARKED, QUEUE, work_queue
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
@@ -36,7 +36,7 @@ def fill(publisher: Publisher, count: int) -> int:
 
 def parked(scene: Scene, channel: BlockingChannel) -> Delivery:
     subscription = work_queue(scene.policy, scene.folder, **scene.queue).subscriptions[0]
-    _, delivery, _ = AtHand(channel=channel, subscription=subscription).take(PARKED)
+    _, delivery, _ = SlowConsumer(channel=channel, subscription=subscription).take(PARKED)
     return delivery
 
 
@@ -67,9 +67,7 @@ def test_a_full_queue_that_drops_its_head_parks_the_oldest(scene: Scene, amqp: B
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_a_message_that_nobody_took_in_time_is_parked_as_expired(
-    scene: Scene, amqp: BlockingChannel, kind: str
-) -> None:
+def test_a_message_not_consumed_in_time_is_parked_as_expired(scene: Scene, amqp: BlockingChannel, kind: str) -> None:
     scene.declare(message_ttl=0.2, type=kind)
 
     scene.publish([0])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.faults.conftest import MakeScene
-from tests.faults.loading import accounted, goes_on, under_load
+from tests.faults.load import accounted, goes_on, under_load
 from tests.tooling.cluster import SIZE, cluster, cut_off, rejoin, running, whole
 from tests.tooling.node import Node
 from tests.tooling.services import Services, Unavailable, go_without
@@ -25,7 +25,7 @@ def nodes(services: Services) -> Iterator[Sequence[Node]]:
         go_without(lack)
 
 
-def test_what_was_confirmed_is_handled_or_parked_although_the_nodes_lost_each_other(
+def test_confirmed_messages_are_handled_or_parked_through_a_partition(
     nodes: Sequence[Node], make_scene: MakeScene, services: Services
 ) -> None:
     lonely, *others = nodes

@@ -28,9 +28,7 @@ def until_it_is_bounded(scene: Scene, prefetch: int, limit: int = LIMIT) -> int:
 
 
 @pytest.mark.parametrize("death", [{"dies": True}, {"exits": 77}])
-def test_a_message_that_kills_its_worker_is_parked_and_one_at_a_time_harms_no_other(
-    scene: Scene, death: dict[str, object]
-) -> None:
+def test_with_prefetch_one_a_worker_killing_message_alone_is_parked(scene: Scene, death: dict[str, object]) -> None:
     scene.declare()
     scene.publish(range(POISON))
     scene.publish([POISON], **death)
@@ -43,7 +41,7 @@ def test_a_message_that_kills_its_worker_is_parked_and_one_at_a_time_harms_no_ot
 
 
 @pytest.mark.parametrize("place", [0, POISON])
-def test_what_was_unacked_beside_the_poison_is_attempted_alone_and_handled(scene: Scene, place: int) -> None:
+def test_messages_unacked_beside_a_worker_killing_one_are_handled(scene: Scene, place: int) -> None:
     scene.declare()
     scene.publish(range(place))
     scene.publish([place], dies=True)
@@ -56,7 +54,7 @@ def test_what_was_unacked_beside_the_poison_is_attempted_alone_and_handled(scene
     assert set(scene.did()) == set(IDS) - {place}
 
 
-def test_where_nothing_can_be_tried_alone_a_message_that_kills_its_worker_is_parked_too(scene: Scene) -> None:
+def test_without_quarantine_a_worker_killing_message_is_parked_too(scene: Scene) -> None:
     scene.declare("loop")
     scene.publish([POISON], dies=True)
     scene.publish(one for one in IDS if one != POISON)
@@ -68,7 +66,7 @@ def test_where_nothing_can_be_tried_alone_a_message_that_kills_its_worker_is_par
     assert set(scene.did()) == set(IDS) - {POISON}
 
 
-def test_messages_in_the_quarantines_of_two_queues_are_not_tried_at_the_same_time(scene: Scene) -> None:
+def test_messages_in_two_quarantines_are_not_attempted_at_the_same_time(scene: Scene) -> None:
     scene.before = "other"
     scene.declare()
     scene.publish([POISON], "other.quarantine", dies=True)

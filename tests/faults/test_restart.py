@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.loading import accounted, goes_on, under_load
+from tests.faults.load import accounted, goes_on, under_load
 from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until

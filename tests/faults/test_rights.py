@@ -53,7 +53,7 @@ def test_a_consumer_needs_no_right_to_declare(scene: Scene, grant: Grant) -> Non
     assert scene.parked() == [(5, "permanent")]
 
 
-def test_while_the_right_to_write_is_gone_what_fails_stays_in_its_queue(scene: Scene, grant: Grant) -> None:
+def test_failed_messages_stay_in_their_queue_without_the_write_right(scene: Scene, grant: Grant) -> None:
     scene.declare()
     worker = scene.worker(url=grant(write=ALL, read=ALL))
     working(scene, worker)
@@ -71,9 +71,7 @@ def test_while_the_right_to_write_is_gone_what_fails_stays_in_its_queue(scene: S
     assert scene.parked() == []
 
 
-def test_a_publisher_without_the_right_to_write_is_told_and_the_next_publish_with_it_arrives(
-    scene: Scene, grant: Grant
-) -> None:
+def test_a_publish_raises_without_the_write_right_and_arrives_with_it(scene: Scene, grant: Grant) -> None:
     scene.declare()
     message = Message(body=b'{"id": 0}', routing_key="work")
     with publishing(grant(read=ALL), publish_timeout=2) as publisher:
@@ -88,7 +86,7 @@ def test_a_publisher_without_the_right_to_write_is_told_and_the_next_publish_wit
     assert scene.did() == {0: 1}
 
 
-def test_when_the_right_to_read_goes_away_it_consumes_on_and_ends_after_a_reconnect(scene: Scene, grant: Grant) -> None:
+def test_a_consumer_without_read_right_ends_only_after_a_reconnect(scene: Scene, grant: Grant) -> None:
     scene.declare()
     worker = scene.worker(url=grant(write=ALL, read=ALL))
     working(scene, worker)
@@ -101,7 +99,7 @@ def test_when_the_right_to_read_goes_away_it_consumes_on_and_ends_after_a_reconn
     assert "Give the user the right to read it." in worker.said
 
 
-def test_while_another_user_consumes_a_queue_alone_it_stands_by(scene: Scene, amqp: BlockingChannel) -> None:
+def test_a_consumer_waits_while_a_queue_has_an_exclusive_consumer(scene: Scene, amqp: BlockingChannel) -> None:
     scene.declare(type="classic")
     amqp.basic_consume("work", print, exclusive=True, consumer_tag="alone")
     worker = scene.worker()

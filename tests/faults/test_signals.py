@@ -35,7 +35,7 @@ def test_a_worker_asked_to_stop_finishes_its_message_and_gives_the_rest_back(sce
 
 
 @pytest.mark.on_both
-def test_a_worker_asked_twice_ends_at_once_and_its_message_is_redelivered(scene: Scene) -> None:
+def test_a_second_signal_ends_a_worker_and_its_message_is_redelivered(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], holds="gate")
     worker = scene.worker()
@@ -52,7 +52,7 @@ def test_a_worker_asked_twice_ends_at_once_and_its_message_is_redelivered(scene:
     assert scene.did() == {0: 1}
 
 
-def test_a_worker_whose_handler_does_not_end_in_time_reports_it_and_gives_it_back(scene: Scene) -> None:
+def test_a_message_whose_handler_outlasts_the_shutdown_is_requeued(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], holds="gate")
     worker = scene.worker(shutdown=0.5)
@@ -86,7 +86,7 @@ def test_a_worker_that_stalled_longer_than_its_heartbeat_continues(scene: Scene,
 
 
 @pytest.mark.parametrize("prefetch", [1, 10])
-def test_a_message_that_a_stop_gave_back_has_lost_no_attempt(scene: Scene, prefetch: int) -> None:
+def test_a_message_requeued_by_a_stop_keeps_its_attempts(scene: Scene, prefetch: int) -> None:
     scene.declare()
     scene.publish([0], holds="first", fails=2)
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_a_message_that_a_stop_gave_back_has_lost_no_attempt(scene: Scene, prefe
     assert scene.did() == {0: 1}
 
 
-def test_messages_that_no_worker_ever_began_outlast_stop_after_stop(scene: Scene) -> None:
+def test_unstarted_messages_survive_repeated_stops(scene: Scene) -> None:
     scene.declare("loop")
     stops, behind = range(6), range(6, 9)
     for stop in stops:
@@ -122,7 +122,7 @@ def test_messages_that_no_worker_ever_began_outlast_stop_after_stop(scene: Scene
     assert scene.parked() == []
 
 
-def test_a_carrier_that_lets_the_queue_count_takes_a_stop_for_an_attempt(scene: Scene) -> None:
+def test_nack_requeue_counts_a_stop_as_an_attempt(scene: Scene) -> None:
     scene.declare("requeue")
     scene.publish([0], holds="gate")
     scene.publish([1, 2], fails=1)

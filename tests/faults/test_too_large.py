@@ -43,7 +43,7 @@ def test_a_message_too_large_to_be_copied_is_parked_and_disturbs_no_other(limite
     assert "is not stored" not in worker.said
 
 
-def test_one_that_cannot_be_parked_stays_unacked_and_disturbs_no_other(limited: Scene) -> None:
+def test_a_message_too_large_to_be_parked_stays_unacked(limited: Scene) -> None:
     worker = limited.worker(prefetch=50, parks=False)
 
     wait_until(lambda: set(limited.did()) == set(SMALL), 20, what="all others are handled")

@@ -9,9 +9,9 @@ import pytest
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.properties import encode_entry
-from tests.core.hostile import VALUES
-from tests.faults.acting import QUEUE
+from tests.faults.handlers import QUEUE
 from tests.faults.scene import Scene
+from tests.messages.hostile_headers import VALUES
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_a_summary_that_is_not_utf_8_stops_no_queue(scene: Scene, policy: str) -
     assert worker.said.count("The attempt failed outside its handler") == 0
 
 
-def test_workers_that_are_killed_over_such_messages_leave_none_behind(scene: Scene) -> None:
+def test_killed_workers_leave_no_such_message_behind(scene: Scene) -> None:
     scene.declare()
     publish_hostile(scene)
     for _ in range(5):

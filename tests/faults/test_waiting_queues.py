@@ -9,7 +9,7 @@ from django_rmq_retry import Message
 from django_rmq_retry.messages import Properties
 from tests.amqp.declared import ready
 from tests.amqp.live import publishing
-from tests.faults.acting import QUEUE
+from tests.faults.handlers import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
@@ -50,7 +50,7 @@ def arrived(scene: Scene) -> set[int]:
 
 
 @pytest.mark.parametrize("down", [Node.stop, Node.kill], ids=["gracefully", "by kill -9"])
-def test_nothing_is_lost_when_the_broker_goes_down_while_waiting_queues_empty(
+def test_a_broker_crash_while_waiting_queues_empty_loses_nothing(
     private_scene: Scene, private_node: Node, down: Callable[[Node], None]
 ) -> None:
     scene = private_scene

@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: ``python -m tests.faults.worker FOLDER NUMBER``."""
+"""A consumer in its own process: ``python -m tests.faults.worker FOLDER NUMBER``."""
 
 import json
 import logging
@@ -20,16 +20,18 @@ def main(folder: Path, number: str) -> int:
     logging.getLogger("pika").setLevel(logging.WARNING)
     # These imports read the settings.
     from django_rmq_retry.consumer import supervisor  # noqa: PLC0415 - as above
-    from tests.consumer.assembled import consumer_of  # noqa: PLC0415 - as above
-    from tests.faults import acting, breaking  # noqa: PLC0415 - as above
+    from tests.consumer.assembly import consumer_of  # noqa: PLC0415 - as above
+    from tests.faults import handlers, kill_points  # noqa: PLC0415 - as above
 
-    work_queue = acting.work_queue(said["policy"], folder, **said["queue"])
+    work_queue = handlers.work_queue(said["policy"], folder, **said["queue"])
     if said["breaks"]:
         way, victim = said["breaks"]
-        work_queue = breaking.WAYS[way](breaking.Once(folder, victim), work_queue)
+        work_queue = kill_points.WAYS[way](kill_points.Once(folder, victim), work_queue)
     parent = os.getppid()
     orphaned = lambda: None if os.getppid() == parent else "the test is gone"  # noqa: E731
-    before = [acting.work_queue(said["policy"], folder, name=said["before"], **said["queue"])] if said["before"] else []
+    before = (
+        [handlers.work_queue(said["policy"], folder, name=said["before"], **said["queue"])] if said["before"] else []
+    )
     made = consumer_of(
         [*before, work_queue],
         threads=said["threads"],

@@ -21,7 +21,7 @@ def shell(script: str) -> list[str]:
     return ["sh", "-c", script]
 
 
-def test_the_list_of_differences_names_known_suites_and_gives_reasons() -> None:
+def test_each_expected_difference_names_a_known_suite_and_a_reason() -> None:
     listed = expected(EXPECTED.read_text())
 
     assert set(listed) <= set(NAMES)
@@ -31,7 +31,7 @@ def test_the_list_of_differences_names_known_suites_and_gives_reasons() -> None:
     }
 
 
-def test_only_listed_failures_are_as_expected_and_they_must_fail() -> None:
+def test_only_listed_failures_are_expected_and_they_must_fail() -> None:
     outcomes = Outcomes(passed=["a", "healed"], failed=["known", "new"], skipped=["left out"])
     differences = dict.fromkeys(["known", "healed", "left out", "gone"], "a reason")
 
@@ -57,7 +57,7 @@ def test_the_lines_of_pytest_are_understood(tmp_path: Path) -> None:
     assert outcomes == Outcomes(passed=["t.py::T::one"], failed=["t.py::T::two"])
 
 
-def test_a_test_that_fails_as_it_is_taken_down_has_failed() -> None:
+def test_a_test_that_fails_in_teardown_counts_as_failed() -> None:
     outcomes = Outcomes()
     note(outcomes, "a", "PASSED")
     note(outcomes, "a", "ERROR")
@@ -75,7 +75,7 @@ def test_a_test_that_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pyte
     assert outcomes.broken[0].startswith("t.py::T::two hangs: killed, and what follows it")
 
 
-def test_a_run_that_ends_badly_without_a_failed_test_is_reported(tmp_path: Path) -> None:
+def test_a_suite_that_exits_with_an_error_without_a_failed_test_is_reported(tmp_path: Path) -> None:
     outcomes = run(suite(shell("echo start a; exit 3")), tmp_path, 1, tmp_path / "log")
 
     assert len(outcomes.broken) == 1
@@ -83,5 +83,5 @@ def test_a_run_that_ends_badly_without_a_failed_test_is_reported(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("url", "port"), [("amqp://127.0.0.1", 5672), ("amqp://guest:guest@localhost:25672/", 25672)])
-def test_a_broker_of_this_machine_is_named_by_its_url(url: str, port: int) -> None:
+def test_the_port_is_read_from_the_url_of_a_local_broker(url: str, port: int) -> None:
     assert port_of(url) == port

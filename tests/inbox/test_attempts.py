@@ -13,8 +13,8 @@ from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready, log_outside_failure
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
-from tests.consumer.attempting import attempts_of
-from tests.core.made import delivery
+from tests.consumer.attempts import attempts_of
+from tests.handlers.factories import delivery
 
 PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
 

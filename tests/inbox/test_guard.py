@@ -16,7 +16,7 @@ from django_rmq_retry.handlers.attempt import OnceState
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.testing import isolated_handlers
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 MARIADB, POSTGRESQL, SQLITE = "mysql", "postgresql", "sqlite"

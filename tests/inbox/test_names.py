@@ -20,7 +20,7 @@ from django_rmq_retry.inbox.once import LONGEST, insert, name_for, once, present
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 from tests.parked.arrivals import ticket_header
 from tests.parked.made import parked as recorded
 

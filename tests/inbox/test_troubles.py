@@ -20,7 +20,7 @@ from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
 from django_rmq_retry.server import too_large
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]

@@ -16,7 +16,7 @@ from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, Parke
 from django_rmq_retry.models.runs import ItemState
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.policies import park
-from tests.core.made import arrived, delivery, settled, subscription
+from tests.handlers.factories import arrived, delivery, settled, subscription
 from tests.operators.invariants import check_books
 from tests.operators.made import QUEUE, discard_messages, hold_messages, restore_messages, unhold_messages
 from tests.parked.arrivals import parker, ticket_in

@@ -16,7 +16,7 @@ from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering import gate, keys
 from django_rmq_retry.ordering.keys import unblock
 from django_rmq_retry.testing import RmqTest
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 from tests.inbox.test_troubles import POSTGRESQL, SQLITE, end_own, not_on
 from tests.ordering.bank import QUEUE, Bank, blocked, waiting
 from tests.tooling.brokers import publish_exactly

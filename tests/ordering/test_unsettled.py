@@ -5,7 +5,7 @@ import pytest
 from django_rmq_retry import Message
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.testing import RmqTest
-from tests.core.hostile import VALUES
+from tests.messages.hostile_headers import VALUES
 from tests.ordering.bank import QUEUE, Bank, blocked, waiting
 from tests.tooling.brokers import publish_exactly
 

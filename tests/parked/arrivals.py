@@ -11,8 +11,8 @@ from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.store import Store, Stored
 from django_rmq_retry.policies import park
-from tests.core.made import NOW, arrived, delivery, subscription
-from tests.core.parked import HOMES, parked_copy, unhandled_copy
+from tests.handlers.factories import NOW, arrived, delivery, subscription
+from tests.messages.parked_copies import HOMES, parked_copy, unhandled_copy
 
 DAWN = NOW
 """The time at which messages are parked, in milliseconds of the epoch."""

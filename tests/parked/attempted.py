@@ -6,8 +6,8 @@ from django_rmq_retry import Delivery, Fixed, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import ErrorNote
 from django_rmq_retry.policies import ACK, Verdict, retry
-from tests.consumer.attempting import finished
-from tests.core.raising import caught, post
+from tests.consumer.attempts import finished
+from tests.messages.exceptions import caught, post
 
 CHARGE = Subscription(
     name="payments.handlers.charge",

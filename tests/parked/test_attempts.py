@@ -13,8 +13,8 @@ from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import history
 from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, identity_of, waiting
 from django_rmq_retry.policies import halt, park
-from tests.core.made import delivery
-from tests.core.raising import BankDown
+from tests.handlers.factories import delivery
+from tests.messages.exceptions import BankDown
 from tests.parked.attempted import failure, success
 from tests.parked.made import NOON, minutes, parked
 

@@ -10,7 +10,7 @@ from django.db import DataError, OperationalError
 from django_rmq_retry.parked import history
 from django_rmq_retry.parked.attempts import Draft, draft_of
 from django_rmq_retry.parked.history import AT_ONCE, Buffer
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 from tests.parked.attempted import failure
 from tests.tooling.waiting import wait_until
 

@@ -10,7 +10,7 @@ from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import retention
 from django_rmq_retry.parked.attempts import RowBuilder, draft_of
 from django_rmq_retry.parked.history import write
-from tests.core.made import delivery
+from tests.handlers.factories import delivery
 from tests.parked.attempted import failure
 from tests.tooling import databases
 from tests.tooling.filled import ALIAS

@@ -8,8 +8,8 @@ import pytest
 
 from django_rmq_retry.messages.tracebacks import projects_own, trace
 from django_rmq_retry.parked.attempts import LIMIT, chain_of
-from tests.core import raising
-from tests.core.raising import Unprintable, caught, circle, deep, members, odd_names, post, syntax
+from tests.messages import exceptions
+from tests.messages.exceptions import Unprintable, caught, circle, deep, members, odd_names, post, syntax
 
 
 def told(error: BaseException) -> str:
@@ -20,15 +20,15 @@ def test_each_cause_shows_its_frames_with_source_lines_of_the_project() -> None:
     first, second = json.loads(told(caught(post)))
 
     assert {name: first[name] for name in ("error", "link", "text", "left_out")} == {
-        "error": "tests.core.raising.BankDown",
+        "error": "tests.messages.exceptions.BankDown",
         "link": "",
         "text": "no answer",
         "left_out": 0,
     }
     assert first["frames"][-1] == {
-        "file": "tests/core/raising.py",
+        "file": "tests/messages/exceptions.py",
         "line": line_of('raise BankDown("no answer")'),
-        "module": "tests.core.raising",
+        "module": "tests.messages.exceptions",
         "function": "post",
         "own": True,
         "code": 'raise BankDown("no answer") from error',
@@ -37,7 +37,7 @@ def test_each_cause_shows_its_frames_with_source_lines_of_the_project() -> None:
 
 
 def line_of(text: str) -> int:
-    lines = Path(raising.__file__).read_text().splitlines()
+    lines = Path(exceptions.__file__).read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 

@@ -15,9 +15,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Message
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
-from tests.amqp.slow_motion import AtHand
-from tests.core.made import delivery
-from tests.core.parked import parked_copy
+from tests.amqp.slow_motion import SlowConsumer
+from tests.handlers.factories import delivery
+from tests.messages.parked_copies import parked_copy
 from tests.operators.invariants import check_counters
 from tests.parked.arrivals import BANK_DOWN, DAWN
 from tests.parked.conftest import PARKED, Park
@@ -58,7 +58,7 @@ def copy(number: int, *, named: bool = True) -> Message:
 @pytest.fixture
 def put(amqp: BlockingChannel) -> Any:
     """Put such copies into the parked queue."""
-    at_hand = AtHand(channel=amqp, subscription=None)  # type: ignore[arg-type]  # it only publishes
+    at_hand = SlowConsumer(channel=amqp, subscription=None)  # type: ignore[arg-type]  # it only publishes
 
     def put(*copies: Message) -> None:
         amqp.confirm_delivery()

@@ -20,8 +20,8 @@ from django_rmq_retry.parked import store as parking
 from django_rmq_retry.policies import Kind
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare
-from tests.amqp.slow_motion import AtHand
-from tests.core.made import subscription, topology_of
+from tests.amqp.slow_motion import SlowConsumer
+from tests.handlers.factories import subscription, topology_of
 from tests.parked.arrivals import by_us, foreign, parker, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
 
@@ -413,7 +413,7 @@ def test_the_x_death_count_of_a_dead_letter_loop_is_recorded(vhost: Vhost, amqp:
     loop = DeadLetter(exchange="again", queue="later", after=0.2)
     charge = subscription(RetryThenPark(attempts=3, via=loop))
     declare(vhost, topology_of(charge))
-    hand = AtHand(channel=amqp, subscription=charge)
+    hand = SlowConsumer(channel=amqp, subscription=charge)
     hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
     verdicts = [hand.fail().kind for _ in range(3)]
     _tag, parked, _ = hand.take("payments.parked")

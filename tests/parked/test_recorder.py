@@ -16,8 +16,8 @@ from django_rmq_retry.parked import attempts, claims, history
 from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
 from django_rmq_retry.policies import discard, park, retry
-from tests.core.made import delivery
-from tests.core.raising import BankDown, caught, post
+from tests.handlers.factories import delivery
+from tests.messages.exceptions import BankDown, caught, post
 from tests.parked.arrivals import ticket_header
 from tests.parked.attempted import failure, success
 from tests.parked.made import group, parked

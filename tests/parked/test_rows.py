@@ -16,9 +16,9 @@ from django_rmq_retry.messages.parked_copy import TICKET
 from django_rmq_retry.messages.tracebacks import named
 from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of, identity_of
 from django_rmq_retry.policies import halt, park
-from tests.core.made import delivery
-from tests.core.parked import parked_copy, read_back
-from tests.core.raising import BankDown, caught, post
+from tests.handlers.factories import delivery
+from tests.messages.exceptions import BankDown, caught, post
+from tests.messages.parked_copies import parked_copy, read_back
 from tests.parked.attempted import CHARGE, failure, success
 from tests.parked.made import NOON
 

@@ -34,7 +34,7 @@ def tell(amqp: BlockingChannel, data: str, *, mandatory: bool = True) -> None:
     amqp.basic_publish("news", "eur.usd", json.dumps(data).encode(), mandatory=mandatory)
 
 
-def test_each_process_handles_every_message_and_parks_what_fails_there(
+def test_each_process_handles_every_message_and_parks_its_failures(
     news: News, vhost: Vhost, amqp: BlockingChannel
 ) -> None:
     amqp.confirm_delivery()
@@ -59,7 +59,7 @@ def test_each_process_handles_every_message_and_parks_what_fails_there(
     wait_until(lambda: sorted(vhost.queues()) == ["news.cache.parked", "news.seen", "news.seen.parked"])
 
 
-def test_it_is_declared_and_deleted_without_the_queues_of_its_processes(news: News, vhost: Vhost) -> None:
+def test_declare_and_delete_leave_out_the_queues_of_processes(news: News, vhost: Vhost) -> None:
     checked = news.run("rmq_declare", "--check")
     drawn = news.run("rmq_topology")
     definitions = json.loads(news.run("rmq_topology", "--format", "definitions").stdout)
@@ -78,7 +78,7 @@ def test_a_burst_ends_when_its_own_queue_is_empty(news: News) -> None:
     assert told.returncode == 0, told.stdout
 
 
-def test_what_may_be_lost_is_neither_retried_nor_parked(news: News, amqp: BlockingChannel) -> None:
+def test_an_auto_acked_message_is_neither_retried_nor_parked(news: News, amqp: BlockingChannel) -> None:
     amqp.confirm_delivery()
     for body in (b'"fail"', b"no json", b'"one"'):
         amqp.basic_publish("", "news.seen", body, mandatory=True)
@@ -92,7 +92,7 @@ def test_what_may_be_lost_is_neither_retried_nor_parked(news: News, amqp: Blocki
     assert depths == [0, 0]
 
 
-def test_at_the_end_what_was_not_begun_is_counted(news: News, amqp: BlockingChannel) -> None:
+def test_a_stop_counts_the_messages_that_were_not_begun(news: News, amqp: BlockingChannel) -> None:
     amqp.confirm_delivery()
     for _ in range(20):
         amqp.basic_publish("", "news.seen", b'"wait"', mandatory=True)

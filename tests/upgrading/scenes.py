@@ -13,8 +13,8 @@ from django_rmq_retry.handlers import work_queues_of
 from django_rmq_retry.handlers.settlement import copied_to
 from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, encode_properties
 from django_rmq_retry.policies import Policy, Verdict, park, retry
-from tests.core.made import NOW, arrived, delivery, settled, subscription
-from tests.core.parked import copy_of, requeued_copy, unhandled_copy
+from tests.handlers.factories import NOW, arrived, delivery, settled, subscription
+from tests.messages.parked_copies import copy_of, requeued_copy, unhandled_copy
 
 BODY = b'{"id": 1}'
 DOWN = ErrorNote(kind="BankDown", text="timeout")

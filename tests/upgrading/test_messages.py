@@ -11,11 +11,11 @@ from django_rmq_retry.messages import Instruction, encode_properties
 from django_rmq_retry.messages.history import ANSWER, OURS, stamp_of
 from django_rmq_retry.messages.parked_copy import ADDED, TICKET
 from django_rmq_retry.policies import Policy, retry
-from tests.core.made import delivery, sent_on, settled, subscription
-from tests.core.parked import read_back
+from tests.handlers.factories import delivery, sent_on, settled, subscription
+from tests.messages.parked_copies import read_back
 from tests.upgrading import scenes
-from tests.upgrading.flights import FLIGHTS, landed, properties
 from tests.upgrading.old_reader import KNOWN, Read, read
+from tests.upgrading.recorded_messages import FLIGHTS, landed, properties
 
 HOMES = {"payments.parked": "payments"}
 CAME_BY = ("main", "pay.cash")
@@ -61,30 +61,30 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_version_1_reads_messages_written_now(name: str) -> None:
+def test_version_1_reads_the_messages_written_now(name: str) -> None:
     told = read(encode_properties(scenes.SCENES[name]().properties))
 
     assert told == EXPECTED[name]
 
 
-def test_every_kind_of_message_is_covered() -> None:
+def test_every_kind_of_message_is_in_the_recorded_set() -> None:
     assert set(FLIGHTS) == set(scenes.SCENES) == {*EXPECTED, "parked_unreadable"}
 
 
-def test_version_1_would_forward_no_new_header_unread() -> None:
+def test_no_unknown_header_is_written_that_version_1_would_copy() -> None:
     written = {name: read(encode_properties(scene().properties)).unknown for name, scene in scenes.SCENES.items()}
 
     assert {name: new - NEWER.keys() for name, new in written.items() if new - NEWER.keys()} == {}
 
 
-def test_every_new_header_states_how_version_1_treats_it() -> None:
+def test_every_new_header_documents_its_effect_on_version_1() -> None:
     known_now = OURS | ADDED | {TICKET, ANSWER, EXPIRATION}
 
     assert known_now - KNOWN == NEWER.keys()
     assert known_now == KNOWN | NEWER.keys()
 
 
-def test_version_1_reads_a_message_returned_by_a_pause_unchanged() -> None:
+def test_a_message_requeued_by_a_pause_is_unchanged_for_version_1() -> None:
     back = put_back(landed("first_retry", "payments"), subscription(scenes.LADDER), in_place=False).copy
 
     assert back is not None
@@ -103,7 +103,7 @@ def test_version_1_reads_a_message_returned_by_a_pause_unchanged() -> None:
         ("requeue_that_failed", scenes.LADDER, 2),
     ],
 )
-def test_attempts_counted_by_version_1_are_kept(name: str, policy: Policy, attempt: int) -> None:
+def test_attempts_counted_by_version_1_continue(name: str, policy: Policy, attempt: int) -> None:
     arrival = landed(name, "payments")
     own = subscription(policy)
     arrival = replace(arrival, attempt=policy.via.attempt(own.route, arrival))
@@ -116,7 +116,7 @@ def test_attempts_counted_by_version_1_are_kept(name: str, policy: Policy, attem
     assert read(encode_properties(copy.properties)).ticket == read(properties(name)).ticket
 
 
-def test_a_delay_begun_by_version_1_continues() -> None:
+def test_a_wait_begun_by_version_1_continues() -> None:
     own = subscription(scenes.LADDER)
     rest: list[tuple[int, str]] = []
     arrival: Delivery | None = landed("long_wait", "payments")
@@ -134,7 +134,7 @@ def returned(copy: Message | None) -> Delivery:
     return delivery(body=copy.body, raw=encode_properties(copy.properties))
 
 
-def test_a_message_quarantined_by_version_1_is_tried_with_its_history() -> None:
+def test_a_message_quarantined_by_version_1_keeps_its_history() -> None:
     arrival = replace(landed("suspect", "payments.quarantine"), queue="payments")
     own = subscription(scenes.LADDER)
     arrival = replace(arrival, attempt=own.policy.via.attempt(own.route, arrival))
@@ -166,7 +166,7 @@ def test_a_message_parked_by_version_1_is_read_unchanged(
     assert found.ticket == read(properties(name)).ticket
 
 
-def test_undecodable_properties_stored_by_version_1_are_restored() -> None:
+def test_properties_kept_as_bytes_by_version_1_are_restored_unchanged() -> None:
     found = read_back(landed("parked_unreadable", "payments.parked"))
 
     assert found.raw == scenes.UNREADABLE

@@ -59,7 +59,7 @@ def statements_of(name: str) -> list[str]:
 
 
 @pytest.mark.skipif(databases.chosen() == databases.SQLITE, reason="SQLite has one writer at a time in any case")
-def test_no_migration_takes_a_lasting_lock() -> None:
+def test_no_migration_takes_a_lock_that_lasts() -> None:
     first, *later = NAMES
     made = [found[1] for one in statements_of(first) if (found := MADE.match(one))]
 
@@ -86,7 +86,7 @@ OLD = '"rmq_retry_parkedmessage"'
         "ALTER TABLE `rmq_retry_parkedmessage` MODIFY `queue` varchar(300)",
     ],
 )  # fmt: skip
-def test_a_statement_that_would_lock_a_large_table_is_detected(statement: str) -> None:
+def test_a_statement_that_locks_a_large_table_is_found(statement: str) -> None:
     assert lasting([statement]) == [statement]
 
 
@@ -100,5 +100,5 @@ def test_a_statement_that_would_lock_a_large_table_is_detected(statement: str) -
         "--\n-- Create model\n--",
     ],
 )
-def test_a_statement_with_a_brief_lock_is_allowed(statement: str) -> None:
+def test_a_statement_with_a_short_lock_is_allowed(statement: str) -> None:
     assert lasting([statement]) == []

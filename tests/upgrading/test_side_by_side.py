@@ -22,7 +22,7 @@ def begun(scene: Scene) -> dict[int, list[dict[str, int]]]:
     return by_id
 
 
-def test_both_versions_exchange_messages_and_keep_their_attempts(scene: Scene, released: Path) -> None:
+def test_messages_pass_between_both_versions_with_their_attempts(scene: Scene, released: Path) -> None:
     scene.declare()
     old, new = scene.worker(prefetch=1, root=released), scene.worker(prefetch=1)
     scene.publish([1000, 1001], holds="gate")
@@ -44,7 +44,7 @@ def test_both_versions_exchange_messages_and_keep_their_attempts(scene: Scene, r
     assert both
 
 
-def test_a_version_1_consumer_takes_over_messages_of_this_version(scene: Scene, released: Path) -> None:
+def test_a_released_consumer_takes_over_what_the_present_one_left(scene: Scene, released: Path) -> None:
     scene.declare()
     scene.publish(range(5), fails=2)
     new = scene.worker()

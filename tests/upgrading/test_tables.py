@@ -9,7 +9,7 @@ from tests.upgrading.rows import Made, filled, version_1
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 
 
-def test_rows_written_by_version_1_are_read_by_this_version() -> None:
+def test_rows_written_by_version_1_are_read_by_the_present_version() -> None:
     made: Made = {}
     for model in version_1():
         made[model] = filled(model, made)
@@ -21,7 +21,7 @@ def test_rows_written_by_version_1_are_read_by_this_version() -> None:
         assert len(rows) == 1, name
 
 
-def test_no_column_of_version_1_is_removed() -> None:
+def test_no_column_of_version_1_is_gone() -> None:
     gone = {}
     with connection.cursor() as cursor:
         for model in version_1():

@@ -19,7 +19,7 @@ def server(make_server: MakeServer) -> Server:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A place for one broker that is a process of its own; gone after the test."""
+    """A place for one broker that runs as its own process; removed after the test."""
     folder = tmp_path / "broker"
     yield folder
     if running(folder):

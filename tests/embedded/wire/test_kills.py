@@ -87,7 +87,7 @@ class Traffic:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_a_killed_broker_loses_nothing_confirmed_and_repeats_nothing_settled(folder: Path, kind: str) -> None:
+def test_a_killed_broker_keeps_confirms_and_acks(folder: Path, kind: str) -> None:
     server.ensure(folder)
     with connected(folder) as connection:
         connection.channel().queue_declare("q", durable=True, arguments={"x-queue-type": kind})
@@ -107,7 +107,7 @@ def test_a_killed_broker_loses_nothing_confirmed_and_repeats_nothing_settled(fol
     assert depth(folder, "q") == 0
 
 
-def test_what_waits_for_its_time_continues_to_wait_over_a_kill(folder: Path) -> None:
+def test_a_waiting_message_keeps_its_ttl_through_a_kill(folder: Path) -> None:
     server.ensure(folder)
     letters = {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "again"}
     with connected(folder) as connection:
@@ -127,7 +127,7 @@ def test_what_waits_for_its_time_continues_to_wait_over_a_kill(folder: Path) -> 
     assert [(death["queue"], death["count"]) for death in properties.headers["x-death"]] == [("wait", 1)]
 
 
-def test_a_broker_whose_file_is_damaged_is_reported_to_the_process_that_brings_it(folder: Path) -> None:
+def test_a_damaged_file_is_reported_to_the_process_that_starts_it(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "broker.sqlite3").write_text("damaged")
 
@@ -136,7 +136,7 @@ def test_a_broker_whose_file_is_damaged_is_reported_to_the_process_that_brings_i
     assert (folder / "broker.sqlite3").read_text() == "damaged"
 
 
-def test_a_broker_that_was_brought_along_is_brought_again(folder: Path) -> None:
+def test_a_keeper_restarts_the_broker_it_started(folder: Path) -> None:
     keeper = server.Keeper()
     with pytest.raises(NotRunning):
         keeper.port(folder)

@@ -10,12 +10,12 @@ from django_rmq_retry.embedded.place import AlreadyRunning, NotRunning, claimed,
 from django_rmq_retry.errors import ConfigurationError
 
 
-def test_nobody_runs_it_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_no_broker_runs_in_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(NotRunning, match=r"Start `manage\.py rmq_consume`"):
         port_of(tmp_path / "none")
 
 
-def test_who_claims_a_folder_is_found_by_its_port_until_the_end(tmp_path: Path) -> None:
+def test_a_claimed_folder_gives_the_port_until_the_claim_ends(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     with claimed(folder) as claim:
         with pytest.raises(NotRunning):
@@ -28,12 +28,12 @@ def test_who_claims_a_folder_is_found_by_its_port_until_the_end(tmp_path: Path) 
         port_of(folder)
 
 
-def test_there_is_only_one_in_a_folder(tmp_path: Path) -> None:
+def test_a_folder_can_be_claimed_only_once(tmp_path: Path) -> None:
     with claimed(tmp_path), pytest.raises(AlreadyRunning, match="is already running"), claimed(tmp_path):
         pass
 
 
-def test_what_a_killed_broker_left_behind_is_no_broker(tmp_path: Path) -> None:
+def test_the_files_of_a_killed_broker_are_not_taken_for_a_running_one(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     (tmp_path / "broker.json").write_text('{"port": 4711, "pid": 1}')
 
@@ -41,7 +41,7 @@ def test_what_a_killed_broker_left_behind_is_no_broker(tmp_path: Path) -> None:
         port_of(tmp_path)
 
 
-def test_what_a_killed_broker_left_behind_is_not_taken_for_its_successor(tmp_path: Path) -> None:
+def test_the_port_of_a_killed_broker_is_not_given_for_its_successor(tmp_path: Path) -> None:
     (tmp_path / "broker.json").write_text('{"port": 4711, "pid": 1, "brought": true}')
 
     with claimed(tmp_path), pytest.raises(NotRunning):
@@ -58,7 +58,7 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, mode: 
         pass
 
 
-def test_the_folder_of_a_project_is_its_own_and_the_users() -> None:
+def test_each_project_and_user_has_its_own_folder() -> None:
     folders = {folder_of("/srv/bank"), folder_of("/srv/shop")}
 
     assert len(folders) == 2
@@ -66,7 +66,7 @@ def test_the_folder_of_a_project_is_its_own_and_the_users() -> None:
     assert {one.parent.name for one in folders} == {f"django-rmq-retry-{os.getuid()}"}
 
 
-def test_a_note_that_makes_no_sense_is_no_broker(tmp_path: Path) -> None:
+def test_an_invalid_port_file_is_ignored(tmp_path: Path) -> None:
     with claimed(tmp_path):
         (tmp_path / "broker.json").write_text("[]")
         with pytest.raises(NotRunning):

@@ -39,7 +39,7 @@ def closed(method: Any) -> tuple[str, int, str]:
     return method.NAME, method.reply_code, method.reply_text
 
 
-def test_the_server_says_what_it_can_and_what_it_really_is(make_server: MakeServer) -> None:
+def test_the_greeting_names_capabilities_and_the_embedded_platform(make_server: MakeServer) -> None:
     with Raw(make_server("4.3").port) as raw:
         raw.send(HEADER)
         start = raw.method()
@@ -53,7 +53,7 @@ def test_the_server_says_what_it_can_and_what_it_really_is(make_server: MakeServ
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\0\1\0\0", b"AMQP\1\1\0\x09"])
-def test_another_protocol_is_told_which_one_is_spoken(server: Server, head: bytes) -> None:
+def test_another_protocol_header_is_answered_with_the_supported_one(server: Server, head: bytes) -> None:
     with Raw(server.port) as raw:
         raw.send(head)
 
@@ -68,7 +68,7 @@ def test_a_protocol_header_may_come_in_pieces(server: Server) -> None:
         assert raw.method().NAME == "Connection.Start"
 
 
-def test_who_is_not_guest_is_told_if_it_can_understand_it(server: Server) -> None:
+def test_a_wrong_login_is_explained_to_clients_that_support_it(server: Server) -> None:
     with Raw(server.port) as raw, Raw(server.port) as simple:
         answer = raw.start(response=b"\0guest\0wrong", **ALL)
 
@@ -77,7 +77,7 @@ def test_who_is_not_guest_is_told_if_it_can_understand_it(server: Server) -> Non
         assert simple.start(response=b"\0guest\0wrong") is None
 
 
-def test_amqplain_is_understood(server: Server) -> None:
+def test_a_login_by_amqplain_is_accepted(server: Server) -> None:
     login = Headers.of({"LOGIN": "guest", "PASSWORD": "guest"}).raw
     with Raw(server.port) as raw:
         tune = raw.start(response=login, mechanism="AMQPLAIN")
@@ -93,7 +93,7 @@ def test_amqplain_is_understood(server: Server) -> None:
         ({"frame_max": 4095}, "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
     ],
 )
-def test_limits_that_are_none_are_refused(server: Server, limits: dict[str, int], words: str) -> None:
+def test_invalid_limits_are_refused(server: Server, limits: dict[str, int], words: str) -> None:
     with Raw(server.port) as raw:
         answer = raw.open(**limits)
 
@@ -149,7 +149,7 @@ def test_frames_that_are_wrong_close_the_connection(server: Server, frames: byte
         assert raw.method() is None
 
 
-def test_a_refusal_closes_the_channel_and_what_follows_on_it_is_not_received(server: Server) -> None:
+def test_a_refusal_closes_the_channel_and_ignores_what_follows(server: Server) -> None:
     with Raw(server.port) as raw:
         raw.open(channel=1)
         raw.say(spec.Queue.Declare(queue="none", passive=True), spec.Queue.Declare(queue="q"), channel=1)
@@ -164,9 +164,7 @@ def test_a_refusal_closes_the_channel_and_what_follows_on_it_is_not_received(ser
         assert raw.method().reply_code == 404
 
 
-def test_a_message_lives_from_when_it_came_not_from_when_its_turn_began(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ttl_starts_at_arrival_and_not_at_processing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     serve = server._serve
     sent: list[float] = []
     content = framed(2, struct.pack(">HHQH", 60, 0, 0, 0x0100) + b"\x0560000")
@@ -202,7 +200,7 @@ def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: Server) -
     assert set(kinds) == {8}
 
 
-def test_headers_that_no_client_could_write_pass_as_they_are(server: Server, channel: BlockingChannel) -> None:
+def test_undecodable_headers_pass_unchanged(server: Server, channel: BlockingChannel) -> None:
     hostile = encode_properties(Properties(headers=Headers(b"\x02\xff\xfeT" + b"\xff" * 8), message_id="é"))
     channel.queue_declare("q")
     with Raw(server.port) as raw:
@@ -215,7 +213,7 @@ def test_headers_that_no_client_could_write_pass_as_they_are(server: Server, cha
     assert payload[12:] == hostile
 
 
-def test_a_message_whose_key_is_no_text_is_dead_lettered_like_any_other(server: Server) -> None:
+def test_a_message_whose_key_is_not_utf8_is_dead_lettered(server: Server) -> None:
     letters = {"x-max-length": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     place = struct.pack(">IH", 0x3C0028, 0) + b"\x0aamq.fanout\2\xff\xfe\0"
     with Raw(server.port) as raw:
@@ -236,7 +234,7 @@ def test_a_message_whose_key_is_no_text_is_dead_lettered_like_any_other(server: 
 
 
 @pytest.mark.parametrize("active", [True, False])
-def test_a_flow_that_continues_is_fine_and_one_that_stops_is_refused(server: Server, active: bool) -> None:
+def test_flow_active_is_accepted_and_flow_inactive_is_refused(server: Server, active: bool) -> None:
     with Raw(server.port) as raw:
         raw.open(channel=1)
         raw.say(spec.Channel.Flow(active), channel=1)

@@ -39,7 +39,7 @@ def test_bodies_of_many_megabytes_arrive_as_they_were_sent(server: Server, megab
     assert sha256(found).digest() == sha256(body).digest()
 
 
-def test_a_body_above_the_limit_of_the_version_is_refused_as_there(server: Server) -> None:
+def test_a_body_above_the_versions_limit_is_refused_like_on_rabbitmq(server: Server) -> None:
     with pytest.raises(ChannelClosedByBroker) as caught:
         sent(server, bytes(50 * MEGABYTE))
 
@@ -49,7 +49,7 @@ def test_a_body_above_the_limit_of_the_version_is_refused_as_there(server: Serve
     )
 
 
-def test_a_large_body_survives_the_broker(tmp_path: Path) -> None:
+def test_a_large_body_survives_a_restart_of_the_broker(tmp_path: Path) -> None:
     file = tmp_path / "broker.sqlite3"
     body = os.urandom(5 * MEGABYTE)
     with served(file=file) as server:

@@ -10,7 +10,7 @@ from pika import spec
 from django_rmq_retry.embedded.engine.consumers import MUCH
 from django_rmq_retry.embedded.wire.client import Broker, Client
 from tests.embedded.wire.raw import HEADER, PLAIN, Raw
-from tests.embedded.wire.test_both import opened, raw_to
+from tests.embedded.wire.test_parity import opened, raw_to
 from tests.embedded.wire.test_protocol import framed, header, publish
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -51,7 +51,7 @@ def all_read(raw: Raw, *, until: str, count: int) -> Counter[str]:
 @pytest.mark.parametrize("no_ack", [False, True])
 @pytest.mark.contract
 @pytest.mark.on_both
-def test_who_leaves_30_mb_of_deliveries_unread_can_publish_all_the_same(backlog: Vhost, no_ack: bool) -> None:
+def test_a_client_with_30_mb_of_unread_deliveries_can_publish(backlog: Vhost, no_ack: bool) -> None:
     with raw_to(backlog) as raw:
         opened(raw, backlog)
         raw.say(spec.Confirm.Select(), spec.Basic.Consume(queue="big", no_ack=no_ack), channel=1)
@@ -66,7 +66,7 @@ def test_who_leaves_30_mb_of_deliveries_unread_can_publish_all_the_same(backlog:
 
 @pytest.mark.contract
 @pytest.mark.on_both
-def test_who_leaves_40_mb_of_returns_unread_can_publish_all_the_same(vhost: Vhost) -> None:
+def test_a_client_with_40_mb_of_unread_returns_can_publish(vhost: Vhost) -> None:
     with raw_to(vhost) as raw:
         opened(raw, vhost)
         for _ in range(400):
@@ -78,7 +78,7 @@ def test_who_leaves_40_mb_of_returns_unread_can_publish_all_the_same(vhost: Vhos
 
 @pytest.mark.contract
 @pytest.mark.on_both
-def test_who_does_not_read_but_sends_heartbeats_is_not_cut(backlog: Vhost) -> None:
+def test_a_client_that_only_sends_heartbeats_is_not_closed(backlog: Vhost) -> None:
     def silence_has_ended_the_other() -> bool:
         raw.send(HEARTBEAT)
         try:
@@ -125,7 +125,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("size", [500, 100_000])
-def test_a_consumer_that_does_not_read_has_no_more_than_8_mb_before_it(size: int) -> None:
+def test_a_consumer_that_does_not_read_gets_at_most_8_mb(size: int) -> None:
     broker = Broker()
     publisher, consumer = Silent(broker), Silent(broker)
     publisher.say(spec.Queue.Declare(queue="q"))

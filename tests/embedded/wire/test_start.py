@@ -1,4 +1,4 @@
-"""The broker as a process of its own, and a project whose processes meet at it."""
+"""The broker as its own process, and a project whose processes meet at it."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def command(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def test_it_is_started_once_and_found_by_all(folder: Path) -> None:
+def test_the_broker_starts_once_and_every_process_finds_it(folder: Path) -> None:
     ports = {starting.ensure(folder) for _ in range(3)}
     ports.add(port_of(folder))
 
@@ -60,14 +60,14 @@ def test_it_is_started_once_and_found_by_all(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_ends_by_itself_when_nobody_needs_it_any_more(folder: Path) -> None:
+def test_the_broker_ends_when_no_client_is_connected(folder: Path) -> None:
     port = starting.ensure(folder)
     pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)).close()
 
     wait_until(lambda: not running(folder), timeout=20, what="the broker's end")
 
 
-def test_a_killed_one_is_replaced(folder: Path) -> None:
+def test_a_killed_broker_is_replaced(folder: Path) -> None:
     first = starting.ensure(folder)
     end(folder, signal.SIGKILL)
     second = starting.ensure(folder)
@@ -78,12 +78,12 @@ def test_a_killed_one_is_replaced(folder: Path) -> None:
     assert port_of(folder) == second
 
 
-def test_a_publish_with_nobody_running_it_states_what_to_start(project: Any) -> None:
+def test_a_publish_without_a_running_broker_names_what_to_start(project: Any) -> None:
     with pytest.raises(MessageUnsent, match=r"Start `manage\.py rmq_consume`"):
         project.publish({"amount": 1})
 
 
-def test_what_a_consumer_brings_along_has_the_queues_of_the_project(project: Any, folder: Path) -> None:
+def test_a_broker_started_by_a_consumer_has_the_projects_queues(project: Any, folder: Path) -> None:
     with pytest.raises(MessageUnsent):
         project.publish({"amount": 1})
     bring_broker()
@@ -93,7 +93,7 @@ def test_what_a_consumer_brings_along_has_the_queues_of_the_project(project: Any
     assert run("rmq_declare", "--check").code == Exit.DONE
 
 
-def test_it_runs_alone_as_a_command_until_it_is_asked_to_stop(project: Any, folder: Path) -> None:
+def test_rmq_broker_runs_until_it_is_stopped(project: Any, folder: Path) -> None:
     with command(folder, "rmq_broker", "--like", "4.3") as process:
         wait_until(lambda: running(folder), what="the broker")
         assert run("rmq_declare").code == Exit.DONE
@@ -110,7 +110,7 @@ def test_it_runs_alone_as_a_command_until_it_is_asked_to_stop(project: Any, fold
 
 
 @pytest.mark.parametrize(("options", "left"), [((), 1), (("--memory",), 0)])
-def test_it_begins_with_what_was_durable_unless_it_is_asked_to_forget(
+def test_rmq_broker_restores_durable_state_unless_memory_is_set(
     project: Any, folder: Path, options: tuple[str, ...], left: int
 ) -> None:
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_it_begins_with_what_was_durable_unless_it_is_asked_to_forget(
     assert found == left
 
 
-def test_a_consumer_reports_a_queue_that_survived_as_it_was_before_a_change(folder: Path) -> None:
+def test_a_consumer_reports_a_restored_queue_with_an_older_definition(folder: Path) -> None:
     starting.ensure(folder)
     with connected(folder) as connection:
         connection.channel().queue_declare("payments.charge", durable=True, arguments={"x-max-priority": 3})
@@ -137,7 +137,7 @@ def test_a_consumer_reports_a_queue_that_survived_as_it_was_before_a_change(fold
     assert "manage.py rmq_declare --recreate payments.charge" in out
 
 
-def test_a_consumer_brings_back_a_broker_that_was_killed_and_all_that_was_in_it(folder: Path) -> None:
+def test_a_consumer_restarts_a_killed_broker_with_its_messages(folder: Path) -> None:
     with command(folder, "rmq_consume"):
         wait_until(lambda: running(folder), what="the broker")
         with connected(folder) as connection:
@@ -156,7 +156,7 @@ def test_a_consumer_brings_back_a_broker_that_was_killed_and_all_that_was_in_it(
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.django_db
-def test_a_command_with_nobody_running_it_states_what_to_start() -> None:
+def test_a_command_without_a_running_broker_names_what_to_start() -> None:
     ran = run("rmq_status")
 
     assert ran.code == Exit.UNREACHABLE

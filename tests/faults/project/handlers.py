@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from django_rmq_retry import Delivery, Queue, handler
-from tests.faults.acting import PARKED, POLICIES, QUEUE, Act
+from tests.faults.handlers import PARKED, POLICIES, QUEUE, Act
 
 if os.environ.get("FAULTS_BREAK") == "import":
     import_module("tests.faults.project.gone")

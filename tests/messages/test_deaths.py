@@ -1,0 +1,107 @@
+"""The broker's x-death header, and the few of its values that are trusted."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq_retry.messages import Headers, Reason
+from django_rmq_retry.messages.history import Death, dead_letter, deaths, reason_of, rejections, returns, well_formed
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["queue", "reason", "count", "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def with_death(*entries: Any) -> Headers:
+    return Headers.of({"x-death": list(entries)})
+
+
+def death(queue: str, reason: str, count: int = 1) -> dict[str, object]:
+    return {"count": count, "reason": reason, "queue": queue, "exchange": "main", "routing-keys": ["pay", "cash"]}
+
+
+def test_an_x_death_entry_is_read_with_all_its_fields() -> None:
+    assert deaths(with_death(death("payments", "rejected", 3))) == (
+        Death(queue="payments", reason="rejected", count=3, exchange="main", keys=("pay", "cash")),
+    )
+
+
+def test_only_rejections_of_the_queue_asked_for_count() -> None:
+    headers = with_death(
+        death("payments.wait", "expired", 3), death("payments", "rejected", 2), death("ledger", "rejected", 9)
+    )
+
+    assert rejections(headers, "payments") == 2
+    assert rejections(headers, "payments.wait") == 0
+    assert rejections(headers, "other") == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("expired", Reason.EXPIRED),
+        ("delivery_limit", Reason.DELIVERY_LIMIT),
+        ("maxlen", Reason.OVERFLOWN),
+        ("rejected", Reason.REJECTED),
+        ("something new", Reason.REJECTED),
+    ],
+)
+def test_the_first_x_death_entry_gives_the_reason(reason: str, expected: Reason) -> None:
+    assert reason_of(with_death(death("payments", reason), death("payments.wait", "expired"))) is expected
+
+
+def test_without_x_death_there_is_no_reason() -> None:
+    assert reason_of(Headers()) is None
+    assert well_formed(Headers())
+    assert deaths(Headers()) == ()
+
+
+@given(JUNK)
+def test_a_malformed_x_death_raises_nothing_and_counts_nothing(value: object) -> None:
+    headers = Headers.of({"x-death": value})
+
+    assert rejections(headers, "payments") >= 0
+    if not well_formed(headers):
+        assert deaths(headers) == ()
+
+
+def test_one_malformed_x_death_entry_invalidates_all() -> None:
+    headers = with_death(death("payments", "rejected"), {"queue": "payments"})
+
+    assert not well_formed(headers)
+    assert rejections(headers, "payments") == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "redelivered", "count"),
+    [
+        ({}, True, 0),
+        ({"x-delivery-count": 3}, True, 3),
+        ({"x-delivery-count": 50}, False, 0),
+        ({"x-delivery-count": 3, "x-acquired-count": 9}, True, 3),
+        ({"x-delivery-count": 9, "x-acquired-count": 3}, True, 3),
+        ({"x-acquired-count": 4}, True, 4),
+        ({"x-delivery-count": "3"}, True, 0),
+    ],
+)
+def test_delivery_counts_are_trusted_only_on_a_redelivery(
+    headers: dict[str, object], redelivered: bool, count: int
+) -> None:
+    assert returns(Headers.of(headers), redelivered=redelivered) == count
+
+
+def test_safe_dead_lettering_sets_at_least_once_and_reject_publish() -> None:
+    assert dead_letter("retry") == {"x-dead-letter-exchange": "retry"}
+    assert dead_letter("", "payments", safe=True) == {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "payments",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
