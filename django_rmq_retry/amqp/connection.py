@@ -226,7 +226,10 @@ class IoThread:
         calls = self._calls
         while True:
             while calls:
-                self._guarded(calls.popleft())
+                try:
+                    calls.popleft()()
+                except Exception as error:  # noqa: BLE001 - the other functions still run
+                    self._failed(error)
             self._woken = False
             # A function added before this assignment caused no wake-up, so check again; one added after it causes
             # a wake-up that may find nothing to do.
@@ -235,13 +238,16 @@ class IoThread:
             self._woken = True
 
     def _guarded(self, call: Call) -> None:
-        """Run a function. If it fails, end all connections: its work may be half done, and the broker redelivers."""
         try:
             call()
-        except Exception as error:
-            log.exception("A function failed on the I/O thread; its connections are closed and opened again")
-            for connection in list(self.connections):
-                connection.services.fail(error)
+        except Exception as error:  # noqa: BLE001 - a timer's error must not end the loop
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """End all connections: the function's work may be half done, and the broker redelivers."""
+        log.error("A function failed on the I/O thread; its connections are closed and opened again", exc_info=error)
+        for connection in list(self.connections):
+            connection.services.fail(error)
 
     def _run(self) -> None:
         hide_pika_logs()
