@@ -6,6 +6,7 @@ Only the plain delivery is parsed here: method, content header and one body fram
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NoReturn, TypeAlias
 
 import pika
@@ -93,7 +94,7 @@ def marshal_publish(
     """Return the frames of a basic.publish: the method, the content header and body frames within `frame_max`."""
     header_size = _HEADER_FIXED + len(raw_properties)
     if header_size + FRAME_OVERHEAD > frame_max:
-        raise HeadersTooLarge(len(raw_properties), limit=frame_max - FRAME_OVERHEAD - _HEADER_FIXED)
+        raise _too_large(raw_properties, frame_max)
     place = b"%b%b%b" % (short_string(exchange), short_string(routing_key), b"\1" if mandatory else b"\0")
     pieces = [
         _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 6 + len(place), _PUBLISH, 0),
@@ -113,15 +114,15 @@ def marshal_publish(
 def check_writable(message: Message) -> None:
     """Raise HeadersTooLarge or ValueError if a message cannot be written, before anything depends on sending it."""
     check_address(message)
-    marshal_publish(
-        1,
-        encode_properties(message.properties),
-        b"",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        mandatory=message.mandatory,
-        frame_max=FRAME_MAX,
-    )
+    raw = encode_properties(message.properties)
+    if _HEADER_FIXED + len(raw) + FRAME_OVERHEAD > FRAME_MAX:
+        raise _too_large(raw, FRAME_MAX)
+    short_string(message.exchange)
+    short_string(message.routing_key)
+
+
+def _too_large(raw_properties: bytes, frame_max: int) -> HeadersTooLarge:
+    return HeadersTooLarge(len(raw_properties), limit=frame_max - FRAME_OVERHEAD - _HEADER_FIXED)
 
 
 def check_address(message: Message) -> None:
@@ -146,6 +147,7 @@ def check_address(message: Message) -> None:
             )
 
 
+@lru_cache(maxsize=NAMES_KEPT)
 def short_string(text: str) -> bytes:
     """Encode a name; bytes that arrived as invalid UTF-8 are written unchanged."""
     encoded = text.encode("utf-8", "surrogateescape")
