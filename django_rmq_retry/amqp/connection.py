@@ -50,6 +50,8 @@ LOGGERS = (
     "pika.heartbeat",
 )
 _threads: list[int] = []
+_pid = os.getpid()
+"""The id of this process, kept because each publish compares it; renewed in a forked child."""
 
 Call = Callable[[], None]
 
@@ -59,6 +61,14 @@ ROOM = 8
 """The number of a connection's channels that are left to tests of body sizes."""
 UNROUTABLE = "rmq-retry.size"
 """The test's routing key, which no queue has: the broker checks the size and drops the message."""
+
+
+def _forked() -> None:
+    global _pid  # noqa: PLW0603 - there is one process
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionParameters:
@@ -147,7 +157,7 @@ class IoThread:
 
     def __init__(self, name: str) -> None:
         self.loop = IOLoop()
-        self.pid = os.getpid()
+        self.pid = _pid
         self._calls: deque[Call] = deque()
         self._woken = False
         self._answered, self._unanswered = True, 0
@@ -164,7 +174,7 @@ class IoThread:
     @property
     def alive(self) -> bool:
         # Read at every publish; the thread's own is_alive() would cost more than everything else there.
-        return self._began and not self._ended and self.pid == os.getpid()
+        return self._began and not self._ended and self.pid == _pid
 
     def check_waiting(self, message: Message) -> None:
         """Raise MessageUnsent on this thread: it would wait for itself, and nothing of the process would be sent."""
