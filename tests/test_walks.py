@@ -12,7 +12,7 @@ from tests.bench.walks.running import WALKS, Walk, counted
 from tests.tooling.filled import Own
 
 PACKAGE = Path("/project/retrying")
-ALLOWED = {"publish": (12, 68), "arrival": (14, 54), "retry": (26, 178), "parked": (30, 224)}
+ALLOWED = {"publish": (12, 66), "arrival": (12, 49), "retry": (25, 171), "parked": (29, 217)}
 """Modules and functions of each walk, on the database with more of them. Lower it with each one; never raise it."""
 NESTED = """
 class Codec:

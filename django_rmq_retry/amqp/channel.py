@@ -92,7 +92,15 @@ class Owner(Protocol):
 class OpenLine:
     """A subscription on its open channel. Each delivery keeps its line, because its tag is valid only there."""
 
-    def __init__(self, connection: Connection, line: Line, owner: Owner, *, name: str = "") -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        line: Line,
+        owner: Owner,
+        *,
+        name: str = "",
+        arrived: Callable[[Delivery], None] | None = None,
+    ) -> None:
         self.line = line
         self.name = name or ("" if line.temporary else line.queue)
         """The queue's name on the broker."""
@@ -101,6 +109,7 @@ class OpenLine:
         """The time of the last delivery, recorded on ordered lines only; there it is the unacked one."""
         self._connection = connection
         self._owner = owner
+        self._arrived = arrived or owner.arrived
         self._acks = Acks(0)
         self._channel: Channel | None = None
         self._tag = ""
@@ -322,7 +331,7 @@ class OpenLine:
         self.in_flight += 1
         if self.line.ordered:
             self.since = time.monotonic()
-        self._owner.arrived(
+        self._arrived(
             Delivery(
                 queue=self.line.queue,
                 body=body,

@@ -50,6 +50,8 @@ LOGGERS = (
     "pika.heartbeat",
 )
 _threads: list[int] = []
+_pid = os.getpid()
+"""The id of this process, kept because each publish compares it; renewed in a forked child."""
 
 Call = Callable[[], None]
 
@@ -59,6 +61,14 @@ ROOM = 8
 """The number of a connection's channels that are left to tests of body sizes."""
 UNROUTABLE = "rmq-retry.size"
 """The test's routing key, which no queue has: the broker checks the size and drops the message."""
+
+
+def _forked() -> None:
+    global _pid  # noqa: PLW0603 - there is one process
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionParameters:
@@ -147,7 +157,7 @@ class IoThread:
 
     def __init__(self, name: str) -> None:
         self.loop = IOLoop()
-        self.pid = os.getpid()
+        self.pid = _pid
         self._calls: deque[Call] = deque()
         self._woken = False
         self._answered, self._unanswered = True, 0
@@ -164,7 +174,7 @@ class IoThread:
     @property
     def alive(self) -> bool:
         # Read at every publish; the thread's own is_alive() would cost more than everything else there.
-        return self._began and not self._ended and self.pid == os.getpid()
+        return self._began and not self._ended and self.pid == _pid
 
     def check_waiting(self, message: Message) -> None:
         """Raise MessageUnsent on this thread: it would wait for itself, and nothing of the process would be sent."""
@@ -226,7 +236,10 @@ class IoThread:
         calls = self._calls
         while True:
             while calls:
-                self._guarded(calls.popleft())
+                try:
+                    calls.popleft()()
+                except Exception as error:  # noqa: BLE001 - the other functions still run
+                    self._failed(error)
             self._woken = False
             # A function added before this assignment caused no wake-up, so check again; one added after it causes
             # a wake-up that may find nothing to do.
@@ -235,13 +248,16 @@ class IoThread:
             self._woken = True
 
     def _guarded(self, call: Call) -> None:
-        """Run a function. If it fails, end all connections: its work may be half done, and the broker redelivers."""
         try:
             call()
-        except Exception as error:
-            log.exception("A function failed on the I/O thread; its connections are closed and opened again")
-            for connection in list(self.connections):
-                connection.services.fail(error)
+        except Exception as error:  # noqa: BLE001 - a timer's error must not end the loop
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """End all connections: the function's work may be half done, and the broker redelivers."""
+        log.error("A function failed on the I/O thread; its connections are closed and opened again", exc_info=error)
+        for connection in list(self.connections):
+            connection.services.fail(error)
 
     def _run(self) -> None:
         hide_pika_logs()

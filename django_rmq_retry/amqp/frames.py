@@ -1,11 +1,8 @@
-"""Deliveries and publishes as frames, parsed and marshalled in one step each.
-
-Only the plain delivery is parsed here: method, content header and one body frame of the same channel in a row.
-`protocol` handles everything else, frame by frame.
-"""
+"""The frames of a publish, marshalled in one step, and the parts of frames that readers and writers share."""
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NoReturn, TypeAlias
 
 import pika
@@ -39,28 +36,7 @@ _END = bytes((FRAME_END,))
 # Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
 Received: TypeAlias = tuple[str, int, bool, str, str, bytes, bytes]
 Receive: TypeAlias = Callable[[str, int, bool, str, str, bytes, bytes], object]
-# End position, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
-Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
-
-# The largest body in bytes cut in one step: above it, the body itself costs more time than its frames, and waiting for
-# all of it would keep two copies.
-LARGE = 65536
 NAMES_KEPT = 1000
-
-# The results without a delivery: the rest has not arrived yet, or it is not the plain case.
-INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
-OTHER: Cut = (-1, 0, b"", 0, False, b"", b"", b"")
-
-_DELIVER = (CLASS_BASIC << 16) | 60
-_CONTENT_CLASS = CLASS_BASIC << 16
-# The last byte of a frame and the first byte of the next, shifted left of a channel number.
-_END_THEN_HEADER = (FRAME_END << 24) | (FRAME_HEADER << 16)
-_END_THEN_BODY = (FRAME_END << 24) | (FRAME_BODY << 16)
-
-_method = struct.Struct(">BHIIB").unpack_from
-_content = struct.Struct(">IIIQ").unpack_from
-_body = struct.Struct(">II").unpack_from
-_tag = struct.Struct(">QB").unpack_from
 
 
 class RawProperties(pika.BasicProperties):
@@ -93,7 +69,7 @@ def marshal_publish(
     """Return the frames of a basic.publish: the method, the content header and body frames within `frame_max`."""
     header_size = _HEADER_FIXED + len(raw_properties)
     if header_size + FRAME_OVERHEAD > frame_max:
-        raise HeadersTooLarge(len(raw_properties), limit=frame_max - FRAME_OVERHEAD - _HEADER_FIXED)
+        raise _too_large(raw_properties, frame_max)
     place = b"%b%b%b" % (short_string(exchange), short_string(routing_key), b"\1" if mandatory else b"\0")
     pieces = [
         _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 6 + len(place), _PUBLISH, 0),
@@ -113,15 +89,15 @@ def marshal_publish(
 def check_writable(message: Message) -> None:
     """Raise HeadersTooLarge or ValueError if a message cannot be written, before anything depends on sending it."""
     check_address(message)
-    marshal_publish(
-        1,
-        encode_properties(message.properties),
-        b"",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        mandatory=message.mandatory,
-        frame_max=FRAME_MAX,
-    )
+    raw = encode_properties(message.properties)
+    if _HEADER_FIXED + len(raw) + FRAME_OVERHEAD > FRAME_MAX:
+        raise _too_large(raw, FRAME_MAX)
+    short_string(message.exchange)
+    short_string(message.routing_key)
+
+
+def _too_large(raw_properties: bytes, frame_max: int) -> HeadersTooLarge:
+    return HeadersTooLarge(len(raw_properties), limit=frame_max - FRAME_OVERHEAD - _HEADER_FIXED)
 
 
 def check_address(message: Message) -> None:
@@ -146,6 +122,7 @@ def check_address(message: Message) -> None:
             )
 
 
+@lru_cache(maxsize=NAMES_KEPT)
 def short_string(text: str) -> bytes:
     """Encode a name; bytes that arrived as invalid UTF-8 are written unchanged."""
     encoded = text.encode("utf-8", "surrogateescape")
@@ -162,51 +139,6 @@ def read_content_header(payload: bytes) -> tuple[int, bytes]:
     if class_id != CLASS_BASIC:
         raise InvalidFrameError(f"Content of class {class_id} does not exist in AMQP 0-9-1")
     return body_size, payload[_HEADER_FIXED:]
-
-
-def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per frame; calls cost time here
-    """Parse the delivery that begins at `at`; no state is kept, so an incomplete one is parsed again later."""
-    if end - at < 12:  # noqa: PLR2004 the first five fields
-        return OTHER
-    kind, number, size, method, tag_size = _method(buffer, at)
-    if kind != FRAME_METHOD or method != _DELIVER:
-        return OTHER
-    content = at + 7 + size
-    if end < content + 20:
-        return OTHER if _is_other(buffer, content, end, _END_THEN_HEADER + number) else INCOMPLETE
-    marker, header_size, content_class, body_size = _content(buffer, content)
-    if marker != _END_THEN_HEADER + number or content_class != _CONTENT_CLASS or header_size < 12:  # noqa: PLR2004
-        return OTHER
-    body = content + 8 + header_size
-    if not 0 < body_size <= LARGE:
-        return OTHER
-    if end < body + 8:
-        return OTHER if _is_other(buffer, body, end, _END_THEN_BODY + number) else INCOMPLETE
-    marker, part_size = _body(buffer, body)
-    if marker != _END_THEN_BODY + number or part_size != body_size:
-        return OTHER
-    stop = body + 9 + body_size
-    if stop > end:
-        return INCOMPLETE
-    after_tag = at + 12 + tag_size
-    if buffer[stop - 1] != FRAME_END or after_tag + 9 > content:
-        return OTHER
-    delivery_tag, bits = _tag(buffer, after_tag)
-    return (
-        stop,
-        number,
-        buffer[at + 12 : after_tag],
-        delivery_tag,
-        bits & 1 == 1,
-        buffer[after_tag + 9 : content],
-        buffer[content + 20 : body],
-        buffer[body + 8 : stop - 1],
-    )
-
-
-def _is_other(buffer: bytes, at: int, end: int, marker: int) -> bool:
-    """True if the bytes between two frames, as far as they have arrived, differ from the expected ones."""
-    return not marker.to_bytes(4).startswith(buffer[at : min(end, at + 4)])
 
 
 class Tags(dict[bytes, str]):

@@ -119,6 +119,8 @@ class Settler:
         self._renew = renew
         self._chance = chance
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
+        self._awaited = False
+        """True while a flush is requested that has not begun: it will send all that is passed in until then."""
         self._waiting: dict[Delivery, tuple[Timer, Settlement]] = {}
         self._stopping = False
         self._copies = Copies(lambda: io.call(self.flush))
@@ -135,7 +137,9 @@ class Settler:
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         self._handed.append((delivery, settlement))
-        self._io.call(self.flush)
+        if not self._awaited:
+            self._awaited = True
+            self._io.call(self.flush)
 
     def stop(self) -> None:
         """End all waits: messages that wait unacked are requeued, so another process makes the next attempt."""
@@ -155,21 +159,24 @@ class Settler:
 
     def flush(self) -> None:
         """Send all settlements passed in since the last flush; plain acks of one channel are sent in one write."""
+        # Before the deque is read: a settlement passed in after its last look requests the next flush.
+        self._awaited = False
         acks: dict[SettledLine, list[Delivery]] = {}
         handed = self._handed
         while handed:
             delivery, settlement = handed.popleft()
             line: SettledLine = delivery.token[0]  # type: ignore[index]  # the line made it; a property costs a call
-            if not line.open:
-                continue
             if settlement is DONE:
                 acks.setdefault(line, []).append(delivery)
+            elif not line.open:
+                continue
             elif settlement.hold:
                 self._hold(delivery, settlement)
             else:
                 self._apply(delivery, settlement)
         for line, deliveries in acks.items():
-            line.ack(deliveries)
+            if line.open:
+                line.ack(deliveries)
         if self._copies.awaiting:
             self._copies.run_callbacks()
 

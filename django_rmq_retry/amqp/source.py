@@ -188,9 +188,12 @@ class PikaSource:
         connection = self._link.connection
         wanted = not self._quiet and line.queue not in self._lines and line.queue not in self._pauses
         if wanted and connection is not None and connection.is_open:
-            name = self._named.get(line.queue, "")
+            name, receiver = self._named.get(line.queue, ""), self._receiver
+            # Only messages in quarantine have to wait here.
+            arrived = self.arrived if line.alone or receiver is None else receiver.arrived
+            shaped = self._pauses.shaped(line)
             try:
-                self._lines[line.queue] = OpenLine(connection, self._pauses.shaped(line), self, name=name)
+                self._lines[line.queue] = OpenLine(connection, shaped, self, name=name, arrived=arrived)
             except NoFreeChannels:
                 advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
                 self._failed(QueueUnusable(line.queue, "the connection has no free channel", advice=advice))

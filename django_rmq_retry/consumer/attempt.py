@@ -128,6 +128,7 @@ class Attempts:
         self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
         self._surroundings = surroundings
         self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
+        self._has_kept = False  # True once a message has stayed unacked: until then no delivery is looked up
         self._halted: dict[str, tuple[bytes, str, int]] = {}
         """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
 
@@ -397,7 +398,7 @@ class Attempts:
 
     def _state(self, arrival: Delivery) -> AttemptState:
         """Return the state of a message that stayed unacked, or a new state."""
-        state = self._unacked.get(arrival) if self._unacked else None
+        state = self._unacked.get(arrival) if self._has_kept else None
         if state is not None:
             state.arrival = arrival
         else:
@@ -414,7 +415,7 @@ class Attempts:
         state.arrival = arrival.ready(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
         if state.delivery is arrival:
             state.delivery = state.arrival
-        self._unacked[arrival] = state
+        self._unacked[arrival], self._has_kept = state, True
         if arrival.queue in self._ordered:
             self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier
 
@@ -423,7 +424,7 @@ class Attempts:
         if settlement.instruction is Instruction.KEEP:
             state.outcome, state.error, state.settled, state.outside_failures = None, None, False, 0
             self._keep(state, state.arrival)
-        elif self._unacked:
+        elif self._has_kept:
             self._unacked.pop(state.arrival, None)
         return settlement
 

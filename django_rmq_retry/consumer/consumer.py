@@ -41,7 +41,7 @@ STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
 class Workers(Generic[Job]):
     """A fixed number of threads that take jobs from one queue, which another thread fills."""
 
-    def __init__(self, threads: int, run: Callable[[Job], None], *, name: str = "rmq-worker") -> None:
+    def __init__(self, threads: int, run: Callable[[Job], object], *, name: str = "rmq-worker") -> None:
         self._run = run
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
@@ -282,7 +282,7 @@ class Consumer:
         self._limits = limits
         self._watchers = watchers
         self._refusal = refusal
-        self._workers: Workers[Delivery] = Workers(threads, self._work)
+        self._workers: Workers[Delivery] = Workers(threads, self._work if self._keyed else self._make)
         self._sequencer = Sequencer(attempts.key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.

@@ -52,7 +52,8 @@ class Json:
         if properties is not None and (properties.content_encoding or "").lower() not in ENCODINGS:
             raise UndecodableBody(f"its content-encoding is {properties.content_encoding!a:.{SHOWN}}", size=len(body))
         try:
-            if not _too_deep(text := body.decode()):
+            text = body.decode()
+            if text.count("[") + text.count("{") <= DEPTH_LIMIT or not _too_deep(text):
                 return _decode(text)
             problem = f"it is nested more than {DEPTH_LIMIT} levels deep"
         except UnicodeDecodeError as error:
@@ -110,8 +111,6 @@ def _too_deep(text: str) -> bool:
 
     Checked before parsing, because the parser, and code that walks the parsed data, recurse once per level.
     """
-    if text.count("[") + text.count("{") <= DEPTH_LIMIT:
-        return False
     depth = 0
     for bracket in _BRACKETS.finditer(text):
         first = bracket[0][0]

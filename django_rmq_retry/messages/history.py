@@ -351,6 +351,8 @@ def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
     stamp = stamp_of(delivery)
     if not stamp.queue or came_by.exchange or came_by.routing_key != came_by.queue:
         return delivery
+    if (stamp.exchange, stamp.routing_key) == (delivery.exchange, delivery.routing_key):
+        return delivery
     return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)
 
 

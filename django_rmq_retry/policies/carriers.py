@@ -223,9 +223,10 @@ class Ladder(Carrier):
 
     def _spans(self, route: Route) -> tuple[tuple[int, int], ...]:
         """Return for each waiting queue its step, and its TTL: the step with the largest jitter. In milliseconds."""
-        if self not in route.known:
-            route.known[self] = self._spanned(route)
-        return route.known[self]
+        known = route.known.get(self)
+        if known is None:
+            known = route.known[self] = self._spanned(route)
+        return known
 
     def _spanned(self, route: Route) -> tuple[tuple[int, int], ...]:
         if self.steps is not None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pika import spec
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.amqp.frames import LARGE, NAMES_KEPT, Places, Tags
-from django_rmq_retry.amqp.protocol import BasicProtocol
+from django_rmq_retry.amqp.frames import NAMES_KEPT, Places, Tags
+from django_rmq_retry.amqp.protocol import LARGE, BasicProtocol
 from tests.amqp.offline import HEARTBEAT, OneByOne, Received, Wire, delivery, method, wire
 
 NAMES = st.sampled_from([b"", b"q", "schlüssel".encode(), b"\xff\xfe", b"k" * 255]) | st.binary(max_size=20)
