@@ -91,7 +91,7 @@ class Scenario:
         self._wait(
             lambda: records.filter(state=State.PROCESSED).count() == len(given_up), "the outcomes in the records"
         )
-        return f"{len(given_up)} parked messages of one cause were requeued as run {run.pk} and paid; all are closed."
+        return f"{len(given_up)} parked messages of one cause were sent back by requeue run {run.pk} and paid."
 
     def _complete(self) -> str:
         paid = self._stage.tally.paid
