@@ -385,8 +385,8 @@ def test_a_relay_survives_a_database_router_that_fails_and_a_connection_that_can
 
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        "The relay cannot ask the database routers which outboxes it serves and tries again every 0.01 s: no tenant",
-        "The relay cannot serve the outbox of 'own' and tries again every 0.01 s: gone",
+        "The relay cannot read from the database routers which outboxes it serves and retries every 0.01 s: no tenant",
+        "The relay cannot serve the outbox of 'own' and retries every 0.01 s: gone",
     ]
 
 
