@@ -92,7 +92,8 @@ class Scenario:
             lambda: records.filter(state=State.PROCESSED).count() == len(given_up), "the outcomes in the records"
         )
         return (
-            f"{len(given_up)} parked messages of one cause were requeued as {run} and paid; their records are closed."
+            f"{len(given_up)} parked messages of one cause were requeued in requeue run {run.pk} and paid; "
+            "their records are closed."
         )
 
     def _complete(self) -> str:

@@ -182,7 +182,7 @@ def test_an_act_states_to_what_it_was_done(page: Client) -> None:
 
     assert said == [
         *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Unblock key !!]", "[!! Retry outbox message !!]"),
-        *("[!! Pause run !!]", "[!! Take off hold !!]"),
+        *("[!! Pause requeue run !!]", "[!! Take off hold !!]"),
     ]
     assert untranslated(page.get(f"{ADMIN}operatoraction/")) == set()
 

@@ -102,7 +102,7 @@ def test_the_page_of_a_group_shows_under_which_deploys_it_failed(page: Client, m
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
-    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Try one first" in cut
+    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue one first" in cut
     assert "ffff99" not in whole
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
 
@@ -241,7 +241,7 @@ def test_another_site_serves_the_same_pages_under_its_own_addresses(lead: Any, s
     finally:
         all_sites.discard(site)
 
-    assert links["Try one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
+    assert links["Requeue one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
 
 
 def test_the_nonce_of_a_strict_policy_stands_at_our_files(page: Client, settings: Any) -> None:

@@ -201,7 +201,7 @@ def test_who_resent_a_message_is_found_although_it_went_with_others(page: Client
     detail = shown(page, f"parkedmessage/{one.pk}/change/")
 
     assert "No operator has acted on it." not in detail
-    assert f"ann Requeue · run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
+    assert f"ann Requeue · requeue run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
     for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}"):
         found = page.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list
         assert [act.run for act in found] == [run.pk], asked
