@@ -76,7 +76,8 @@ class PublishError(RmqRetryError):
         self.routing_key = routing_key
         self.said = said
         where = f"exchange {exchange!r}" if exchange else "the default exchange"
-        words = f" ({said})" if said else ""
+        # The reason may be a sentence: its full stop would stand inside the parentheses.
+        words = f" ({said.removesuffix('.')})" if said else ""
         super().__init__(
             f"The message to {where} with the routing key {routing_key!r} {self.what}{words}. {self.advice}"
         )

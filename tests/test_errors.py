@@ -7,3 +7,12 @@ def test_every_error_of_the_product_has_a_public_name() -> None:
     own = {name for name, one in vars(errors).items() if isinstance(one, type) and one.__module__ == errors.__name__}
 
     assert set(errors.__all__) == own
+
+
+def test_a_reason_that_is_a_sentence_leaves_no_full_stop_in_the_parentheses() -> None:
+    error = errors.MessageUnsent("", "payments.charge", said="The broker refused the user name.")
+
+    assert str(error) == (
+        "The message to the default exchange with the routing key 'payments.charge' was not sent (The broker refused "
+        "the user name). Nothing was stored: publish it again once the broker is reachable."
+    )

@@ -79,7 +79,7 @@ class ByGroup(ByNumber):
 
 
 class ByRun(ByNumber):
-    title = gettext_lazy("run")
+    title = gettext_lazy("requeue run")
     parameter_name = "run"
 
 
@@ -282,5 +282,5 @@ def _subject(action: OperatorAction, number: int) -> str:
     if action.message is not None:
         return cut(action.subject) or f"#{number}"
     if action.run is not None:
-        return _("run %(number)d") % {"number": number}
+        return _("requeue run %(number)d") % {"number": number}
     return _("group #%(number)d") % {"number": number}

@@ -164,7 +164,7 @@ class ErrorGroupAdmin(Pages):
         preview, discard = self.address("requeuerun_preview"), self.address("parkedmessage_discard")
         buttons = [
             Button(
-                label=_("Try one first"),
+                label=_("Requeue one first"),
                 address=f"{preview}{selected}&canary=1",
                 why=pages.refusal(request, "requeue"),
                 kind="main" if own_page else "",

@@ -56,7 +56,7 @@ CHOSEN: Mapping[str, Any] = {
     "parked_after": pgettext_lazy("filter", "parked since"),
     "parked_before": gettext_lazy("parked before"),
     "cycle_min": pgettext_lazy("filter", "from cycle"),
-    "failed_of_run": pgettext_lazy("filter", "failed again in run"),
+    "failed_of_run": pgettext_lazy("filter", "failed again in requeue run"),
     "without": pgettext_lazy("filter", "without"),
     LISTED: pgettext_lazy("filter", "named by"),
     EXCEPT: pgettext_lazy("filter", "except those named by"),

@@ -280,7 +280,7 @@ def _unasked(request: HttpRequest, selection: Selection) -> str:
         return ""
     text = _(
         "The project's rules were checked for the %(count)d oldest messages. Others that they forbid are "
-        "left out when the run sends them."
+        "left out when the requeue run sends them."
     )
     return text % {"count": pages.MOST_ASKED}
 

@@ -232,7 +232,7 @@ def _pace(run: RequeueRun, now: datetime) -> float | None:
 def _guard(run: RequeueRun) -> str:
     """Return a sentence with the guard's limit and its present count."""
     if run.stop_at is None:
-        return _("guard off: the run continues however many messages fail again")
+        return _("guard off: the requeue run continues however many messages fail again")
     most = {"most": floatformat(run.stop_at)}
     ended, failed = run.guarded_outcomes
     text = _("guard: pauses when more than %(most)s %% fail again") % most

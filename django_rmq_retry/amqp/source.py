@@ -190,7 +190,7 @@ class PikaSource:
         if wanted and connection is not None and connection.is_open:
             name, receiver = self._named.get(line.queue, ""), self._receiver
             # Only messages in quarantine have to wait here.
-            arrived = self.arrived if line.alone or receiver is None else receiver.arrived
+            arrived = self.arrived if line.quarantine or receiver is None else receiver.arrived
             shaped = self._pauses.shaped(line)
             try:
                 self._lines[line.queue] = OpenLine(connection, shaped, self, name=name, arrived=arrived)

@@ -38,8 +38,8 @@ def check_once(settings: Settings) -> Iterator[CheckMessage]:
         if isinstance(one.policy.via, AckFirst):
             yield warning(
                 "W032",
-                "Runs once with AckFirst: a message whose worker dies between its ack and its copy is lost without a "
-                "run.",
+                "Runs once with AckFirst: a message whose worker dies between its ack and its copy is lost, and is "
+                "not handled.",
                 hint="Use the default, via=Ladder(): once=True skips the second copy of a message.",
                 at=one.name,
             )
@@ -47,7 +47,7 @@ def check_once(settings: Settings) -> Iterator[CheckMessage]:
         yield warning(
             "W031",
             f"INBOX_DAYS is {settings.inbox_days}, but closed messages can be requeued for RESOLVED_DAYS, "
-            f"{settings.operators.resolved_days}: a handled message may then run again.",
+            f"{settings.operators.resolved_days}: a handled message may then be handled again.",
             hint="Set RMQ_RETRY['INBOX_DAYS'] to at least RESOLVED_DAYS.",
         )
     for alias, names in _databases(handlers).items():
@@ -133,7 +133,7 @@ def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
         yield error(
             "E032",
             f"Its retries take up to {longest / DAY:.0f} days, but entries are kept for INBOX_DAYS, "
-            f"{settings.inbox_days}: a second copy of a message could then run again.",
+            f"{settings.inbox_days}: a second copy of a message could then be handled again.",
             hint="Raise RMQ_RETRY['INBOX_DAYS'], or set a cap on the back-off.",
             at=one.name,
         )

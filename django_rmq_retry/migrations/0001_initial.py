@@ -164,7 +164,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("handler", models.CharField(max_length=255, verbose_name="handler")),
-                ("next_at", models.DateTimeField(verbose_name="next run")),
+                ("next_at", models.DateTimeField(verbose_name="next attempt")),
             ],
             options={
                 "default_permissions": (),
@@ -424,33 +424,42 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         choices=[
-                            ("listing", "The run is listing its messages and sends them afterwards."),
-                            ("broker_away", "No connection to the broker. The run resumes automatically."),
+                            ("listing", "The requeue run lists its messages and sends them afterwards."),
+                            ("broker_away", "No connection to the broker. The requeue run resumes automatically."),
                             (
                                 "queue_deep",
-                                "The queue holds more messages than the run's limit. The run resumes automatically.",
+                                (
+                                    "The queue holds more messages than the limit of the requeue run, which resumes "
+                                    "automatically."
+                                ),
                             ),
                             ("queue_full", "The queue rejected it because the queue is full."),
                             (
                                 "depth_unknown",
-                                "The broker does not report how many messages the queue holds. The run resumes when it does.",
+                                (
+                                    "The broker does not report how many messages the queue holds. The requeue run "
+                                    "resumes when it does."
+                                ),
                             ),
                             ("keys_wait", "Waits for the outcome of earlier messages with the same business key."),
                             ("canary_waits", "One message was sent. The others follow when it has been processed."),
-                            ("canary_failed", "The first message failed again. Check it, then resume or stop the run."),
+                            (
+                                "canary_failed",
+                                "The first message failed again. Check it, then resume or stop the requeue run.",
+                            ),
                             (
                                 "canary_silent",
                                 (
                                     "The first message has no outcome after a minute. Check it, then resume or "
-                                    "stop the run."
+                                    "stop the requeue run."
                                 ),
                             ),
                             ("not_confirmed", "The broker did not confirm it in time. It may have been delivered."),
                             (
                                 "guard",
                                 (
-                                    "More messages failed again than the run allows. Check them, then resume or "
-                                    "stop the run."
+                                    "More messages failed again than the requeue run allows. Check them, then resume or "
+                                    "stop it."
                                 ),
                             ),
                             ("no_outcome", "Some messages have no outcome after an hour."),
@@ -567,11 +576,11 @@ class Migration(migrations.Migration):
                             ("unroutable", "Its queue does not exist."),
                             (
                                 "refused",
-                                "The project's rules do not allow the operator who started the run to requeue it.",
+                                "The project's rules do not allow the operator who started the requeue run to requeue it.",
                             ),
                             (
                                 "account_gone",
-                                "The account that started the run no longer exists, so its permissions cannot be checked.",
+                                "The account that started the requeue run no longer exists, so its permissions cannot be checked.",
                             ),
                             ("not_sent", "The connection to the broker was lost before it was sent."),
                             ("queue_full", "The queue rejected it because the queue is full."),
@@ -580,7 +589,7 @@ class Migration(migrations.Migration):
                                 "key_failed",
                                 "An earlier message with the same business key failed again or has no outcome.",
                             ),
-                            ("stopped", "The run was stopped before it was sent."),
+                            ("stopped", "The requeue run was stopped before it was sent."),
                         ],
                         max_length=16,
                     ),
@@ -691,10 +700,10 @@ class Migration(migrations.Migration):
                             ("export", "Export"),
                             ("import", "Import"),
                             ("purge", "Purge"),
-                            ("pause", "Pause run"),
-                            ("resume", "Resume run"),
+                            ("pause", "Pause requeue run"),
+                            ("resume", "Resume requeue run"),
                             ("slow", "Change rate"),
-                            ("stop", "Stop run"),
+                            ("stop", "Stop requeue run"),
                         ],
                         max_length=12,
                         verbose_name="action",
@@ -703,7 +712,7 @@ class Migration(migrations.Migration):
                 ("reason", models.CharField(blank=True, max_length=255, verbose_name="reason")),
                 ("message", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="message")),
                 ("group", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="group")),
-                ("run", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="run")),
+                ("run", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="requeue run")),
                 ("subject", models.CharField(blank=True, max_length=255, verbose_name="subject")),
                 ("count", models.PositiveIntegerField(default=1, verbose_name="messages")),
                 ("facts", models.JSONField(default=dict, verbose_name="facts")),

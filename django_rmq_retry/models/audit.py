@@ -35,10 +35,10 @@ class Action(models.TextChoices):
     EXPORT = "export", pgettext_lazy("action", "Export")
     IMPORT = "import", pgettext_lazy("action", "Import")
     PURGE = "purge", pgettext_lazy("action", "Purge")
-    PAUSE = "pause", pgettext_lazy("action", "Pause run")
-    RESUME = "resume", pgettext_lazy("action", "Resume run")
+    PAUSE = "pause", pgettext_lazy("action", "Pause requeue run")
+    RESUME = "resume", pgettext_lazy("action", "Resume requeue run")
     SLOW = "slow", pgettext_lazy("action", "Change rate")
-    STOP = "stop", pgettext_lazy("action", "Stop run")
+    STOP = "stop", pgettext_lazy("action", "Stop requeue run")
 
 
 ELSEWHERE = {
@@ -82,7 +82,7 @@ class OperatorAction(models.Model):
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     message = models.PositiveBigIntegerField(_("message"), null=True, blank=True)
     group = models.PositiveBigIntegerField(_("group"), null=True, blank=True)
-    run = models.PositiveBigIntegerField(_("run"), null=True, blank=True)
+    run = models.PositiveBigIntegerField(_("requeue run"), null=True, blank=True)
     subject = models.CharField(_("subject"), max_length=255, blank=True)
     """The message's own id or business key: it stays readable after the parked message is deleted."""
     count = models.PositiveIntegerField(_("messages"), default=1)

@@ -51,7 +51,7 @@ class HandlerRate(models.Model):
     """The rate of one handler across all processes: each attempt takes the next free start time."""
 
     handler = models.CharField(_("handler"), max_length=255)
-    next_at = models.DateTimeField(_("next run"))
+    next_at = models.DateTimeField(_("next attempt"))
 
     class Meta:
         default_permissions = ()

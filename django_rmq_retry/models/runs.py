@@ -27,23 +27,26 @@ ACTIVE = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED, RunState.WAITING)
 class RunWait(models.TextChoices):
     """The reason that a requeue run sends nothing now, as a code; its text is made when it is shown."""
 
-    LISTING = "listing", _("The run is listing its messages and sends them afterwards.")
-    BROKER_AWAY = "broker_away", _("No connection to the broker. The run resumes automatically.")
-    QUEUE_DEEP = "queue_deep", _("The queue holds more messages than the run's limit. The run resumes automatically.")
+    LISTING = "listing", _("The requeue run lists its messages and sends them afterwards.")
+    BROKER_AWAY = "broker_away", _("No connection to the broker. The requeue run resumes automatically.")
+    QUEUE_DEEP = (
+        "queue_deep",
+        _("The queue holds more messages than the limit of the requeue run, which resumes automatically."),
+    )
     QUEUE_FULL = "queue_full", _("The queue rejected it because the queue is full.")
     DEPTH_UNKNOWN = (
         "depth_unknown",
-        _("The broker does not report how many messages the queue holds. The run resumes when it does."),
+        _("The broker does not report how many messages the queue holds. The requeue run resumes when it does."),
     )
     KEYS_WAIT = "keys_wait", _("Waits for the outcome of earlier messages with the same business key.")
     CANARY_WAITS = "canary_waits", _("One message was sent. The others follow when it has been processed.")
-    CANARY_FAILED = "canary_failed", _("The first message failed again. Check it, then resume or stop the run.")
+    CANARY_FAILED = "canary_failed", _("The first message failed again. Check it, then resume or stop the requeue run.")
     CANARY_SILENT = (
         "canary_silent",
-        _("The first message has no outcome after a minute. Check it, then resume or stop the run."),
+        _("The first message has no outcome after a minute. Check it, then resume or stop the requeue run."),
     )
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
-    GUARD = "guard", _("More messages failed again than the run allows. Check them, then resume or stop the run.")
+    GUARD = "guard", _("More messages failed again than the requeue run allows. Check them, then resume or stop it.")
     NO_OUTCOME = "no_outcome", _("Some messages have no outcome after an hour.")
 
 
@@ -60,16 +63,16 @@ class ItemReason(models.TextChoices):
     UNHANDLED = "unhandled", _("No handler of this project takes messages of its queue.")
     UNWRITABLE = "unwritable", _("It cannot be published: its headers or its body are too large for the broker.")
     UNROUTABLE = "unroutable", _("Its queue does not exist.")
-    REFUSED = "refused", _("The project's rules do not allow the operator who started the run to requeue it.")
+    REFUSED = "refused", _("The project's rules do not allow the operator who started the requeue run to requeue it.")
     ACCOUNT_GONE = (
         "account_gone",
-        _("The account that started the run no longer exists, so its permissions cannot be checked."),
+        _("The account that started the requeue run no longer exists, so its permissions cannot be checked."),
     )
     NOT_SENT = "not_sent", _("The connection to the broker was lost before it was sent.")
     QUEUE_FULL = "queue_full", _("The queue rejected it because the queue is full.")
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
     KEY_FAILED = "key_failed", _("An earlier message with the same business key failed again or has no outcome.")
-    STOPPED = "stopped", _("The run was stopped before it was sent.")
+    STOPPED = "stopped", _("The requeue run was stopped before it was sent.")
 
 
 class RequeueRun(models.Model):

@@ -78,7 +78,7 @@ class RunDriver:
         if not self._failing and why:
             log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
         elif not self._failing:
-            line = "Driving the requeue runs failed. The consumer tries again every %g s."
+            line = "Driving the requeue runs failed. The consumer retries every %g s."
             log.error(line, self._look, exc_info=error, extra={"event": "runs"})
         self._failing = True
 

@@ -49,7 +49,7 @@ LISTENING_POLL = 3.0
 SOONEST = 0.05
 AGAIN = 1.0
 """Seconds after which an unreachable broker or database is tried again."""
-UNKNOWN_DATABASES = "The relay cannot ask the database routers which outboxes it serves"
+UNKNOWN_DATABASES = "The relay cannot read from the database routers which outboxes it serves"
 PATIENCE = 30.0
 """Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
 
@@ -581,7 +581,7 @@ class RelayThread:
         self.away = self.away or str(error)
         if failure not in self._failing:
             text = " ".join(str(error).split())
-            log.warning("%s and tries again every %g s: %s", failure, AGAIN, text, extra={"event": "relay"})
+            log.warning("%s and retries every %g s: %s", failure, AGAIN, text, extra={"event": "relay"})
         self._failing.add(failure)
 
 

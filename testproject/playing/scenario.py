@@ -91,7 +91,10 @@ class Scenario:
         self._wait(
             lambda: records.filter(state=State.PROCESSED).count() == len(given_up), "the outcomes in the records"
         )
-        return f"{len(given_up)} parked messages of one cause were sent back by requeue run {run.pk} and paid."
+        return (
+            f"{len(given_up)} parked messages of one cause were requeued by requeue run {run.pk} and paid; "
+            "their records are closed."
+        )
 
     def _complete(self) -> str:
         paid = self._stage.tally.paid

@@ -182,7 +182,7 @@ def test_the_audit_log_names_the_object_of_each_action(page: Client) -> None:
 
     assert said == [
         *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Unblock key !!]", "[!! Retry outbox message !!]"),
-        *("[!! Pause run !!]", "[!! Take off hold !!]"),
+        *("[!! Pause requeue run !!]", "[!! Take off hold !!]"),
     ]
     assert untranslated(page.get(f"{ADMIN}operatoraction/")) == set()
 

@@ -104,7 +104,7 @@ def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
-    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Try one first" in cut
+    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue one first" in cut
     assert "ffff99" not in whole
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
 
@@ -239,7 +239,7 @@ def test_another_admin_site_serves_the_pages_under_its_own_urls(lead: Any, setti
     finally:
         all_sites.discard(site)
 
-    assert links["Try one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
+    assert links["Requeue one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
 
 
 def test_the_csp_nonce_is_set_on_scripts_and_styles(page: Client, settings: Any) -> None:

@@ -199,7 +199,7 @@ def test_a_message_requeued_in_bulk_shows_its_operator(page: Client) -> None:
     detail = shown(page, f"parkedmessage/{one.pk}/change/")
 
     assert "No operator has acted on it." not in detail
-    assert f"ann Requeue · run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
+    assert f"ann Requeue · requeue run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
     for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}"):
         found = page.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list
         assert [act.run for act in found] == [run.pk], asked

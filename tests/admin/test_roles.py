@@ -87,7 +87,7 @@ def in_role(role: str) -> Client:
 def roles(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("rmq_roles", verbosity=0)
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
-    monkeypatch.setattr(runs, "ALONE", 0.0)
+    monkeypatch.setattr(runs, "UNSCRIPTED", 0.0)
 
 
 def test_the_role_table_covers_every_address() -> None:

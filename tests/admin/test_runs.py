@@ -30,7 +30,7 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
         ({"stop_at": 20}, "guard: pauses when more than 20 % fail again"),
         (
             {"stop_at": None, "max_depth": 1000},
-            "guard off: the run continues however many messages fail again · waits while the queue",
+            "guard off: the requeue run continues however many messages fail again · waits while the queue",
         ),
         ({"stop_at": 20, "failed": 1, "processed": 3}, "25 % failed again (guard: pauses above 20 %)"),
         (
@@ -126,7 +126,7 @@ def test_the_run_page_shows_reasons_in_the_readers_language(page: Client, settin
     settings.LANGUAGE_CODE = "de"
     german = shown(page, run)
 
-    assert "More messages failed again than the run allows." in english
+    assert "More messages failed again than the requeue run allows." in english
     assert "It was changed after it was chosen." in english
-    assert "Mehr Nachrichten schlugen erneut fehl, als der Lauf zulässt." in german
+    assert "Mehr Nachrichten schlugen erneut fehl, als der Einreihungslauf zulässt." in german
     assert "Sie wurde nach der Auswahl geändert." in german

@@ -381,8 +381,8 @@ def test_a_relay_survives_a_failing_router_and_an_unclosable_connection(
 
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        "The relay cannot ask the database routers which outboxes it serves and tries again every 0.01 s: no tenant",
-        "The relay cannot serve the outbox of 'own' and tries again every 0.01 s: gone",
+        "The relay cannot read from the database routers which outboxes it serves and retries every 0.01 s: no tenant",
+        "The relay cannot serve the outbox of 'own' and retries every 0.01 s: gone",
     ]
 
 
