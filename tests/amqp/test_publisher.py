@@ -259,11 +259,20 @@ def test_many_threads_share_one_connection(broker_url: str, vhost: Vhost, amqp: 
 @pytest.mark.parametrize("window", [1, 7, 1000])
 def test_a_batch_never_has_more_than_its_window_in_flight(broker_url: str, amqp: BlockingChannel, window: int) -> None:
     classic(amqp, "q")
+    in_flight = []
+
+    def messages() -> Iterator[Message]:
+        for taken in range(300):
+            # A confirmed message is in the queue.
+            in_flight.append(taken - depth(amqp, "q"))
+            yield to("q")
+
     with publishing(broker_url) as publisher:
-        assert publisher.publish_many((to("q") for _ in range(300)), window=window) == 300
+        assert publisher.publish_many(messages(), window=window) == 300
         assert publisher.publish_many([], window=window) == 0
 
     assert depth(amqp, "q") == 300
+    assert max(in_flight) <= window
 
 
 def test_a_batch_stops_at_its_first_failure_and_reports_it_when_all_have_ended(

@@ -224,12 +224,15 @@ def test_a_second_command_in_one_process_doubles_no_log_line() -> None:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_a_broken_log_stream_does_not_fail_the_consumer() -> None:
+def test_a_broken_log_stream_does_not_fail_the_consumer(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     install(stream)
     stream.close()
 
     logging.getLogger("django_rmq_retry").warning("unheard")
+
+    # Without its own handleError, logging would write a traceback for each line.
+    assert capsys.readouterr().err == ""
 
 
 def test_control_characters_are_escaped() -> None:

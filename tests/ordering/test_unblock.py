@@ -311,4 +311,5 @@ def test_record_links_and_unblock_buttons_need_their_permissions(client: Client)
     refused = client.post(reverse("admin:rmq_retry_blockedkey_unblock", args=[row.pk]), {"text": "x"})
 
     assert ("m1" in shown, "parkedmessage" in shown.split("<tbody>")[1].split("</tbody>")[0]) == (True, False)
-    assert (">Release<" in shown, refused.status_code, sent()) == (False, 403, [])
+    address = reverse("admin:rmq_retry_blockedkey_unblock", args=[row.pk])
+    assert (address in shown, refused.status_code, sent()) == (False, 403, [])
