@@ -50,8 +50,6 @@ LOGGERS = (
     "pika.heartbeat",
 )
 _threads: list[int] = []
-_pid = os.getpid()
-"""The id of this process, kept because each publish compares it; renewed in a forked child."""
 
 Call = Callable[[], None]
 
@@ -61,14 +59,6 @@ ROOM = 8
 """The number of a connection's channels that are left to tests of body sizes."""
 UNROUTABLE = "rmq-retry.size"
 """The test's routing key, which no queue has: the broker checks the size and drops the message."""
-
-
-def _forked() -> None:
-    global _pid  # noqa: PLW0603 - there is one process
-    _pid = os.getpid()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionParameters:
@@ -157,7 +147,7 @@ class IoThread:
 
     def __init__(self, name: str) -> None:
         self.loop = IOLoop()
-        self.pid = _pid
+        self.pid = os.getpid()
         self._calls: deque[Call] = deque()
         self._woken = False
         self._answered, self._unanswered = True, 0
@@ -174,7 +164,7 @@ class IoThread:
     @property
     def alive(self) -> bool:
         # Read at every publish; the thread's own is_alive() would cost more than everything else there.
-        return self._began and not self._ended and self.pid == _pid
+        return self._began and not self._ended and self.pid == os.getpid()
 
     def check_waiting(self, message: Message) -> None:
         """Raise MessageUnsent on this thread: it would wait for itself, and nothing of the process would be sent."""
