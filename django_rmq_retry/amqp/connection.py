@@ -184,7 +184,12 @@ class IoThread:
         self._calls.append(call)
         if not self._woken:
             self._woken = True
-            self.loop.add_callback_threadsafe(self._drain)
+            try:
+                self.loop.add_callback_threadsafe(self._drain)
+            except BaseException:
+                # Such as a lack of memory: the next call wakes the loop.
+                self._woken = False
+                raise
 
     def unanswered(self) -> int:
         """Check that the loop still runs, and return how many checks in a row it has left unanswered.

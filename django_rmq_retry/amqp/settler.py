@@ -139,7 +139,12 @@ class Settler:
         self._handed.append((delivery, settlement))
         if not self._awaited:
             self._awaited = True
-            self._io.call(self.flush)
+            try:
+                self._io.call(self.flush)
+            except BaseException:
+                # Such as a lack of memory: without this, no later settlement would request a flush.
+                self._awaited = False
+                raise
 
     def stop(self) -> None:
         """End all waits: messages that wait unacked are requeued, so another process makes the next attempt."""

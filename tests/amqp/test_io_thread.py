@@ -26,6 +26,24 @@ def test_calls_run_on_the_io_thread_in_the_order_in_which_they_were_handed_over(
         assert not io.current
 
 
+def test_a_loop_that_cannot_be_woken_is_woken_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with io_thread() as io:
+        ran: list[int] = []
+        over = threading.Event()
+        with monkeypatch.context() as scarce:
+            scarce.setattr(io.loop, "add_callback_threadsafe", refuse)
+            with pytest.raises(MemoryError):
+                io.call(lambda: ran.append(1))
+        io.call(over.set)
+
+        assert over.wait(5)
+        assert ran == [1]
+
+
+def refuse(_call: object) -> None:
+    raise MemoryError
+
+
 def test_no_call_is_lost_when_many_threads_submit() -> None:
     with io_thread() as io:
         ran: list[int] = []

@@ -2,12 +2,14 @@
 
 import logging
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import CONFIRMED, Line, Outcome
 from django_rmq_retry.amqp import settler as room
 from django_rmq_retry.amqp.source import PikaSource
@@ -176,6 +178,43 @@ def test_copies_that_failed_together_are_sent_again_with_jitter(
         wait_until(lambda: in_flight(source) == 0)
 
     assert asked == [room.FIRST_PAUSE]
+
+
+class ScarceLoop:
+    """An event loop whose next calls fail for lack of memory."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def call(self, call: Callable[[], None]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise MemoryError
+        call()
+
+
+class AckedLine:
+    """An open line that keeps the bodies of acknowledged messages."""
+
+    open = True
+
+    def __init__(self) -> None:
+        self.acked: list[bytes] = []
+
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
+        self.acked += [one.body for one in deliveries]
+
+
+def test_a_flush_that_cannot_be_requested_is_requested_by_the_next_message() -> None:
+    unused: Any = None
+    loop, line = cast(Any, ScarceLoop(failures=1)), AckedLine()
+    settler = room.Settler(loop, unused, again=unused, renew=unused)
+
+    with pytest.raises(MemoryError):
+        settler.settle(Delivery(queue="q", body=b"1", token=(line, 1)), DONE)
+    settler.settle(Delivery(queue="q", body=b"2", token=(line, 2)), DONE)
+
+    assert line.acked == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 6.0), (0.5, 8.0), (1.0, 10.0)])
