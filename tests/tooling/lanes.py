@@ -56,10 +56,10 @@ BETWEEN = (
 )
 """The tests that run between the oldest and the newest Django."""
 CORES = os.cpu_count() or 2
-FIRST = ("-n", str(CORES * 2), "--dist", "worksteal")
-"""The workers of the lane whose output is shown: more than cores, because tests wait for brokers and commands."""
+ALL = ("-n", str(CORES * 2), "--dist", "worksteal")
+"""The workers of the main lane, and of one that runs by itself: more than cores, because tests wait for brokers."""
 BESIDE = ("-n", str(CORES), "--dist", "worksteal")
-"""The workers of a lane that runs beside another one."""
+"""The workers of a lane that runs beside the main one."""
 EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
 """pika 1.5 announces the end of the connection that the tests use as a client of their own."""
 STORM = (
@@ -91,7 +91,8 @@ def here() -> str:
 def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = False, **environment: str) -> Result:
     """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
-    command = [python, "-m", "pytest", *(BESIDE if beside else FIRST), *colour, *arguments]
+    workers = BESIDE if beside and RUNNING else ALL
+    command = [python, "-m", "pytest", *workers, *colour, *arguments]
     summary = "pytest printed nothing"
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
