@@ -121,14 +121,16 @@ def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:
     with CaptureQueriesContext(connection) as queries:
         page.get(LIST, {"q": "nothing has this"})
 
+    plans = []
     for sql in own(queries):
         if "UNION" in sql:
             with connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
-                plan = " / ".join(str(row[-1]) for row in cursor.fetchall())
+                plans.append(" / ".join(str(row[-1]) for row in cursor.fetchall()))
 
-            assert "SCAN rmq_retry_parkedmessage" not in plan, plan
-            assert "SCAN rmq_retry_businesskey" not in plan, plan
+    assert plans
+    assert [plan for plan in plans if "SCAN rmq_retry_parkedmessage" in plan] == []
+    assert [plan for plan in plans if "SCAN rmq_retry_businesskey" in plan] == []
 
 
 def test_an_empty_list_states_that_nothing_is_parked(page: Client) -> None:

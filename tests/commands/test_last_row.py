@@ -141,7 +141,7 @@ class TestWriting:
 
         assert stream.rows[:2] == ["half whole", "the row"]
 
-    def test_a_forked_child_writes_without_the_status_row(self, row: LastRow, stream: Screen) -> None:
+    def test_a_process_that_forgets_its_row_writes_without_it(self, row: LastRow, stream: Screen) -> None:
         Above(stream, row).write("one\n")
         row.forget()
         Above(stream, row).write("\nchild\n")
