@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, transaction
 from django.db.models import F
@@ -85,7 +85,7 @@ def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, Pa
         rows.update(revision=F("revision"))
     if not whole:
         rows = rows.defer("body", "properties")
-    return {row.pk: row for row in rows.select_for_update(of=_lock_of(using))}
+    return {row.pk: row for row in rows.select_for_update(**_lock_of(using))}
 
 
 def locked_run(run: int) -> RequeueRun | None:
@@ -94,7 +94,7 @@ def locked_run(run: int) -> RequeueRun | None:
     rows = RequeueRun.objects.using(using).filter(pk=run)
     if not connections[using].features.has_select_for_update:
         rows.update(sent=F("sent"))
-    return rows.select_for_update(of=_lock_of(using)).first()
+    return rows.select_for_update(**_lock_of(using)).first()
 
 
 def retry_conflicts(change: Callable[[], T]) -> T:
@@ -113,5 +113,12 @@ def _is_conflict(error: OperationalError) -> bool:
     return any(one in text for one in CONFLICTS)
 
 
-def _lock_of(using: str) -> tuple[str, ...]:
-    return ("self",) if connections[using].features.has_select_for_update_of else ()
+def _lock_of(using: str) -> dict[str, Any]:
+    """Return the options of a lock on rows whose keys stay.
+
+    PostgreSQL checks foreign keys at the commit, when a requeue run has the lock on the audit log already. A stronger
+    lock would keep that check waiting for another action, which waits for the audit log.
+    """
+    features = connections[using].features
+    of = ("self",) if features.has_select_for_update_of else ()
+    return {"of": of, "no_key": features.has_select_for_no_key_update}

@@ -12,11 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
+from django.db.backends.utils import CursorWrapper
+from django.db.models import F
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
+from django_rmq_retry.models import (
+    AuditHead,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    State,
+)
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
@@ -36,11 +47,13 @@ from tests.parked.arrivals import ticket_in
 from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
+from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own")]
 ROOT = Path(__file__).parents[2]
 PEOPLE = 6
 ENDS_ONCE = ("at the end", 2)
+WAITS_FOR_US = "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
 
 
 @pytest.fixture
@@ -95,6 +108,31 @@ def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) 
 
     assert copies(wired) == {one.pk: 1 for one in messages}
     check_counters()
+
+
+def scalar(cursor: CursorWrapper, query: str) -> int:
+    cursor.execute(query)
+    return int(cursor.fetchone()[0])
+
+
+def test_a_discard_that_waits_for_the_audit_log_lets_a_requeue_run_commit() -> None:
+    if connections["own"].vendor != "postgresql":
+        pytest.skip("only PostgreSQL checks foreign keys at the commit")
+    one = record()
+    discard_messages(Selection.of_ids([record().pk]))  # makes the row that each action of an operator locks
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic(using="own"), connections["own"].cursor() as cursor:
+            AuditHead.objects.using("own").update(number=F("number"))
+            waiting = pool.submit(together, lambda _number: discard_messages(Selection.of_ids([one.pk])), 1)
+            wait_until(lambda: scalar(cursor, WAITS_FOR_US) > 0, 20, what="the discard waits for the audit log")
+            # The lock that PostgreSQL takes for a foreign key of an item of a run.
+            cursor.execute("SELECT id FROM rmq_retry_parkedmessage WHERE id = %s FOR KEY SHARE NOWAIT", [one.pk])
+            found = cursor.fetchall()
+        waiting.result(20)
+
+    assert found == [(one.pk,)]
+    assert ParkedMessage.objects.get(pk=one.pk).state == State.DISCARDED
 
 
 def test_a_message_is_either_requeued_or_discarded_but_not_both(wired: BlockingChannel) -> None:
