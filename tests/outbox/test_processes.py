@@ -116,6 +116,12 @@ def test_a_row_left_by_a_kill_after_its_confirm_is_sent_again_with_its_id(amqp: 
     assert (arrived(amqp), kept("own")) == (["mine", "mine"], [])
 
 
+def unlocked() -> bool:
+    """True if no transaction has a lock on the rows."""
+    with transaction.atomic(using="own"):
+        return bool(ROWS.select_for_update(skip_locked=True) if claiming.skips_locked("own") else ROWS.all())
+
+
 def test_rows_of_a_killed_relay_are_free_at_once_if_rows_are_locked(amqp: BlockingChannel, start: Start) -> None:
     left(QUEUE)
     killed(start("tests.outbox.dying", "a relay before it forgets"))
@@ -123,6 +129,8 @@ def test_rows_of_a_killed_relay_are_free_at_once_if_rows_are_locked(amqp: Blocki
         emptied(relay())
         assert kept("own") == [QUEUE], "its lease is not over"
         due_again()
+    # The server notices within a moment that its client is gone.
+    wait_until(unlocked, 10, what="the killed relay's transaction is rolled back")
     emptied(relay())
 
     assert (arrived(amqp), kept("own")) == ([f"id of {QUEUE}"] * 2, [])

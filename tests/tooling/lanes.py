@@ -2,11 +2,10 @@
 
     python -m tests.tooling.lanes [--main | --pika] [pytest's arguments]
 
-With --main everything but what is marked `long` runs here. The other lanes run one after another beside it, because
-tests wait for brokers and databases half of their time: what is marked `database` on each database other than SQLite
-that is found (on PostgreSQL with what is `long`, the kills between two steps, on MariaDB without that and without what
-is `slow`), then the other Djangos without what is `slow`. Their output is printed when each ends. At last a storm of
-the suite of faults runs by itself.
+With --main everything but what is marked `long` runs here first. Then two streams of the other lanes run beside each
+other, with half of the workers each: what is marked `database` on PostgreSQL, with what is `long`, the kills between
+two steps; and on MariaDB, without that and without what is `slow`, followed by the other Djangos without what is
+`slow`. The output of such a lane is printed when it ends. At last a storm of the suite of faults runs by itself.
 
 The lane of the oldest Django, on the oldest Python, leaves out the tests that know no Django. It finds what an old
 Django or Python lacks, in rows of a database as well as in pages and commands. No code here asks for the version of
@@ -57,9 +56,9 @@ BETWEEN = (
 """The tests that run between the oldest and the newest Django."""
 CORES = os.cpu_count() or 2
 ALL = ("-n", str(CORES * 2), "--dist", "worksteal")
-"""The workers of the main lane, and of one that runs by itself: more than cores, because tests wait for brokers."""
-BESIDE = ("-n", str(CORES), "--dist", "worksteal")
-"""The workers of a lane that runs beside the main one."""
+"""The workers of a lane that runs by itself: more than cores, because tests wait for brokers."""
+HALF = ("-n", str(CORES), "--dist", "worksteal")
+"""The workers of a lane that runs beside another one."""
 EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
 """pika 1.5 announces the end of the connection that the tests use as a client of their own."""
 STORM = (
@@ -91,8 +90,7 @@ def here() -> str:
 def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = False, **environment: str) -> Result:
     """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
-    workers = BESIDE if beside and RUNNING else ALL
-    command = [python, "-m", "pytest", *workers, *colour, *arguments]
+    command = [python, "-m", "pytest", *(HALF if beside else ALL), *colour, *arguments]
     summary = "pytest printed nothing"
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
@@ -217,11 +215,12 @@ def main(arguments: list[str]) -> int:
     with_main = arguments[:1] == ["--main"]
     rest = arguments[1:] if with_main else arguments
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
-    others = [partial(run_database, kind, rest) for kind in databases.KINDS] if with_main else []
-    others += [partial(run_lane, django, rest) for django in LANES if django != here()]
+    djangos = [partial(run_lane, django, rest) for django in LANES if django != here()]
     if not with_main:
-        return shown(run_beside(others))
-    results = run_beside([partial(run_tests, name, sys.executable, rest)], others)
+        return shown(run_each(djangos))
+    results = [run_tests(name, sys.executable, rest)]
+    of_postgresql, *of_others = (partial(run_database, kind, rest) for kind in databases.KINDS)
+    results += run_beside([of_postgresql], [*of_others, *djangos])
     results += [] if rest else [run_tests("a storm of faults", sys.executable, [*STORM])]
     return shown(results)
 
