@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 from unittest.mock import Mock
@@ -10,8 +11,9 @@ from uuid import UUID
 
 import pytest
 from django.db import OperationalError, connection
+from django.utils import timezone
 
-from django_rmq_retry import Delivery, Queue, RetryThenPark, server
+from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named
@@ -193,7 +195,8 @@ def test_without_an_id_a_requeued_message_is_handled(options: Any) -> None:
 
 def test_without_an_id_a_second_requeue_is_no_duplicate_of_the_first() -> None:
     assert handled(body=b"1")
-    record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=server.now("default"))
+    later = InboxEntry.objects.get().handled_at + timedelta(seconds=1)
+    record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=later)
     copied = ticket_header(record.pk, 3, queue="q", id=None, body=b"1")
 
     reason, _ = parked(body=b"1", headers=copied, redelivered=True)
@@ -202,7 +205,7 @@ def test_without_an_id_a_second_requeue_is_no_duplicate_of_the_first() -> None:
 
 
 def test_without_an_id_a_requeued_and_handled_message_is_a_duplicate_later() -> None:
-    record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=server.now("default"))
+    record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=timezone.now() - timedelta(minutes=1))
     copied = ticket_header(record.pk, 3, queue="q", id=None, body=b"1")
 
     assert handled(body=b"1", headers=copied)
