@@ -103,8 +103,8 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
         yield warning(
             "W030",
             f"The handler runs once in the SQLite database {alias!r}, and holds its write lock while it runs. Other "
-            "transactions that read first and then write fail at once.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE', and a timeout.",
+            "transactions that read first and then write fail at once, and every other write waits for it.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE', 'timeout': 20}}.",
             at=names[0],
         )
 
