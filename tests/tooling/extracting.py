@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from django.utils.translation.template import templatize
@@ -15,6 +16,7 @@ STRING = r"""u?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
 CALL = re.compile(rf"\b(gettext|ngettext|pgettext|npgettext|_)\(\s*({STRING}(?:\s*,\s*{STRING})*)")
 
 
+@cache
 def marked(package: Path) -> dict[Text, set[str]]:
     """Return each text with its files."""
     found: dict[Text, set[str]] = {}

@@ -6,6 +6,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 NEVER = {
@@ -86,6 +87,7 @@ def in_markup(text: str) -> list[Finding]:
     return sorted(_words(FENCED.sub(lambda code: "\n" * code[0].count("\n"), text), 1))
 
 
+@cache
 def in_file(path: Path) -> list[Finding]:
     """The findings of a file, read as its name says."""
     text = path.read_text()
