@@ -118,6 +118,7 @@ def _matches(lookup: Lookup) -> list[Match]:
 
 def _buttons(model_admin: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> list[Button]:
     states = [State.PARKED.value, *([State.ON_HOLD.value] if held else [])]
+    words = {"held": "1"} if held else {}
     chosen, every = (_of(known, states), _of(known, State.values))
     of_chosen = (
         (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen.count),
@@ -127,7 +128,7 @@ def _buttons(model_admin: Pages, request: HttpRequest, known: KeyList, *, held: 
     buttons = [
         Button(
             label=label % {"count": chosen.count},
-            address=f"{model_admin.address(page)}?{urlencode({'sel': chosen.token()})}",
+            address=f"{model_admin.address(page)}?{urlencode({'sel': chosen.token(), **words})}",
             why=pages.refusal(request, verb, count=count),
             kind="" if verb != "requeue" else "main",
         )

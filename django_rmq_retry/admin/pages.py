@@ -37,7 +37,7 @@ MOST_POSTED = 10 * 1024 * 1024
 
 MOST_ASKED = 2000
 """The most messages of a filter for which the project's rules are called before the request is sent."""
-CARRIED = ("canary",)
+CARRIED = ("canary", "held")
 """Query parameters that are kept besides the selection."""
 
 

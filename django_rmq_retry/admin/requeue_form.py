@@ -22,7 +22,7 @@ from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import ItemReason, ParkedMessage
 from django_rmq_retry.parked import edit, operators
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Line, Proposal, editable, propose, store, text_of
@@ -38,6 +38,7 @@ SAID: Mapping[str, Any] = {
     "changed": ngettext_lazy(
         "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
     ),
+    "on_hold": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
     "no_queue": ngettext_lazy("%(count)d came from an unknown queue", "%(count)d came from an unknown queue", "count"),
     "refused": ngettext_lazy(
         "%(count)d is excluded because the project's rules do not allow you to requeue it",
@@ -75,7 +76,6 @@ SAID: Mapping[str, Any] = {
         "count",
     ),
     "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
-    "held": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
 }
 
 FIELD = "header:"
@@ -101,7 +101,8 @@ class Wish:
         """Read the submitted form; a number that is invalid is replaced by its default."""
         form = request.POST if request.method == "POST" else request.GET
         if request.method != "POST" and "rate" not in form:
-            return cls(canary=bool(request.GET.get("canary")))
+            held = frozenset([str(ItemReason.ON_HOLD)] if request.GET.get("held") else [])
+            return cls(canary=bool(request.GET.get("canary")), include=held)
         wish = cls(
             rate=number(form.get("rate"), 20.0),
             max_depth=int(number(form.get("max_depth"), 1000)) if form.get("wait") else None,

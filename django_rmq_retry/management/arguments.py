@@ -15,7 +15,6 @@ from django.utils.dateparse import parse_datetime
 
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import (
     Excluded,
@@ -75,13 +74,13 @@ def add_choice(parser: CommandParser, *, states: bool = True) -> None:
     chosen.add_argument("--selection", metavar="TOKEN", help="the exact selection that --dry-run or the admin showed")
 
 
-def selection_of(options: Options, *, states: str, narrow: bool = True) -> Selection:
-    """Return the selection of the arguments, by default with these ``states``.
+def selection_of(options: Options, *, states: str, states_of_keys: str = "", narrow: bool = True) -> Selection:
+    """Return the selection of the arguments, by default with these ``states``, or with ``states_of_keys`` by key.
 
     With ``narrow`` the arguments must name messages, a filter or --all.
     """
     try:
-        chosen = _chosen(options, states=states, narrow=narrow)
+        chosen = _chosen(options, states=states, states_of_keys=states_of_keys or states, narrow=narrow)
         keys = keys_from(options["except_from"])
         if keys and EXCEPT in chosen.filter:
             raise CommandError(
@@ -94,7 +93,7 @@ def selection_of(options: Options, *, states: str, narrow: bool = True) -> Selec
         raise refused(error) from error
 
 
-def _chosen(options: Options, *, states: str, narrow: bool) -> Selection:
+def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool) -> Selection:
     _check_stdin(options)
     keys = keys_from(options["keys_from"])
     if keys and (options["selection"] or options["ids"] or options["all"]):
@@ -113,9 +112,8 @@ def _chosen(options: Options, *, states: str, narrow: bool) -> Selection:
         given[LISTED] = list_filter(store(keys, Actor.of_shell(), look_up(keys)))
     if not given and not options["all"] and narrow:
         raise CommandError("No messages are selected. Pass IDs, a filter, --keys-from or --all.", returncode=Exit.USAGE)
-    # A message on hold needs an operator's decision, so a list of keys alone does not select it.
-    states = State.PARKED if keys and set(states.split(",")) == set(OPEN) else states
-    return Selection.of_filter({"state": (options.get("state") or states).split(","), **given})
+    usual = states_of_keys if keys else states
+    return Selection.of_filter({"state": (options.get("state") or usual).split(","), **given})
 
 
 def _check_stdin(options: Options) -> None:

@@ -17,7 +17,7 @@ from django_rmq_retry.models import DiscardCategory, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
-from django_rmq_retry.parked.findings import INCLUDABLE, Report, Terms, report
+from django_rmq_retry.parked.findings import INCLUDABLE, Finding, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import checked_target, start
 from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive, driver_name
@@ -33,6 +33,8 @@ POLL_INTERVAL = 0.25
 TYPED_FROM = 1000
 """The number above which messages are confirmed by typing their number."""
 OUTCOMES = 60.0
+SHOWN = 3
+"""The most examples of a finding in a preview."""
 BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
 
 _CHANGES: dict[str, Callable[[Selection, Actor, Options], Done]] = {
@@ -287,7 +289,9 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
 def change(command: RmqCommand, options: Options) -> Exit:
     """Discard, restore, hold or unhold the chosen messages."""
     name = options["subcommand"]
-    chosen = selection_of(options, states={"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, BOTH))
+    states = {"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, BOTH)
+    # A message on hold needs an operator's decision, so a list of keys alone does not select it.
+    chosen = selection_of(options, states=states, states_of_keys=State.PARKED if states == BOTH else states)
     partly = report_keys(command, chosen)
     if not chosen.count:
         command.say("No message matches.")
@@ -347,14 +351,20 @@ def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Opt
         return
     out = command.line if options["dry_run"] else command.say
     for one in found.findings:
-        examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:3])
-        fate = "left out" if one.left_out else "sent one after another" if one.name == "duplicates" else "sent"
-        out(f"  {one.count} {one.name}, {fate}: {examples}{'…' if one.count > 3 else ''}")  # noqa: PLR2004 - as above
+        examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:SHOWN])
+        out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{'…' if one.count > SHOWN else ''}")
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
     out(f"{'Would requeue' if options['dry_run'] else 'Requeues'} {found.sendable} of {_messages(found.total)}.")
     if options["dry_run"]:
         command.line(f"--selection {_token(chosen)}")
+
+
+def _fate(one: Finding) -> str:
+    if one.left_out:
+        them = "it" if one.count == 1 else "them"
+        return f"left out (--include {one.name} sends {them})" if one.includable else "left out"
+    return "sent one after another" if one.name == "duplicates" else "sent"
 
 
 def _show_token(command: RmqCommand, chosen: Selection, text: str, options: Options) -> None:

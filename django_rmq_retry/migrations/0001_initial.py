@@ -564,6 +564,7 @@ class Migration(migrations.Migration):
                             ("resolved", "It is no longer open: it was resolved or handled meanwhile."),
                             ("changed", "It was changed after it was chosen."),
                             ("no_queue", "The queue that it came from is unknown."),
+                            ("on_hold", "It is on hold."),
                             ("succeeded", "A copy of it was handled already."),
                             ("unconfirmed", "It may have been delivered: an earlier requeue was not confirmed."),
                             ("permanent", "Its error is permanent: requeueing alone will not help."),

@@ -56,6 +56,7 @@ class ItemReason(models.TextChoices):
     RESOLVED = "resolved", _("It is no longer open: it was resolved or handled meanwhile.")
     CHANGED = "changed", _("It was changed after it was chosen.")
     NO_QUEUE = "no_queue", _("The queue that it came from is unknown.")
+    ON_HOLD = "on_hold", _("It is on hold.")
     SUCCEEDED = "succeeded", _("A copy of it was handled already.")
     UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
     PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")

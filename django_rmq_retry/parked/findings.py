@@ -24,6 +24,7 @@ PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODAB
 NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
 """Reasons that the operator cannot override."""
 UNLESS_INCLUDED = (
+    ItemReason.ON_HOLD,
     ItemReason.SUCCEEDED,
     ItemReason.UNCONFIRMED,
     ItemReason.PERMANENT,
@@ -86,7 +87,7 @@ def report(selection: Selection, terms: Terms | None = None) -> Report:
     rows = selection.queryset().order_by()
     known = conditions(selection, terms)
     objections = _objections(known, terms)
-    shown = {**known, "edited": Q(version__gt=1), "held": Q(state=State.ON_HOLD)}
+    shown = {**known, "edited": Q(version__gt=1)}
     refused = Q()
     for _code, condition in objections:
         refused |= condition
@@ -144,6 +145,7 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     findings = {
         "resolved": ~Q(state__in=OPEN),
         "changed": _changed(selection),
+        "on_hold": _on_hold(),
         "succeeded": Q(succeeded_at__isnull=False),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS),
@@ -170,6 +172,11 @@ def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, 
     if terms.confirmed_permanent and ItemReason.PERMANENT in left_out:
         left_out.remove(ItemReason.PERMANENT)
     return [(code, known[code]) for code in left_out if code in known]
+
+
+def _on_hold() -> Q:
+    """Match the messages on hold. A hold whose time is over does not count: a consumer ends it only a little later."""
+    return Q(state=State.ON_HOLD) & ~Q(held_until__lte=server.now(database()))
 
 
 def older_than(moment: datetime) -> Q:

@@ -196,7 +196,8 @@ def requeue(
     """Requeue some records from code and send them now: ``requeue([record], by="nightly job", reason="bank is back")``.
 
     It returns when the messages are sent, or after ``wait`` seconds; a consumer then sends the rest. Options are those
-    of ``start``. Inside a transaction, the messages are sent after its commit.
+    of ``start``; messages on hold, for example, are sent only with ``include=["on_hold"]``. Inside a transaction, the
+    messages are sent after its commit.
     """
     actor = by if isinstance(by, Actor) else Actor.of_code(by)
     ids = [one.pk if isinstance(one, ParkedMessage) else int(one) for one in messages]

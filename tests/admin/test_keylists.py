@@ -153,6 +153,7 @@ def test_messages_on_hold_are_included_on_request(page: Client) -> None:
 
     assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
     assert [one for one in Page(both).links if one.startswith("Discard")] == ["Discard 2…"]
+    assert "1 is on hold Leave out" in Page(go(page, both, "Requeue 2")).text
 
 
 def test_the_preview_repeats_keys_that_match_several_messages(page: Client) -> None:

@@ -51,6 +51,22 @@ def test_a_message_is_requeued_in_three_clicks(page: Client, sent: list[Message]
     assert ParkedMessage.objects.get(pk=one.pk).state == State.REQUEUED
 
 
+def test_a_message_on_hold_is_requeued_only_if_the_operator_includes_it(page: Client, sent: list[Message]) -> None:
+    one = made.message(business_key="PAY-1", state=State.ON_HOLD, held_until=timezone.now() + timedelta(hours=2))
+    preview = previewed(page, message=one.pk)
+    refused = page.post(PREVIEW, {"sel": made.selected(one), "start": "now"})
+    included = press(page, preview, "Include anyway")
+    press(page, press(page, included, "Requeue 1 message"), "Continue here")
+
+    assert "1 is on hold" in Page(preview).text
+    assert "left out" in Page(preview).text
+    assert "Nothing is left to requeue." in Page(refused).text
+    assert "1 is on hold" in Page(included).text
+    assert "left out" not in Page(included).text
+    assert len(sent) == 1
+    assert ParkedMessage.objects.get(pk=one.pk).state == State.REQUEUED
+
+
 def test_the_preview_changes_nothing_and_can_be_shared(page: Client, sent: list[Message]) -> None:
     cause = made.group()
     for _ in range(3):

@@ -118,11 +118,15 @@ def test_a_requeue_has_exactly_the_listed_messages(tmp_path: Path) -> None:
     one, held = record(key="PAY-1"), record(key="PAY-2", state=State.ON_HOLD)
     record(key="PAY-3")
     keys = written(tmp_path, "PAY-1\nPAY-2")
-    parked("requeue", "--keys-from", keys, "--planned", "--yes")
-    parked("requeue", "--keys-from", keys, "--state", "on_hold", "--planned", "--yes")
+    told = parked("requeue", "--keys-from", keys, "--planned", "--yes")
+    parked("requeue", "--keys-from", keys, "--include", "on_hold", "--planned", "--yes")
     runs = RequeueRun.objects.order_by("pk")
 
-    assert [[item.message_id for item in run.items.all()] for run in runs] == [[one.pk], [held.pk]]
+    assert "  1 on hold, left out (--include on_hold sends it): PAY-2 " in told.err
+    assert [[(item.message_id, item.skip_code) for item in run.items.order_by("pk")] for run in runs] == [
+        [(one.pk, ""), (held.pk, "on_hold")],
+        [(one.pk, ""), (held.pk, "")],
+    ]
 
 
 def test_an_export_and_a_list_have_exactly_the_listed_messages(tmp_path: Path) -> None:

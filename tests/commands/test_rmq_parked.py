@@ -199,9 +199,42 @@ class TestRequeue:
 
         assert (told.code, depth(wired)) == (0, 1)
         assert "Would requeue 1 of 2 messages." in told.out
-        assert f"1 succeeded, left out: {old.message_id} (#{old.pk})" in told.out
+        assert f"1 succeeded, left out (--include succeeded sends it): {old.message_id} (#{old.pk})" in told.out
         assert (again(one).state, again(later).state) == (State.REQUEUED, State.PARKED)
         assert done.code == 5
+
+    def test_a_message_on_hold_stays_parked_unless_it_is_included(self, wired: BlockingChannel) -> None:
+        one = record(key="PAY-3")
+        number = str(one.pk)
+        parked("hold", number, "--for", "2h")
+        for words in ((number,), ("--group", str(one.group_id), "--yes"), ("--all", "--yes")):
+            told = parked("requeue", *words)
+            assert (told.code, depth(wired), again(one).state) == (6, 0, State.ON_HOLD)
+            assert told.err == (
+                f"  1 on hold, left out (--include on_hold sends it): PAY-3 (#{number})\nRequeues 0 of 1 message.\n"
+            )
+        parked("requeue", number, "--include", "on_hold", "--wait", "0")
+
+        assert (depth(wired), again(one).state) == (1, State.REQUEUED)
+
+    def test_a_message_is_requeued_when_the_time_of_its_hold_is_over(self, wired: BlockingChannel) -> None:
+        record(state=State.ON_HOLD, held_until=timezone.now() - timedelta(minutes=1))
+        parked("requeue", "--all", "--yes", "--wait", "0")
+
+        assert depth(wired) == 1
+
+    def test_each_line_about_left_out_messages_names_the_option_that_sends_them(self) -> None:
+        for _ in range(2):
+            record(reason="permanent", error="AccountClosed", key="PAY-1")
+        record(unconfirmed=True, key="PAY-2")
+        record(queue="", key="PAY-4")
+        told = parked("requeue", "--all", "--dry-run")
+
+        assert [line.split(":")[0] for line in told.out.splitlines()[:3]] == [
+            "  1 unconfirmed, left out (--include unconfirmed sends it)",
+            "  2 permanent, left out (--include permanent sends them)",
+            "  1 no queue, left out",
+        ]
 
     @pytest.mark.usefixtures("wired")
     def test_a_requeue_exits_with_0_when_all_messages_were_processed(self) -> None:

@@ -10,7 +10,7 @@ from django_rmq_retry.models import ItemReason, ItemState, OperatorAction, Parke
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
-from tests.operators.made import QUEUE, again, drive_run, group_of, record, requeue_run
+from tests.operators.made import QUEUE, again, drive_run, group_of, hold_messages, record, requeue_run
 from tests.parked.arrivals import ticket_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -62,6 +62,19 @@ def test_requeueing_an_in_flight_message_sends_nothing(wired: BlockingChannel) -
     assert depth(wired) == 1
     assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.RESOLVED)]
     assert run.state == RunState.FINISHED
+
+
+def test_a_message_on_hold_is_requeued_only_if_it_is_included(wired: BlockingChannel) -> None:
+    one = record()
+    hold_messages([one.pk])
+    run = requeue([one], by="nightly")
+
+    assert depth(wired) == 0
+    assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.ON_HOLD)]
+    assert (again(one).state, run.state) == (State.ON_HOLD, RunState.FINISHED)
+
+    requeue([one], by="nightly", include=["on_hold"])
+    assert (depth(wired), again(one).state) == (1, State.REQUEUED)
 
 
 def test_a_message_changed_after_the_preview_is_not_sent(wired: BlockingChannel) -> None:

@@ -16,6 +16,7 @@ from tests.operators.made import group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
+OPEN = {"state": ["parked", "on_hold"]}
 HOUR = timedelta(hours=1)
 
 
@@ -127,21 +128,29 @@ class TestReport:
 
         assert counts(found) == {
             "succeeded": 1, "unconfirmed": 1, "permanent": 1, "late": 1, "no_queue": 1, "unhandled": 1,
-            "edited": 1, "held": 1, "duplicates": 2,
+            "edited": 1, "on_hold": 1, "duplicates": 2,
         }  # fmt: skip
-        assert (found.total, found.sendable, found.left_out) == (9, 3, 6)
-        assert {one.name for one in found.findings if not one.left_out} == {"edited", "held", "duplicates"}
+        assert (found.total, found.sendable, found.left_out) == (9, 2, 7)
+        assert {one.name for one in found.findings if not one.left_out} == {"edited", "duplicates"}
         assert found.findings[-1].examples[-1] == (fine.pk, "payment:1")
-        assert found.queues == (("payments.charge", 3),)
+        assert found.queues == (("payments.charge", 2),)
 
-    @pytest.mark.parametrize("name", ["succeeded", "unconfirmed", "permanent", "unhandled"])
+    @pytest.mark.parametrize("name", ["on_hold", "succeeded", "unconfirmed", "permanent", "unhandled"])
     def test_a_message_with_a_finding_is_sent_only_if_it_is_included(self, name: str) -> None:
-        record(succeeded_at=timezone.now(), unconfirmed=True, reason="permanent", queue="others")
-        others = {"succeeded", "unconfirmed", "unhandled"}
+        wrong: dict[str, Any] = {"succeeded_at": timezone.now(), "unconfirmed": True, "reason": "permanent"}
+        record(state=State.ON_HOLD, queue="others", **wrong)
+        others = {"on_hold", "succeeded", "unconfirmed", "unhandled"}
         without = Terms(include=others - {name}, confirmed_permanent=name != "permanent")
 
-        assert report(Selection.of_filter(PARKED), without).sendable == 0
-        assert report(Selection.of_filter(PARKED), Terms(include=others, confirmed_permanent=True)).sendable == 1
+        assert report(Selection.of_filter(OPEN), without).sendable == 0
+        assert report(Selection.of_filter(OPEN), Terms(include=others, confirmed_permanent=True)).sendable == 1
+
+    def test_a_hold_whose_time_is_over_leaves_no_message_out(self) -> None:
+        record(state=State.ON_HOLD, held_until=timezone.now() - HOUR)
+        record(state=State.ON_HOLD, held_until=timezone.now() + HOUR)
+
+        assert counts(report(Selection.of_filter(OPEN))) == {"on_hold": 1}
+        assert report(Selection.of_filter(OPEN)).sendable == 1
 
     @pytest.mark.parametrize("lacking", ["published_at", "failed_at", "parked_at"])
     def test_the_age_counts_from_the_publish_time_or_else_failure_or_parking(self, settings: Any, lacking: str) -> None:

@@ -91,16 +91,16 @@ class Records(RuleBasedStateMachine):
         number=st.integers(0, 1),
         outcome=st.sampled_from([Outcome.CONFIRMED, Outcome.UNKNOWN, Outcome.RETURNED, Outcome.UNSENT]),
         delivered=st.booleans(),
-        insists=st.booleans(),
+        insists=st.sets(st.sampled_from(["on_hold", "unconfirmed"])),
     )
-    def requeue_it(self, number: int, outcome: Outcome, *, delivered: bool, insists: bool) -> None:
+    def requeue_it(self, number: int, outcome: Outcome, insists: set[str], *, delivered: bool) -> None:
         pk, model = self.chosen(number)
         doubtful = outcome is Outcome.UNKNOWN
         self.broker.outcome, self.broker.delivers = outcome, outcome is Outcome.CONFIRMED or (doubtful and delivered)
         before = len(self.broker.copies)
-        include = ["succeeded", "unhandled", *(["unconfirmed"] if insists else [])]
-        requeue([pk], by="ann", include=include, wait=0.0)
-        sendable = model.state in OPEN and (insists or not model.unconfirmed)
+        requeue([pk], by="ann", include=["succeeded", "unhandled", *insists], wait=0.0)
+        found = {"on_hold": model.state == "on_hold", "unconfirmed": model.unconfirmed}
+        sendable = model.state in OPEN and not any(found[name] for name in found if name not in insists)
 
         assert len(self.broker.copies) - before == int(sendable and self.broker.delivers)
         if not sendable or outcome in (Outcome.RETURNED, Outcome.UNSENT):

@@ -28,8 +28,16 @@ share one list of [exit codes](exit-codes.md), and accept Django's own options: 
 SELECTED = """## Selection of messages
 
 The subcommands of `rmq_parked` that act on messages select them by record numbers, by a filter, by a list of keys, by a
-token, or by `--all`, which must be given explicitly. Several filters must all match. `restore` and `unhold` have no
-`--state`, because they act on discarded messages and on messages on hold.
+token, or by `--all`, which must be given explicitly. Several filters must all match.
+
+| Subcommand | Default of `--state` | With `--keys-from` |
+|---|---|---|
+| `list` | `parked` | `parked` |
+| `requeue` | `parked,on_hold`; messages on hold are left out unless you pass `--include on_hold` | the same |
+| `discard`, `hold` | `parked,on_hold` | `parked` |
+| `export` | all states | all states |
+
+`restore` and `unhold` have no `--state`, because they act on discarded messages and on messages on hold.
 
 """
 
