@@ -28,7 +28,7 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Line, Proposal, editable, propose, store, text_of
 from django_rmq_retry.parked.findings import Finding, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, start
+from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, start
 from django_rmq_retry.parked.selection import Selection
 
 TYPED_FROM = 1000
@@ -87,7 +87,7 @@ class Wish:
 
     rate: float = 20.0
     max_depth: int | None = 1000
-    stop_at: float | None = 20.0
+    stop_at: float | None = STOP_AT
     reason: str = ""
     target: str = ""
     one_by_one: bool = False
@@ -106,7 +106,7 @@ class Wish:
         wish = cls(
             rate=number(form.get("rate"), 20.0),
             max_depth=int(number(form.get("max_depth"), 1000)) if form.get("wait") else None,
-            stop_at=number(form.get("stop_at"), 20.0) if form.get("guard") else None,
+            stop_at=number(form.get("stop_at"), STOP_AT) if form.get("guard") else None,
             reason=form.get("reason", "").strip(),
             target=form.get("target", ""),
             one_by_one=form.get("order") == "key",

@@ -14,12 +14,12 @@ from django_rmq_retry.management.arguments import add_choice, later, lists_data,
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.management.parked_views import run_data
 from django_rmq_retry.models import DiscardCategory, RequeueRun, RunState, State
-from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.findings import INCLUDABLE, Finding, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import checked_target, start
+from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
 from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive, driver_name
 from django_rmq_retry.parked.selection import MOST_IDS, Selection
 from django_rmq_retry.parked.transfer import run_lines
@@ -167,7 +167,13 @@ def _add_requeue(add: Callable[..., CommandParser]) -> None:
     option = requeue.add_argument
     option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
     option("--max-depth", type=int, metavar="N", help="wait while the target queue has more than N messages")
-    option("--stop-at", type=percent, metavar="N%", help="pause when more than this percentage fails again")
+    option(
+        "--stop-at",
+        type=percent,
+        default=STOP_AT,
+        metavar="N%",
+        help="pause when more than this percentage fails again; 20%% by default, 100%% switches this guard off",
+    )
     option(
         "--to",
         default="",
@@ -345,6 +351,7 @@ def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Opt
             sendable=found.sendable,
             findings=findings,
             queues=dict(found.queues),
+            stop_at=None if options["stop_at"] >= GUARD_OFF else options["stop_at"],
             selection=_token(chosen),
             **lists_data(chosen),
         )
@@ -355,9 +362,17 @@ def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Opt
         out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{'…' if one.count > SHOWN else ''}")
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
+    if found.sendable > 1:
+        out(f"  guard: {_guard(options['stop_at'])}")
     out(f"{'Would requeue' if options['dry_run'] else 'Requeues'} {found.sendable} of {_messages(found.total)}.")
     if options["dry_run"]:
         command.line(f"--selection {_token(chosen)}")
+
+
+def _guard(stop_at: float) -> str:
+    if stop_at >= GUARD_OFF:
+        return "off, so the requeue run continues however many messages fail again"
+    return f"pauses the requeue run when more than {stop_at:g}% of at least {MIN_OUTCOMES} outcomes failed again"
 
 
 def _fate(one: Finding) -> str:

@@ -25,6 +25,10 @@ from django_rmq_retry.publishing.outbox import open_transaction
 from django_rmq_retry.topology.declarations import Role
 
 FASTEST = 10_000.0
+STOP_AT = 20.0
+"""Percent of failed outcomes above which the guard pauses a requeue run, unless the operator chooses another limit."""
+GUARD_OFF = 100.0
+"""No share of outcomes is above this limit, so it switches the guard off."""
 PATIENCE = 0.5
 """Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
 
@@ -122,7 +126,7 @@ def start(
     *,
     rate: float = 20.0,
     max_depth: int | None = None,
-    stop_at: float | None = None,
+    stop_at: float | None = STOP_AT,
     reason: str = "",
     target: str = "",
     one_by_one: bool = False,
@@ -134,7 +138,8 @@ def start(
     """Freeze a selection as a run that any driver can send; nothing is sent yet. Its driver lists a large selection.
 
     ``include`` names findings whose messages are sent nevertheless. Messages that share a business key are sent one
-    after another, each after the outcome of the one before, unless "duplicates" is included.
+    after another, each after the outcome of the one before, unless "duplicates" is included. The guard pauses the run
+    when more than ``stop_at`` percent of the outcomes failed again; None or 100 switches it off.
     """
     terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
     _check(selection, reason, include)
@@ -150,7 +155,7 @@ def start(
         target=target,
         rate=checked_rate(rate),
         max_depth=max_depth,
-        stop_at=stop_at,
+        stop_at=None if stop_at is None or stop_at >= GUARD_OFF else stop_at,
         one_by_one=one_by_one or "duplicates" not in include,
         canary=canary,
         **({"state": RunState.PLANNED} if planned else {"started_at": server.now(database())}),
@@ -196,8 +201,8 @@ def requeue(
     """Requeue some records from code and send them now: ``requeue([record], by="nightly job", reason="bank is back")``.
 
     It returns when the messages are sent, or after ``wait`` seconds; a consumer then sends the rest. Options are those
-    of ``start``; messages on hold, for example, are sent only with ``include=["on_hold"]``. Inside a transaction, the
-    messages are sent after its commit.
+    of ``start``; messages on hold, for example, are sent only with ``include=["on_hold"]``, and its guard pauses the
+    run, which then waits for an operator. Inside a transaction, the messages are sent after its commit.
     """
     actor = by if isinstance(by, Actor) else Actor.of_code(by)
     ids = [one.pk if isinstance(one, ParkedMessage) else int(one) for one in messages]

@@ -45,7 +45,7 @@ def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
             (folder / "repaired" / (row.message_id or "-")).touch()
             ledger.note(REPAIRED, row.message_id)
     if others:
-        requeue(others, by="chaos", include=INCLUDED, confirmed_permanent=True)
+        requeue(others, by="chaos", include=INCLUDED, confirmed_permanent=True, stop_at=None)
 
 
 INCLUDED = ("duplicates",)

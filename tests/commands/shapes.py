@@ -164,6 +164,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "sendable": int,
         "findings": [FINDING],
         "queues": Each(int),
+        "stop_at": (None, float),
         "selection": str,
         **LISTS,
     },

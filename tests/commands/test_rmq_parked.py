@@ -223,6 +223,25 @@ class TestRequeue:
 
         assert depth(wired) == 1
 
+    @pytest.mark.usefixtures("away")
+    @pytest.mark.parametrize(
+        ("words", "limit", "said"),
+        [
+            ((), 20, "pauses the requeue run when more than 20% of at least 5 outcomes failed again"),
+            (("--stop-at", "5%"), 5, "pauses the requeue run when more than 5% of at least 5 outcomes failed again"),
+            (("--stop-at", "100"), None, "off, so the requeue run continues however many messages fail again"),
+        ],
+    )
+    def test_the_guard_pauses_at_20_percent_unless_another_limit_is_given(
+        self, words: tuple[str, ...], limit: float | None, said: str
+    ) -> None:
+        record(), record()
+        preview = parked("requeue", "--all", "--dry-run", "--json", *words).data
+        told = parked("requeue", "--all", "--planned", "--yes", *words)
+
+        assert told.err == f"  2 to {QUEUE}\n  guard: {said}\nRequeues 2 of 2 messages.\n"
+        assert (preview["stop_at"], RequeueRun.objects.get().stop_at) == (limit, limit)
+
     def test_each_line_about_left_out_messages_names_the_option_that_sends_them(self) -> None:
         for _ in range(2):
             record(reason="permanent", error="AccountClosed", key="PAY-1")

@@ -40,7 +40,7 @@ def test_a_requeued_message_is_in_its_queue_and_awaits_its_outcome(wired: Blocki
     assert properties.headers["rmq-retry-routing-key"] == "charge.card"
     assert ticket_in(properties.headers, queue=QUEUE, id=one.message_id, body=body) == (one.pk, 2)
     assert (now.state, now.cycle, now.requeued_by, now.claimed_until) == (State.REQUEUED, 2, "nightly", None)
-    assert (run.state, run.sent, run.total) == (RunState.WAITING, 1, 1)
+    assert (run.state, run.sent, run.total, run.stop_at) == (RunState.WAITING, 1, 1, 20)
     assert (group_of(one).parked, group_of(one).requeued) == (0, 1)
 
 

@@ -178,7 +178,7 @@ class TestTimes:
 class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_guard_pauses_a_run_when_too_many_copies_fail_again(self) -> None:
-        other = started(8, rate=100, stop_at=20)
+        other = started(8, rate=100)
         clock = Clock()
         one = driver_of(other, clock=clock, depths=Depths())
         one.step()
@@ -191,6 +191,22 @@ class TestGuards:
 
         assert (now(other).state, now(other).wait) == (RunState.PAUSED, RunWait.GUARD)
         assert states(other)[6:] == ["pending", "pending"]
+
+    @pytest.mark.usefixtures("wired")
+    @pytest.mark.parametrize("limit", [None, 100])
+    def test_a_guard_that_is_switched_off_pauses_no_run(self, limit: float | None) -> None:
+        run, clock = started(8, rate=100, stop_at=limit), Clock()
+        one = driver_of(run, clock=clock, depths=Depths())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        for place in range(1, 6):
+            outcome(run, place, good=False)
+        clock.now += 1
+        one.step()
+
+        assert (run.stop_at, now(run).state) == (None, RunState.RUNNING)
+        assert states(run)[6:] == ["sent", "sent"]
 
     @pytest.mark.usefixtures("wired")
     def test_the_guard_pauses_a_resumed_run_again_on_new_failures(self) -> None:
