@@ -24,7 +24,9 @@ from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.attempts import attempts_of
+from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.parked.record import moment
@@ -149,7 +151,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     groups = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
     _starts, counts = parked_lately([row.pk for row in groups], buckets=1)
     recent = {group: lately[-1] for group, lately in counts.items()}
-    step = f"rmq_parked requeue --group {groups[0].pk} --canary" if groups and groups[0].parked else None
+    step = _next_step([row.pk for row in groups if row.parked])
     if options["json"]:
         items = [{**_group_data(row), "growing": bool(recent[row.pk]), "recent": recent[row.pk]} for row in groups]
         command.document("parked_groups/1", items=items, next=step)
@@ -166,6 +168,20 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     else:
         command.say("No message is parked.")
     return Exit.DONE if groups else Exit.NOTHING
+
+
+def _next_step(groups: Sequence[int]) -> str | None:
+    """Return the command that continues with one of these groups: with its requeue run, by a requeue, or by a look."""
+    runs = groups_of_runs() if groups else {}
+    for group in groups:
+        if group in runs:
+            return f"rmq_parked requeue-run {runs[group]}"
+        if sends_any(group):
+            return f"rmq_parked requeue --group {group} --canary"
+    if not groups:
+        return None
+    listed = ParkedMessage.objects.filter(group=groups[0], state=State.PARKED).exists()
+    return f"rmq_parked list --group {groups[0]}{'' if listed else f' --state {State.ON_HOLD}'}"
 
 
 def _group_data(row: ErrorGroup) -> Mapping[str, object]:

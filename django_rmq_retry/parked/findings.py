@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Count, Max, Min, Q, QuerySet, Sum
+from django.db.models import Case, Count, IntegerField, Max, Min, Q, QuerySet, Sum, Value, When
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
@@ -17,6 +17,7 @@ from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import Selection
 
 EXAMPLES = 5
+LATEST = 200
 MOST_QUEUES = 20
 MOST_EDITED = 10_000
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
@@ -160,6 +161,22 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
         known = [work_queue.queue.name for work_queue in registry.work_queues()]
         findings["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
     return findings
+
+
+def sends_any(group: int) -> bool:
+    """Return True if a requeue of this error group would send one of its latest parked messages; others are not read.
+
+    This needs one query, whatever the size of the group.
+    """
+    parked = {"group": group, "state": [State.PARKED.value]}
+    selection = Selection(filter=parked, as_of=server.now(database()), count=0)
+    refused = Q()
+    for _code, condition in reasons(selection, Terms()):
+        refused |= condition
+    rows = ParkedMessage.objects.using(database()).filter(group=group, state=State.PARKED)
+    left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
+    latest = rows.order_by("-parked_at", "-pk").annotate(left_out=left_out).values_list("left_out", flat=True)
+    return not all(latest[:LATEST])
 
 
 def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:

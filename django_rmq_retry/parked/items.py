@@ -26,6 +26,7 @@ from django_rmq_retry.models import (
     RunWait,
 )
 from django_rmq_retry.models.parked import behind
+from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
 from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection
@@ -122,6 +123,20 @@ class Choice:
 def pending(run: int) -> QuerySet[RequeueItem]:
     """Return the unsent items of a run, in its order."""
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
+
+
+def groups_of_runs() -> dict[int, int]:
+    """Return the error groups of messages that active runs have not sent, each with the latest of these runs.
+
+    Only the next messages of each run are read: a run may have a million.
+    """
+    runs: dict[int, int] = {}
+    for run in RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"):
+        group = run.selection.get("filter", {}).get("group")
+        if run.listing and group is not None:
+            runs[int(group)] = run.pk
+        runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE], run.pk)
+    return runs
 
 
 def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:

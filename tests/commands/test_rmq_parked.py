@@ -125,6 +125,27 @@ class TestLooking:
         assert terminal.err == f"→ next: {told.data['next']}\n"
         assert parked("groups").err == ""
 
+    def test_the_next_step_names_a_group_that_a_requeue_can_send(self) -> None:
+        closed, down = group("closed", title="AccountClosed"), group("down")
+        for _ in range(2):
+            record(group=closed, reason="permanent")
+        one = record(group=down)
+        assert parked("groups", "--json").data["next"] == f"rmq_parked requeue --group {down.pk} --canary"
+
+        parked("hold", str(one.pk), "--for", "2h")
+        assert parked("groups", "--json").data["next"] == f"rmq_parked list --group {closed.pk}"
+
+        parked("discard", "--group", str(closed.pk), "--category", "test", "--yes")
+        assert parked("groups", "--json").data["next"] == f"rmq_parked list --group {down.pk} --state on_hold"
+
+    def test_the_next_step_names_the_requeue_run_that_has_the_messages_of_the_group(self) -> None:
+        one = record()
+        run = requeue_run([one.pk])
+        assert parked("groups", "--json").data["next"] == f"rmq_parked requeue-run {run.pk}"
+
+        parked("requeue-run", str(run.pk), "--stop")
+        assert parked("groups", "--json").data["next"] == f"rmq_parked requeue --group {one.group_id} --canary"
+
     def test_no_next_step_is_suggested_without_parked_messages(self) -> None:
         group()
 
