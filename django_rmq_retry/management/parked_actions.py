@@ -437,7 +437,16 @@ def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Ex
         command.line(summary(run))
         if run.explanation:
             command.say(run.explanation)
+        if run.state == RunState.PAUSED:
+            _say_steps(command, run)
     return code
+
+
+def _say_steps(command: RmqCommand, run: RequeueRun) -> None:
+    if run.failed:
+        command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
+    for step in ("resume", "stop"):
+        command.say(f"To {step} it: manage.py rmq_parked requeue-run {run.pk} --{step}")
 
 
 def _messages(count: int) -> str:

@@ -17,7 +17,7 @@ from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, R
 from tests.commands.running import Ran, Terminal, run
 from tests.operators.made import QUEUE, again, group, record, requeue_run
 from tests.parked.arrivals import by_us, store
-from tests.parked.made import copy_succeeded
+from tests.parked.made import copy_failed, copy_succeeded
 from tests.tooling.brokers import after_each_publish, using_broker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -340,6 +340,22 @@ class TestRequeue:
 
 
 class TestRuns:
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_that_its_canary_paused_prints_how_to_resume_and_stop_it(self) -> None:
+        ids = [str(record().pk) for _ in range(3)]
+        with after_each_publish(lambda _message: copy_failed(int(ids[0]))):
+            told = parked("requeue", *ids, "--canary", "--yes")
+        number = RequeueRun.objects.get().pk
+
+        assert (told.code, told.out) == (5, f"Requeue run {number} (paused): 1 failed again, 2 not sent.\n")
+        assert told.err.splitlines()[-4:] == [
+            "The first message failed again. Check it, then resume or stop the requeue run.",
+            f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {number}",
+            f"To resume it: manage.py rmq_parked requeue-run {number} --resume",
+            f"To stop it: manage.py rmq_parked requeue-run {number} --stop",
+        ]
+        assert parked("list", "--failed-of-run", str(number)).lines[1][0] == ids[0]
+
     def test_a_run_can_be_paused_resumed_and_driven(self, wired: BlockingChannel) -> None:
         made = requeue_run([record().pk])
 
