@@ -241,7 +241,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             body=body,
         )
         return Exit.DONE
-    for name, value in {**as_data(row), "group": str(row.group), "detail": row.detail}.items():
+    for name, value in {**as_data(row), "group": f"{row.group_id} · {row.group}", "detail": row.detail}.items():
         if value not in ("", None, [], ()):
             command.line(f"{name:<16} {', '.join(value) if isinstance(value, list) else value}")
     for line in ["not readable"] if died is None else map(_death_line, died):
@@ -250,6 +250,9 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
         at = clock(one.started_at, terminal=command.stdout.isatty())
         error = f"{one.error}: {one.error_text}".replace("\n", " ")
         command.line(f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}")
+    known = attempts.count()
+    if len(some) < known:
+        command.say(f"{len(some)} of {known} attempts; --attempts all shows all")
     if body is not None:
         command.line()
         command.line(body)

@@ -14,6 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from tests.admin.made import attempt
 from tests.commands.running import Ran, Terminal, run
 from tests.operators.made import QUEUE, again, group, record, requeue_run
 from tests.parked.arrivals import by_us, store
@@ -162,6 +163,18 @@ class TestLooking:
         assert "4111222233334444" not in shown.out
         assert '{"card":{"pan":"4111222233334444"},"amount":1.10}' in revealed.out
         assert [one.action for one in OperatorAction.objects.all()] == ["reveal"]
+
+    def test_a_message_is_shown_with_the_number_of_its_group_and_of_its_attempts(self) -> None:
+        one = record(attempts=3)
+        for number in (1, 2, 3):
+            attempt(one, number)
+        last, every = parked("show", str(one.pk)), parked("show", str(one.pk), "--attempts", "all")
+
+        assert f"group            {one.group_id} · BankDown" in last.out.splitlines()
+        assert [line[:9] for line in last.out.splitlines() if line.startswith("attempt ")] == ["attempt 3"]
+        assert last.err == "1 of 3 attempts; --attempts all shows all\n"
+        assert every.out.count("\nattempt ") == 3
+        assert every.err == ""
 
     def test_the_x_death_header_of_a_message_is_shown(self) -> None:
         told: dict[str, object] = {
