@@ -62,6 +62,19 @@ def test_parked_and_waiting_messages_are_counted() -> None:
     assert ran.code == Exit.DONE
 
 
+def test_a_status_with_parked_messages_says_so_in_its_last_line() -> None:
+    record(state=State.ON_HOLD)
+    assert run("rmq_status").lines[-1] == ["No problems."]
+
+    record()
+    assert run("rmq_status").lines[-1] == ["No problems with queues. 1 message is parked: manage.py rmq_parked groups"]
+    record()
+    assert run("rmq_status").lines[-1] == [
+        "No problems with queues. 2 messages are parked: manage.py rmq_parked groups"
+    ]
+    assert run("rmq_status", "--check").out == "OK\n"
+
+
 @pytest.mark.parametrize(("most", "code"), [("2", Exit.DONE), ("1", Exit.UNHEALTHY)])
 def test_recorded_and_queued_parked_messages_are_added_up(most: str, code: Exit, amqp: BlockingChannel) -> None:
     record()

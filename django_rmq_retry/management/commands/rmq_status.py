@@ -123,14 +123,24 @@ class Command(RmqCommand):
         self.table([[*compress(cells, shown)] for cells in rows], styles)
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
-        count = len(seen.problems)
-        text = "No problems." if not count else f"{counted(count, 'problem')}."
-        self.line(text, "ERROR" if count else "SUCCESS")
+        self.line(*_conclusion(seen))
         # The problems of a queue are in its row.
         for problem in seen.problems[seen.of_queues :]:
             self.line(f"✕ {problem}", "ERROR")
         if blind:
             self.say(blind)
+
+
+def _conclusion(seen: BrokerStatus) -> tuple[str, str]:
+    """Return the last sentence with its colour. Parked messages are no problem of a queue, but need an operator."""
+    if seen.problems:
+        return f"{counted(len(seen.problems), 'problem')}.", "ERROR"
+    parked = seen.survey.parked.count if seen.survey else 0
+    if not parked:
+        return "No problems.", "SUCCESS"
+    are = "is" if parked == 1 else "are"
+    text = f"No problems with queues. {counted(parked, 'message')} {are} parked: manage.py rmq_parked groups"
+    return text, "WARNING"
 
 
 def limits_of(options: Options) -> Limits:
