@@ -174,6 +174,17 @@ def patterns(key: str, value: object) -> tuple[str, ...]:
     raise wrong(key, "a list of queue names, in which * matches anything", repr(value))
 
 
+def hooks(key: str, value: object) -> tuple[Callable[..., object], ...]:
+    expected = "a list of functions that return context managers, or of dotted paths to them"
+    if not isinstance(value, (list, tuple)):
+        raise wrong(key, expected, repr(value))
+    found = tuple(_imported(key, one) if isinstance(one, str) else one for one in value)
+    for one, given in zip(found, value, strict=True):
+        if not callable(one):
+            raise wrong(key, expected, repr(given))
+    return found  # type: ignore[return-value]  # all are callable
+
+
 def policy(key: str, value: object) -> Policy:
     imported = _imported(key, value) if isinstance(value, str) else value
     if isinstance(imported, Policy):
@@ -282,6 +293,8 @@ class Settings:
     blocked_per_key: int = 1000
     """The most messages that may wait behind a failed one of their ordering key."""
     blocked_total: int = 100_000
+    around: tuple[Callable[..., object], ...] = ()
+    """Hooks around each attempt and each publish: functions that return a context manager."""
     operators: Operators = field(default_factory=Operators)
 
     def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:
@@ -339,6 +352,7 @@ KEYS: Mapping[str, Reader] = {
     "INBOX_DAYS": whole(1, 36500),
     "BLOCKED_PER_KEY": whole(1, 1_000_000),
     "BLOCKED_TOTAL": whole(1, 100_000_000),
+    "AROUND": hooks,
     "OPERATORS": operators,
 }
 

@@ -125,7 +125,7 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
     [
         ({"PREFECH": 1}, "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"),
         ({"url": "amqp://h"}, "Did you mean 'URL'?"),
-        ({"ZZZ": 1}, "Valid keys: BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
+        ({"ZZZ": 1}, "Valid keys: AROUND, BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
         ({"CONTACT": "ann"}, "RMQ_RETRY['CONTACT'] belongs under RMQ_RETRY['OPERATORS']."),
         ({"OPERATORS": "ann"}, "RMQ_RETRY['OPERATORS'] takes a dict such as"),
         ({"OPERATORS": {"PERMITS": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PERMITS'. Did you mean 'PERMIT'?"),

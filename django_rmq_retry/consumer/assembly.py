@@ -10,6 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, DataError, IntegrityError, InterfaceError
 
+from django_rmq_retry import hooks
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
@@ -108,6 +109,7 @@ def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gat
         check=check_writable,
         away=_away,
         gates=gates,
+        hooks=hooks.current() if now.around else None,
     )
 
 

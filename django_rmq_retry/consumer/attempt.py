@@ -25,6 +25,7 @@ from django_rmq_retry.handlers.attempt import (
 from django_rmq_retry.handlers.settlement import (
     answer_to,
     copied_to,
+    crashed,
     failed_attempts,
     feasible,
     lost,
@@ -34,10 +35,10 @@ from django_rmq_retry.handlers.settlement import (
     waits_on,
 )
 from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
+from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, counts_losses_only, returns, stamp_of
+from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
-from django_rmq_retry.messages.parked_copy import ROOM
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.policy import Failure
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
@@ -48,34 +49,6 @@ OUTSIDE_FAILURES = 3
 """Failures outside the handler (such as in a gate or the inbox) after which a message is parked."""
 OUTSIDE_FAILURE_WAIT = 5.0
 """Seconds for which a message stays unacked after a failure outside its handler."""
-SUSPICIOUS = 3
-"""Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
-STOPS = 4
-"""Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
-
-
-def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
-    """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
-
-    All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
-    moved goes to quarantine at its third return, and is parked after CRASH_LIMIT returns there.
-    """
-    came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-    # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
-    if limit is None or not came_back or subscription.policy.ordered:
-        return None
-    detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
-    if movable and len(delivery.raw) <= ROOM:
-        if came_back < min(SUSPICIOUS, limit):
-            return None
-        return retry(0.0, detail=f"{detail}; next it is attempted in quarantine.", counted=False)
-    own = subscription.policy.via.returns(subscription.route, delivery)
-    # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
-    if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
-        limit *= STOPS
-    if own is None or came_back < limit + own:
-        return None
-    return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +84,10 @@ class AttemptState:
     """True if the settlement is final: no later failure changes it."""
     outside_failures: int = 0
     """Failures outside the handler that the message itself may have caused."""
+    around: AroundAttempt | None = None
+    """The attempt as its hooks see it; None if there are none."""
+    traceparent: str = ""
+    """The W3C trace context of the attempt, if a hook has set one."""
 
 
 class Attempts:
@@ -213,20 +190,31 @@ class Attempts:
 
     def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> Settlement:
         """Run the steps of an attempt. An attempt interrupted after its handler returned resumes after that step."""
-        subscription = state.subscription
+        subscription, hooks = state.subscription, self._surroundings.hooks
         assert subscription is not None  # noqa: S101 - identified before
-        if state.outcome is None:
-            self._decode(state, subscription)
-            gated = subscription.gated and state.unreadable is None
-            turned_away = self._enter(state, subscription) if gated else None
-            if turned_away is not None:
-                return turned_away
-            if state.unreadable is None:
-                self._run(state, subscription, begin)
-        self._judge(state, subscription)
-        if subscription.gated and state.unreadable is None:
-            self._leave(state, subscription)
-        self._record(state)
+        entered: Entered | None = None
+        try:
+            if state.outcome is None:
+                self._decode(state, subscription)
+                gated = subscription.gated and state.unreadable is None
+                turned_away = self._enter(state, subscription) if gated else None
+                if turned_away is not None:
+                    return turned_away
+                if hooks is not None:
+                    entered = _enter_hooks(hooks, state, subscription)
+                if state.unreadable is None:
+                    self._run(state, subscription, begin)
+            self._judge(state, subscription)
+            if subscription.gated and state.unreadable is None:
+                self._leave(state, subscription)
+            self._record(state)
+        except BaseException as error:
+            if entered is not None and state.around is not None:
+                state.around.verdict, state.around.error = None, error
+            raise
+        finally:
+            if hooks is not None and entered is not None:
+                hooks.leave(entered)
         return self._settle(state, subscription)
 
     def _identify(self, state: AttemptState) -> Settlement | None:
@@ -378,6 +366,8 @@ class Attempts:
 
     def _record(self, state: AttemptState) -> None:
         """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
+        if state.around is not None:
+            state.around.verdict, state.around.error = state.verdict, state.error
         first = (state.plain and state.number == 1) or not has_history(state.delivery)
         # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
@@ -459,7 +449,8 @@ class Attempts:
         if verdict.kind is Kind.PARK:
             verdict = state.verdict = grouped(verdict, delivery, subscription, state.error)
         try:
-            settlement = settle(verdict, delivery, subscription, now=self._surroundings.now_ms(), nonce=self._nonce())
+            now, nonce = self._surroundings.now_ms(), self._nonce()
+            settlement = settle(verdict, delivery, subscription, now=now, nonce=nonce, traceparent=state.traceparent)
             if settlement.copy is not None:
                 # A copy that fails in the connection would be sent again without end.
                 self._surroundings.check(settlement.copy)
@@ -481,6 +472,7 @@ class Attempts:
             subscription=state.subscription,
             seconds=self._surroundings.clock() - since,
             error=state.error,
+            traceparent=state.traceparent,
         )
         notify_each([journal.note for journal in self._surroundings.journals], finished)
 
@@ -565,6 +557,14 @@ class Attempts:
             self._surroundings.refused(to)
             return settlement
         return replace(settlement, answer=answer_to(delivery, answer, subscription.codec))
+
+
+def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) -> Entered:
+    """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
+    around = AroundAttempt(delivery=state.delivery, handler=subscription.name, limit=subscription.policy.attempts)
+    entered = hooks.enter(around)
+    state.around, state.traceparent = around, str(around.traceparent)
+    return entered
 
 
 def _unhandled(delivery: Delivery) -> Verdict:

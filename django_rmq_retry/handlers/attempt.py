@@ -10,6 +10,7 @@ from typing import Protocol
 
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.history import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, short, trace, traced, untraced
@@ -30,6 +31,8 @@ class FinishedAttempt:
     subscription: Subscription | None
     seconds: float
     error: BaseException | None = None
+    traceparent: str = ""
+    """The W3C trace context of the attempt, if a hook has set one."""
 
 
 class Journal(Protocol):
@@ -205,6 +208,8 @@ class Surroundings:
     """Patterns of the queues that may get answers: a sender must not choose where the consumer writes."""
     refused: Callable[[str], None] = ignore_refused_answer
     """Called with the address of each answer that the settings do not allow."""
+    hooks: Hooks | None = None
+    """Entered around each attempt: the setting AROUND. None if it names no hook."""
     gates: Sequence[Gate] = ()
     """Entered in their order before each run of a gated subscription."""
     key_timeout: float | None = None

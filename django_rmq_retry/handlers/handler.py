@@ -95,7 +95,8 @@ class Handler(Generic[R]):
         of the transaction and sent after the commit. With ``outbox=False`` it is sent on commit without a row; with
         ``immediate=True`` it is sent now.
         """
-        return dispatch(self.message(data, **options), timeout=timeout, immediate=immediate, outbox=outbox)
+        message = self.message(data, **options)
+        return dispatch(message, handler=self.name, timeout=timeout, immediate=immediate, outbox=outbox)
 
     async def apublish(
         self,
@@ -108,7 +109,7 @@ class Handler(Generic[R]):
 
         The message is sent immediately; in a handler with ``once``, it is a part of that handler's transaction.
         """
-        return await adispatch(self.message(data, **options), timeout=timeout)
+        return await adispatch(self.message(data, **options), handler=self.name, timeout=timeout)
 
     def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
         """Publish and return the handler's answer: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""

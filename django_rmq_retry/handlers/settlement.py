@@ -21,8 +21,10 @@ from django_rmq_retry.messages.history import (
     Stamp,
     brokers_part,
     copy_of,
+    counts_losses_only,
     first_rejected,
     rejections,
+    returns,
     stamp_of,
 )
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
@@ -36,11 +38,39 @@ from django_rmq_retry.messages.properties import (
 )
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
-from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park
+from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
 from django_rmq_retry.topology.declarations import QUARANTINE
 
+SUSPICIOUS = 3
+"""Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
+STOPS = 4
+"""Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
 RETURN_WAIT = 1.0
 """Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
+
+
+def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
+    """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
+
+    All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
+    moved goes to quarantine at its third return, and is parked after CRASH_LIMIT returns there.
+    """
+    came_back = returns(delivery.headers, redelivered=delivery.redelivered)
+    # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
+    if limit is None or not came_back or subscription.policy.ordered:
+        return None
+    detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
+    if movable and len(delivery.raw) <= ROOM:
+        if came_back < min(SUSPICIOUS, limit):
+            return None
+        return retry(0.0, detail=f"{detail}; next it is attempted in quarantine.", counted=False)
+    own = subscription.policy.via.returns(subscription.route, delivery)
+    # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
+    if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
+        limit *= STOPS
+    if own is None or came_back < limit + own:
+        return None
+    return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
@@ -59,10 +89,19 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
     return {PREFIX + name: value for name, value in named.items() if value}
 
 
-def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int, nonce: int = 0) -> Settlement:
+def settle(
+    verdict: Verdict,
+    delivery: Delivery,
+    subscription: Subscription,
+    *,
+    now: int,
+    nonce: int = 0,
+    traceparent: str = "",
+) -> Settlement:
     """Return the settlement that carries out a verdict; ``now`` is in milliseconds since the epoch.
 
-    The nonce distinguishes a parked message without an id from another one with the same bytes.
+    The nonce distinguishes a parked message without an id from another one with the same bytes. Copies carry the trace
+    context of the attempt, if there is one.
     """
     if verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after:
         return put_back(delivery, subscription, in_place=False)
@@ -74,13 +113,16 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
             instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_WAIT
         )
     if verdict.kind is Kind.PARK:
-        return park_copy(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
+        name = subscription.name
+        return park_copy(
+            verdict, delivery, subscription.park, handler=name, now=now, nonce=nonce, traceparent=traceparent
+        )
     try:
-        hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now))
+        hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now, traceparent=traceparent))
         return subscription.policy.via.carry(subscription.route, delivery, hop)
     except UndecodableHeaders as error:
         unreadable = park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
-        return settle(unreadable, delivery, subscription, now=now, nonce=nonce)
+        return settle(unreadable, delivery, subscription, now=now, nonce=nonce, traceparent=traceparent)
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
@@ -145,9 +187,18 @@ def unhandled(verdict: Verdict, delivery: Delivery, work_queue: WorkQueue, *, no
     return park_copy(uncounted, delivery, work_queue.park, handler="", now=now, nonce=nonce)
 
 
-def park_copy(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
+def park_copy(
+    verdict: Verdict,
+    delivery: Delivery,
+    park: str,
+    *,
+    handler: str,
+    now: int,
+    nonce: int = 0,
+    traceparent: str = "",
+) -> Settlement:
     """Park a message: a confirmed copy into the parked queue, then the ack."""
-    stamp = _after(verdict, delivery, now=now)
+    stamp = _after(verdict, delivery, now=now, traceparent=traceparent)
     if not verdict.counted:
         # Add the attempts that only the broker has counted: the stamp does not include them.
         stamp = replace(stamp, attempts=failed_attempts(delivery))
@@ -236,7 +287,7 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
     return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
 
 
-def _after(verdict: Verdict, delivery: Delivery, *, now: int) -> Stamp:
+def _after(verdict: Verdict, delivery: Delivery, *, now: int, traceparent: str = "") -> Stamp:
     """Return the stamp with this attempt added, if the attempt counts, and with the time of the first failure."""
     stamp = _with_origin(delivery)
     if not stamp.since and DEATHS_BYTES in delivery.raw:
@@ -244,9 +295,10 @@ def _after(verdict: Verdict, delivery: Delivery, *, now: int) -> Stamp:
         since = first_rejected(delivery, now=now)
         stamp = replace(stamp, since=since) if since else stamp
     if not verdict.counted:
-        return stamp
+        return replace(stamp, traceparent=traceparent) if traceparent else stamp
     waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
-    return stamp.after(f"{verdict.error or verdict.detail}{waits}", attempt=delivery.attempt, now=now)
+    failure = f"{verdict.error or verdict.detail}{waits}"
+    return stamp.after(failure, attempt=delivery.attempt, now=now, traceparent=traceparent)
 
 
 def _with_origin(delivery: Delivery) -> Stamp:
@@ -266,4 +318,5 @@ def _with_origin(delivery: Delivery) -> Stamp:
         routing_key=delivery.routing_key,
         queue=delivery.queue,
         summary=stamp.summary,
+        traceparent=stamp.traceparent,
     )

@@ -5,6 +5,7 @@ not alter them, and so that they fit into a frame.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,9 +32,12 @@ ANSWER = PREFIX + "answer"
 """The header that marks a reply as an answer or an error, so that the data itself can have any form."""
 FAILED = "error"
 _STAMP_HEADERS = [
-    PREFIX + name for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary")
+    PREFIX + name
+    for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary", "traceparent")
 ]
-_ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY = _STAMP_HEADERS
+_ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY, TRACEPARENT = _STAMP_HEADERS
+_TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""The form of a W3C trace context (w3.org/TR/trace-context)."""
 PREFIX_BYTES = PREFIX.encode()
 """Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
 SUMMARY_LIMIT = 1000
@@ -279,6 +283,8 @@ class Stamp:
     routing_key: str = ""
     queue: str = ""
     summary: str = ""
+    traceparent: str = ""
+    """The W3C trace context of the attempt that led to this copy, if a hook has set one."""
 
     @classmethod
     @lru_cache(maxsize=32)
@@ -295,9 +301,10 @@ class Stamp:
             routing_key=_name(headers, _KEY),
             queue=_name(headers, _QUEUE),
             summary=short(_text(headers, _SUMMARY), SUMMARY_LIMIT),
+            traceparent=traceparent(headers) if TRACEPARENT in headers else "",
         )
 
-    def after(self, failure: str, *, attempt: int, now: int) -> "Stamp":
+    def after(self, failure: str, *, attempt: int, now: int, traceparent: str = "") -> "Stamp":
         """Return the stamp with one more failed attempt, described in one line."""
         line = f"#{attempt} {failure}".replace("\n", " ")
         summary = f"{self.summary}\n{line}" if self.summary else line
@@ -314,6 +321,7 @@ class Stamp:
             routing_key=self.routing_key,
             queue=self.queue,
             summary=summary,
+            traceparent=traceparent or self.traceparent,
         )
 
     def headers(self) -> dict[str, object]:
@@ -326,6 +334,7 @@ class Stamp:
             _KEY: _faithful(self.routing_key),
             _QUEUE: _faithful(self.queue),
             _SUMMARY: self.summary,
+            TRACEPARENT: self.traceparent,
         }
         return {name: value for name, value in named.items() if value}
 
@@ -368,6 +377,12 @@ def identity(queue: str, message_id: str, body: bytes) -> str:
 @lru_cache(maxsize=256)
 def _of_queue(queue: str) -> bytes:
     return hashlib.sha256(queue.encode("utf-8", "surrogateescape")).digest()
+
+
+def traceparent(headers: Headers) -> str:
+    """Return the trace context of the attempt before; empty without one, or if it has another form than W3C's."""
+    found = headers.get(TRACEPARENT)
+    return found if isinstance(found, str) and _TRACE_CONTEXT.fullmatch(found) else ""
 
 
 def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
@@ -418,6 +433,6 @@ def copy_of(
     return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)
 
 
-STAMPED = frozenset(Stamp(attempts=1, since=1, wait=1, exchange="-", routing_key="-", queue="-", summary="-").headers())
+STAMPED = frozenset(_STAMP_HEADERS)
 
 NOT_COPIED = BROKERS_OWN | STAMPED

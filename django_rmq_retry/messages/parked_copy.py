@@ -322,13 +322,13 @@ class Original:
             return Properties(message_id=self.message_id or None, headers=Headers())
 
 
-def requeued(original: Original, *, queue: str, ticket: str) -> Message:
+def requeued(original: Original, *, queue: str, ticket: str, traceparent: str = "") -> Message:
     """Return the copy to requeue, addressed to one queue by name.
 
     Other queues bound to its original exchange do not get it. The stamp carries the original exchange and routing
     key, which are needed to select the handler by routing key.
     """
-    stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue)
+    stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue, traceparent=traceparent)
     known = original.properties
     headers = known.headers.replacing(drop=STRIPPED, put={**stamp.headers(), TICKET: ticket})
     properties = copied_properties(known, headers)

@@ -59,6 +59,7 @@ class Migration(migrations.Migration):
                 ("pid", models.PositiveIntegerField(verbose_name="process")),
                 ("thread", models.CharField(max_length=100, verbose_name="thread")),
                 ("deploy", models.CharField(blank=True, max_length=100, verbose_name="version of the project")),
+                ("traceparent", models.CharField(blank=True, editable=False, max_length=55)),
             ],
             options={
                 "verbose_name": "attempt",
@@ -97,6 +98,34 @@ class Migration(migrations.Migration):
                     models.Index(fields=["queue", "since"], name="rmq_blocked_queue"),
                 ],
                 "constraints": [models.UniqueConstraint(fields=("digest",), name="rmq_blocked_once")],
+            },
+        ),
+        migrations.CreateModel(
+            name="ConsumerProcess",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(editable=False, max_length=150)),
+                ("host", models.CharField(max_length=255, verbose_name="host")),
+                ("pid", models.PositiveIntegerField(verbose_name="process")),
+                ("number", models.PositiveIntegerField(default=0)),
+                ("version", models.CharField(blank=True, max_length=32, verbose_name="version of django-rmq-retry")),
+                ("deploy", models.CharField(blank=True, max_length=100, verbose_name="version of the project")),
+                ("broker", models.CharField(blank=True, max_length=255, verbose_name="broker")),
+                ("connected", models.BooleanField(default=False, verbose_name="connected")),
+                ("stopping", models.BooleanField(default=False, verbose_name="stopping")),
+                ("queues", models.JSONField(default=list, verbose_name="queues")),
+                ("threads", models.PositiveIntegerField(default=0, verbose_name="threads")),
+                ("waiting", models.PositiveIntegerField(default=0, verbose_name="waiting for a thread")),
+                ("in_flight", models.JSONField(default=list, verbose_name="in flight")),
+                ("started_at", models.DateTimeField(verbose_name="started")),
+                ("beat_at", models.DateTimeField(verbose_name="last heartbeat")),
+            ],
+            options={
+                "verbose_name": "consumer",
+                "verbose_name_plural": "consumers",
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["beat_at"], name="rmq_consumer_beat")],
+                "constraints": [models.UniqueConstraint(fields=("name",), name="rmq_consumer_once")],
             },
         ),
         migrations.CreateModel(
@@ -275,6 +304,7 @@ class Migration(migrations.Migration):
                 ("error_text", models.TextField(blank=True, verbose_name="error text")),
                 ("summary", models.TextField(blank=True, verbose_name="summary of the attempts")),
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
+                ("traceparent", models.CharField(blank=True, editable=False, max_length=55)),
                 ("cycle", models.PositiveIntegerField(default=1, verbose_name="cycle")),
                 ("version", models.PositiveIntegerField(default=1, verbose_name="version")),
                 ("revision", models.PositiveIntegerField(default=1, editable=False)),
@@ -428,18 +458,12 @@ class Migration(migrations.Migration):
                             ("broker_away", "No connection to the broker. The requeue run resumes automatically."),
                             (
                                 "queue_deep",
-                                (
-                                    "The queue holds more messages than the limit of the requeue run, which resumes "
-                                    "automatically."
-                                ),
+                                "The queue holds more messages than the limit of the requeue run, which resumes automatically.",
                             ),
                             ("queue_full", "The queue rejected it because the queue is full."),
                             (
                                 "depth_unknown",
-                                (
-                                    "The broker does not report how many messages the queue holds. The requeue run "
-                                    "resumes when it does."
-                                ),
+                                "The broker does not report how many messages the queue holds. The requeue run resumes when it does.",
                             ),
                             ("keys_wait", "Waits for the outcome of earlier messages with the same business key."),
                             ("canary_waits", "One message was sent. The others follow when it has been processed."),
@@ -449,18 +473,12 @@ class Migration(migrations.Migration):
                             ),
                             (
                                 "canary_silent",
-                                (
-                                    "The first message has no outcome after a minute. Check it, then resume or "
-                                    "stop the requeue run."
-                                ),
+                                "The first message has no outcome after a minute. Check it, then resume or stop the requeue run.",
                             ),
                             ("not_confirmed", "The broker did not confirm it in time. It may have been delivered."),
                             (
                                 "guard",
-                                (
-                                    "More messages failed again than the requeue run allows. Check them, then resume or "
-                                    "stop it."
-                                ),
+                                "More messages failed again than the requeue run allows. Check them, then resume or stop it.",
                             ),
                             ("no_outcome", "Some messages have no outcome after an hour."),
                         ],

@@ -2,7 +2,14 @@
 
 from django_rmq_retry.models.audit import Action, AuditHead, LiveStatus, OperatorAction
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
-from django_rmq_retry.models.controls import BlockedKey, BlockedMessage, Declared, HandlerRate, QueueControl
+from django_rmq_retry.models.controls import (
+    BlockedKey,
+    BlockedMessage,
+    ConsumerProcess,
+    Declared,
+    HandlerRate,
+    QueueControl,
+)
 from django_rmq_retry.models.parked import (
     Attempt,
     BusinessKey,
@@ -23,6 +30,7 @@ __all__ = [
     "BlockedKey",
     "BlockedMessage",
     "BusinessKey",
+    "ConsumerProcess",
     "Declared",
     "DiscardCategory",
     "ErrorGroup",

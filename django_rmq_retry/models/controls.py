@@ -97,6 +97,41 @@ class Declared(models.Model):
         return hashlib.sha256("\0".join(names).encode()).hexdigest()
 
 
+class ConsumerProcess(models.Model):
+    """The heartbeat of one consuming process. The row is deleted when the process ends in good order."""
+
+    name = models.CharField(max_length=150, editable=False)
+    """A name that no other process has, also not a restarted one on the same host with the same pid."""
+    host = models.CharField(_("host"), max_length=255)
+    pid = models.PositiveIntegerField(_("process"))
+    number = models.PositiveIntegerField(default=0)
+    """The number of the child of a supervisor, from 1; 0 without a supervisor."""
+    version = models.CharField(_("version of django-rmq-retry"), max_length=32, blank=True)
+    deploy = models.CharField(_("version of the project"), max_length=100, blank=True)
+    broker = models.CharField(_("broker"), max_length=255, blank=True)
+    """The name of the broker with its virtual host; never a password."""
+    connected = models.BooleanField(_("connected"), default=False)
+    stopping = models.BooleanField(_("stopping"), default=False)
+    queues = models.JSONField(_("queues"), default=list)
+    threads = models.PositiveIntegerField(_("threads"), default=0)
+    waiting = models.PositiveIntegerField(_("waiting for a thread"), default=0)
+    """Messages that have arrived and wait for a thread."""
+    in_flight = models.JSONField(_("in flight"), default=list)
+    """One entry for each handler that runs: queue, handler, business key, message id, attempt, start and deadline."""
+    started_at = models.DateTimeField(_("started"))
+    beat_at = models.DateTimeField(_("last heartbeat"))
+
+    class Meta:
+        verbose_name = _("consumer")
+        verbose_name_plural = _("consumers")
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["name"], name="rmq_consumer_once"),)
+        indexes = (models.Index(fields=["beat_at"], name="rmq_consumer_beat"),)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
 class BlockedKey(models.Model):
     """One blocked ordering key of one handler: the failed message goes first and every later one waits behind it."""
 

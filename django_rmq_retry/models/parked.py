@@ -196,6 +196,8 @@ class ParkedMessage(models.Model):
     error_text = models.TextField(_("error text"), blank=True)
     summary = models.TextField(_("summary of the attempts"), blank=True)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    traceparent = models.CharField(max_length=55, blank=True, editable=False)
+    """The W3C trace context of the attempt after which it was parked, if a hook has set one."""
     cycle = models.PositiveIntegerField(_("cycle"), default=1)
     """The number of times that the message was sent to its queue: 1 before its first requeue."""
     version = models.PositiveIntegerField(_("version"), default=1)
@@ -364,6 +366,8 @@ class Attempt(models.Model):
     pid = models.PositiveIntegerField(_("process"))
     thread = models.CharField(_("thread"), max_length=100)
     deploy = models.CharField(_("version of the project"), max_length=100, blank=True)
+    traceparent = models.CharField(max_length=55, blank=True, editable=False)
+    """The W3C trace context of the attempt, if a hook has set one."""
 
     class Meta:
         verbose_name = _("attempt")

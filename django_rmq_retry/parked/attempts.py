@@ -217,6 +217,7 @@ class Row(NamedTuple):
     pid: int
     thread: str
     deploy: str
+    traceparent: str
 
 
 class Draft(NamedTuple):
@@ -241,6 +242,7 @@ class Draft(NamedTuple):
     """Set if the verdict or the handler names one; otherwise the grouping rule is applied later."""
     ticket: Ticket | None
     thread: str
+    traceparent: str
     size: int
     """Approximate memory, in bytes."""
 
@@ -268,6 +270,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
         fingerprint=attempt.verdict.fingerprint or named_by_handler(delivery, attempt.subscription, error),
         ticket=ticket,
         thread=threading.current_thread().name,
+        traceparent=attempt.traceparent,
         size=SMALL + len(body) + len(logs) + sum([len(cause.text) for cause in traced]),
     )
 
@@ -306,6 +309,7 @@ class RowBuilder:
             self.pid,
             short(draft.thread, 100),
             self.deploy,
+            draft.traceparent,
         )
 
 

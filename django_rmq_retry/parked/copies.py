@@ -33,7 +33,7 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
     original = contents(message)
     ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
     signed = ticket.signed(bearer(target, original.properties.message_id, original.body))
-    copy = requeued(original, queue=target, ticket=signed)
+    copy = requeued(original, queue=target, ticket=signed, traceparent=message.traceparent)
     return copy if _writable(copy) else ItemReason.UNWRITABLE
 
 

@@ -96,6 +96,7 @@ class Arrival:
             "error_text": short(parked.message, TEXT),
             "summary": short(parked.stamp.summary, TEXT),
             "attempts": parked.stamp.attempts,
+            "traceparent": parked.stamp.traceparent,
             "failed_at": moment(parked.stamp.since),
             "parked_at": self.at,
         }

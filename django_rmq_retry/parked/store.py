@@ -40,7 +40,17 @@ DEFAULTS = {field.attname: field.get_default() for field in META.concrete_fields
 
 CHANGED = (
     *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
-    *("attempts", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until", "resolved_at"),
+    *(
+        "attempts",
+        "traceparent",
+        "failed_at",
+        "parked_at",
+        "copies",
+        "copy",
+        "unconfirmed",
+        "claimed_until",
+        "resolved_at",
+    ),
     "resolution",
 )
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)

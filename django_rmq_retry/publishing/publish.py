@@ -4,19 +4,21 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Literal
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq_retry.amqp.contracts import PublishResult
-from django_rmq_retry.amqp.frames import FRAME_MAX, check_address, check_writable
+from django_rmq_retry.amqp.frames import HEADERS_MOST, check_address, check_writable
 from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
+from django_rmq_retry.hooks import AroundPublish, current
 from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json
 from django_rmq_retry.messages.history import ANSWER, BROKERS_OWN, FAILED, PREFIX
 from django_rmq_retry.messages.message import Delivery, Message
@@ -28,9 +30,6 @@ from django_rmq_retry.publishing.outbox_rows import takes
 from django_rmq_retry.topology.declarations import NAME_LIMIT, Queue
 
 log = logging.getLogger("django_rmq_retry")
-
-HEADERS_MOST = FRAME_MAX - 4096
-"""The largest header table in bytes, which leaves 4096 bytes of the frame for the other properties."""
 
 MOST_PRIORITY = 255
 LATEST = 253_402_300_799
@@ -270,6 +269,8 @@ def publish_many(
     if timeout is not None:
         _check_timeout(timeout)
     using = None if immediate else open_transaction()
+    if settings().around:
+        messages = _after_hooks(messages)
     if using is None:
         return broker_connections.current.publisher.publish_many(
             map(_without_order_key, messages), window=window, timeout=timeout
@@ -352,31 +353,71 @@ def _properties(options: Options, headers: Headers, content_type: str, expiratio
     )
 
 
-def dispatch(message: Message, *, timeout: float | None = None, immediate: bool = False, outbox: bool = True) -> str:
+def dispatch(
+    message: Message,
+    *,
+    handler: str = "",
+    timeout: float | None = None,
+    immediate: bool = False,
+    outbox: bool = True,
+) -> str:
     """Send a message now, or after the commit if a transaction is open. Return the message's id."""
     if timeout is not None:
         _check_timeout(timeout)
-    name = message.properties.message_id or ""
     using = None if immediate else open_transaction()
-    if using is None:
-        broker_connections.current.publisher.publish(_without_order_key(message), timeout=timeout)
-    elif outbox and takes(using):
-        keep_all([message], using=using)
-    else:
-        _without_order_key(message)
-        check_writable(message)
-        # Robust, so that the messages after it are sent even if this one fails.
-        transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
-    return name
+    hooked = settings().around
+    with _hooked(message, handler, stored=using is not None) if hooked else nullcontext(message) as sent:
+        if using is None:
+            broker_connections.current.publisher.publish(_without_order_key(sent), timeout=timeout)
+        elif outbox and takes(using):
+            keep_all([sent], using=using)
+        else:
+            _without_order_key(sent)
+            check_writable(sent)
+            # Robust, so that the messages after it are sent even if this one fails.
+            transaction.on_commit(lambda: _after_commit(sent, timeout), using=using, robust=True)
+    return message.properties.message_id or ""
 
 
-async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
+@contextmanager
+def _hooked(
+    message: Message, handler: str = "", *, kind: Literal["publish", "call"] = "publish", stored: bool = False
+) -> Iterator[Message]:
+    """Enter the hooks of the setting AROUND, and yield the message with the headers that they add."""
+    one = AroundPublish(message=message, handler=handler, kind=kind)
+    with current().around(one):
+        changed: object = one.message
+        # A hook may have replaced the message by anything.
+        yield changed if isinstance(changed, Message) else message
+        one.stored = stored
+
+
+def _after_hooks(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield messages with the headers that the hooks add; each hook has been left when its message is sent."""
+    for message in messages:
+        with _hooked(message) as changed:
+            pass
+        yield changed
+
+
+async def adispatch(
+    message: Message,
+    *,
+    handler: str = "",
+    timeout: float | None = None,  # noqa: ASYNC109 - as above
+) -> str:
     """Send a message and await its confirm. In a handler with ``once`` the message joins the transaction."""
     if timeout is not None:
         _check_timeout(timeout)
     if broker_connections.in_once.get():
         # The transaction of the handler is open in the thread that waits for this coroutine.
-        return await sync_to_async(dispatch)(message, timeout=timeout)
+        return await sync_to_async(dispatch)(message, handler=handler, timeout=timeout)
+    with _hooked(message, handler) if settings().around else nullcontext(message) as sent:
+        return await _confirmed(sent, timeout)
+
+
+async def _confirmed(message: Message, timeout: float | None) -> str:  # noqa: ASYNC109 - as above
+    """Send a message and await its confirm."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[PublishResult] = loop.create_future()
 
@@ -457,8 +498,10 @@ def call(
     The call is sent at once, also inside a transaction, because the caller waits.
     """
     message = _call_message(data, destination, options, timeout)
-    answer = broker_connections.current.caller(exclusive=exclusive).call(message, timeout=timeout)
-    return _answer_of(answer, destination.codec)
+    hooked = settings().around
+    with _hooked(message, destination.handler, kind="call") if hooked else nullcontext(message) as sent:
+        answer = broker_connections.current.caller(exclusive=exclusive).call(sent, timeout=timeout)
+        return _answer_of(answer, destination.codec)
 
 
 async def acall(
@@ -471,8 +514,9 @@ async def acall(
 ) -> object:
     """Call like ``call``, without blocking the event loop."""
     message = _call_message(data, destination, options, timeout)
-    caller = broker_connections.current.caller(exclusive=exclusive)
-    return _answer_of(await asyncio.to_thread(caller.call, message, timeout=timeout), destination.codec)
+    caller, hooked = broker_connections.current.caller(exclusive=exclusive), settings().around
+    with _hooked(message, destination.handler, kind="call") if hooked else nullcontext(message) as sent:
+        return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), destination.codec)
 
 
 def _call_message(data: object, destination: Destination, options: Options, timeout: float) -> Message:

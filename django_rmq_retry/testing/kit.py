@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 from django.db import connections
 from django.utils.module_loading import import_string
 
+from django_rmq_retry import hooks
 from django_rmq_retry.amqp.contracts import Caller, Outcome
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.breakers.gate import BreakerGate
@@ -399,6 +400,7 @@ class RmqTest:
             reply_to=now.reply_to,
             refused=events.refuse_answer,
             check=check_writable,
+            hooks=hooks.current() if now.around else None,
             gates=gates,
             once=Inbox(self._driver.failed),
         )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rmq_retry.consumer.attempt import STOPS, SUSPICIOUS
+from django_rmq_retry.handlers.settlement import STOPS, SUSPICIOUS
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 

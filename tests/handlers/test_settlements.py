@@ -433,7 +433,7 @@ class TestRoomInTheFrame:
 
 
 def test_every_stamp_header_is_removed_before_a_new_stamp() -> None:
-    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s")
+    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s", traceparent="t")
 
     assert set(full.headers()) == STAMPED
     assert STAMPED < OURS

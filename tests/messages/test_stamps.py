@@ -101,7 +101,7 @@ def test_parked_headers_give_reason_error_and_handler() -> None:
 
 
 def test_every_written_header_is_in_the_list_of_retry_headers() -> None:
-    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s")
+    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s", traceparent="t")
     verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")
     why = parked_headers(verdict, handler="h", now=NOW, nonce=1)
 

@@ -1,0 +1,164 @@
+"""Hooks around attempts and publishes: the setting ``AROUND``."""
+
+import inspect
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from django.core.signals import setting_changed
+
+from django_rmq_retry.amqp.frames import HEADERS_MOST
+from django_rmq_retry.conf import NAME, settings
+from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.messages.history import traceparent
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.policies.verdict import Verdict
+
+log = logging.getLogger("django_rmq_retry")
+
+QUIET = 60.0
+"""Seconds after a logged failure of a hook in which further failures of that hook are counted, but not logged."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AroundAttempt:
+    """One attempt, as its hooks see it."""
+
+    delivery: Delivery
+    """The delivery as the handler receives it, with data, attempt number and ordering key."""
+    handler: str
+    limit: int | None = None
+    """The number of attempts that the policy allows; None without a limit."""
+    verdict: Verdict | None = None
+    """The final verdict, known when the hook is left; None if the attempt ended without one."""
+    error: BaseException | None = None
+    """The error that led to the verdict."""
+    traceparent: str = ""
+    """The W3C trace context of this attempt. If a hook sets it as it is entered, copies and records keep it."""
+
+    @property
+    def previous(self) -> str:
+        """The W3C trace context of the attempt before; empty for a first attempt, or if no hook has set one."""
+        return traceparent(self.delivery.headers)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AroundPublish:
+    """One publish, as its hooks see it."""
+
+    message: Message
+    """The message to be sent; ``add_headers`` replaces it."""
+    handler: str = ""
+    """The name of the handler that it is published to; empty for an exchange."""
+    kind: Literal["publish", "call"] = "publish"
+    stored: bool = False
+    """True once the message is a row of the outbox, or waits for the commit."""
+    error: BaseException | None = None
+
+    def add_headers(self, headers: Mapping[str, object]) -> None:
+        """Add headers to the message, in place of those with the same names."""
+        known = self.message.properties
+        changed = known.headers.replacing(put=headers)
+        if len(changed.raw) > HEADERS_MOST:
+            raise HeadersTooLarge(len(changed.raw), limit=HEADERS_MOST)
+        self.message = replace(self.message, properties=replace(known, headers=changed))
+
+
+Around: TypeAlias = AroundAttempt | AroundPublish
+Hook: TypeAlias = Callable[[Any], "AbstractContextManager[object] | None"]
+Kind = TypeVar("Kind", AroundAttempt, AroundPublish)
+Entered: TypeAlias = list[tuple[str, AbstractContextManager[object]]]
+
+
+class Hooks:
+    """The hooks of one process. A hook that fails costs no message: its failure is counted and logged."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = [(name_of(hook), _as_context(hook)) for hook in hooks]
+        self.failures: Counter[str] = Counter()
+        """The failures of each hook, by its name."""
+        self._logged: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, one: Around) -> Entered:
+        """Enter the hooks in their order; return those that must be left."""
+        entered: Entered = []
+        for name, hook in self._hooks:
+            try:
+                context = hook(one)
+                if context is not None:
+                    context.__enter__()
+                    entered.append((name, context))
+            except BaseException as error:  # noqa: BLE001 - a hook of the project may raise anything
+                self._failed(name, error)
+        return entered
+
+    def leave(self, entered: Entered) -> None:
+        """Leave the hooks in reverse order. No exception is passed to them: they find it in ``error``."""
+        while entered:
+            name, context = entered.pop()
+            try:
+                context.__exit__(None, None, None)
+            except BaseException as error:  # noqa: BLE001 - as above
+                self._failed(name, error)
+
+    @contextmanager
+    def around(self, one: Kind) -> Iterator[Kind]:
+        """Enter the hooks around a block, and leave them with its exception in ``error``."""
+        entered = self.enter(one)
+        try:
+            yield one
+        except BaseException as error:
+            one.error = error
+            raise
+        finally:
+            self.leave(entered)
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self.failures[name] += 1
+            if now - self._logged.get(name, -QUIET) < QUIET:
+                return
+            self._logged[name] = now
+            count = self.failures[name]
+        # A log handler that fails must not cost a message either.
+        with suppress(BaseException):
+            log.error(
+                "Hook %s of RMQ_RETRY['AROUND'] failed; the message is not affected. Failures so far: %d",
+                *(name, count),
+                exc_info=error,
+                extra={"event": "hook_failed", "hook": name, "failures": count},
+            )
+
+
+def name_of(hook: Hook) -> str:
+    """Return the name of a hook, for logs and metrics."""
+    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _as_context(hook: Hook) -> Hook:
+    """Return the hook; a generator function is made to return a context manager."""
+    return contextmanager(hook) if inspect.isgeneratorfunction(hook) else hook
+
+
+@cache
+def current() -> Hooks:
+    """Return the hooks of the settings."""
+    hooks: Sequence[Any] = settings().around
+    return Hooks(hooks)
+
+
+def _changed(*, setting: str, **_: object) -> None:
+    if setting == NAME:
+        current.cache_clear()
+
+
+setting_changed.connect(_changed, dispatch_uid="django_rmq_retry.hooks")

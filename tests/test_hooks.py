@@ -1,0 +1,335 @@
+"""Hooks around attempts and publishes (the setting AROUND)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from django_rmq_retry import Fixed, Handler, OneShot, Park, RetryThenPark, handler, publish_many
+from django_rmq_retry.errors import MessageReturned
+from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, current
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.policies import Kind
+from django_rmq_retry.testing import RmqTest, isolated_handlers
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+bound: ContextVar[str] = ContextVar("bound", default="")
+Set = Callable[..., None]
+
+
+class Seen:
+    """A hook that keeps what it was called with, and the order in which it was entered and left."""
+
+    def __init__(self, order: list[str] | None = None, name: str = "one") -> None:
+        self.name, self.order = name, [] if order is None else order
+        self.attempts: list[AroundAttempt] = []
+        self.publishes: list[AroundPublish] = []
+
+    @contextmanager
+    def __call__(self, one: Around) -> Iterator[None]:
+        self.order.append(f"enter {self.name}")
+        yield
+        self.order.append(f"leave {self.name}")
+        kept: list[Any] = self.attempts if isinstance(one, AroundAttempt) else self.publishes
+        kept.append(one)
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Iterator[None]:
+    with isolated_handlers():
+        yield
+
+
+@pytest.fixture
+def around(settings: Any) -> Set:
+    def around(*hooks: object) -> None:
+        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": [*hooks]}
+
+    return around
+
+
+def charging(does: Callable[[Any], object], **options: Any) -> Handler[object]:
+    policy = RetryThenPark(attempts=3, backoff=Fixed(5))
+    return handler("payments.charge", name="charge", **{"policy": policy, **options})(does)
+
+
+def fail(_message: Any) -> None:
+    raise TimeoutError("no answer")
+
+
+def test_a_hook_surrounds_each_attempt_and_sees_its_verdict(around: Set, request: Any) -> None:
+    seen = Seen()
+    around(seen)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({"payment": 7})
+    rmq.drain()
+
+    assert [one.verdict.kind for one in seen.attempts if one.verdict] == [Kind.RETRY, Kind.RETRY, Kind.PARK]
+    assert [one.delivery.attempt for one in seen.attempts] == [1, 2, 3]
+    assert {(one.handler, one.limit, str(one.error)) for one in seen.attempts} == {("charge", 3, "no answer")}
+    assert seen.attempts[0].delivery.data == {"payment": 7}
+
+
+def test_hooks_are_left_in_reverse_order_around_handler_and_publish(around: Set, request: Any) -> None:
+    order: list[str] = []
+    around(Seen(order, "one"), Seen(order, "two"))
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(lambda _message: order.append("handler"))
+    charge.publish({})
+    published, order[:] = [*order], []
+    rmq.drain()
+
+    assert published == ["enter one", "enter two", "leave two", "leave one"]
+    assert order == ["enter one", "enter two", "handler", "leave two", "leave one"]
+
+
+def test_a_generator_function_and_none_are_hooks_too(around: Set, request: Any) -> None:
+    kinds: list[str] = []
+
+    def generating(one: Around) -> Iterator[None]:
+        yield
+        kinds.append(type(one).__name__)
+
+    around(lambda _one: None, generating)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(lambda _message: None).publish({})
+    rmq.drain()
+
+    assert kinds == ["AroundPublish", "AroundAttempt"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_context_variable_of_a_hook_reaches_the_handler(around: Set, asynchronous: bool, request: Any) -> None:
+    found: list[str] = []
+
+    @contextmanager
+    def bind(one: Around) -> Iterator[None]:
+        token = bound.set(type(one).__name__)
+        yield
+        bound.reset(token)
+
+    async def awaits(_message: Any) -> None:
+        await asyncio.sleep(0)
+        found.append(bound.get())
+
+    around(bind)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(awaits if asynchronous else lambda _message: found.append(bound.get())).publish({})
+    rmq.drain()
+
+    assert (found, bound.get()) == (["AroundAttempt"], "")
+
+
+@pytest.mark.parametrize("when", ["enters", "leaves", "is called"])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
+def test_a_broken_hook_costs_no_message(
+    around: Set, when: str, error: BaseException, request: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __enter__(self) -> None:
+            if when == "enters":
+                raise error
+
+        def __exit__(self, *_error: object) -> None:
+            if when == "leaves":
+                raise error
+
+    def breaking(_one: Around) -> Broken:
+        if when == "is called":
+            raise error
+        return Broken()
+
+    seen, ran = Seen(), list[object]()
+    around(breaking, seen)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(ran.append)
+    with caplog.at_level(logging.ERROR, "django_rmq_retry"):
+        for _ in range(3):
+            charge.publish({})
+        rmq.drain()
+
+    assert (len(ran), len(seen.attempts), len(seen.publishes)) == (3, 3, 3)
+    assert list(current().failures.values()) == [6]
+    told = [record.getMessage() for record in caplog.records if record.__dict__.get("event") == "hook_failed"]
+    name = f"{__name__}.{breaking.__qualname__}"
+    assert told == [
+        f"Hook {name} of RMQ_RETRY['AROUND'] failed; the message is not affected. Failures so far: 1",
+    ]
+
+
+def test_an_error_of_the_handler_is_not_raised_in_a_hook_and_cannot_be_swallowed(around: Set, request: Any) -> None:
+    given: list[object] = []
+
+    class Swallowing:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> bool:
+            given.extend(error)
+            return True
+
+    around(lambda one: Swallowing() if isinstance(one, AroundAttempt) else None)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({})
+    rmq.drain()
+
+    assert given == [None] * 9
+    assert rmq.parked(charge).code == "retries_exhausted"
+
+
+def test_a_hook_adds_headers_that_each_retry_keeps(around: Set, request: Any) -> None:
+    def add(one: Around) -> None:
+        if isinstance(one, AroundPublish):
+            one.add_headers({"traceparent": CONTEXT, "tenant": "north"})
+
+    around(add)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({}, headers={"tenant": "south", "kept": 1})
+    publish_many([charge.message({})])
+    rmq.drain()
+
+    found = [dict(one.message.headers) for one in rmq.attempts(charge)]
+    assert {(one["traceparent"], one["tenant"]) for one in found} == {(CONTEXT, "north")}
+    assert [one.get("kept") for one in found].count(1) == 3
+
+
+def test_a_header_that_is_too_large_leaves_the_message_as_it_was(around: Set, request: Any) -> None:
+    around(lambda one: one.add_headers({"large": "x" * 200_000}) if isinstance(one, AroundPublish) else None)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    ran: list[Any] = []
+    charging(ran.append).publish({})
+    rmq.drain()
+
+    assert [dict(one.headers) for one in ran] == [{}]
+    assert sum(current().failures.values()) == 1
+
+
+def test_a_hook_that_replaces_the_message_by_nothing_is_ignored(around: Set, request: Any) -> None:
+    around(lambda one: setattr(one, "message", None) if isinstance(one, AroundPublish) else None)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    ran: list[Any] = []
+    charging(ran.append).publish({"payment": 7})
+    rmq.drain()
+
+    assert [one.data for one in ran] == [{"payment": 7}]
+
+
+def test_the_trace_context_of_an_attempt_reaches_the_next_one_and_the_parked_message(around: Set, request: Any) -> None:
+    previous: list[str] = []
+
+    def trace(one: Around) -> None:
+        if isinstance(one, AroundAttempt):
+            previous.append(one.previous)
+            one.traceparent = f"00-{one.delivery.attempt:032x}-{1:016x}-01"
+
+    around(trace)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({})
+    rmq.drain()
+
+    assert previous == ["", f"00-{1:032x}-{1:016x}-01", f"00-{2:032x}-{1:016x}-01"]
+    assert rmq.parked(charge).headers["rmq-retry-traceparent"] == f"00-{3:032x}-{1:016x}-01"
+
+
+@pytest.mark.parametrize("forged", ["00-zz", "x" * 55, CONTEXT + "\n", 7])
+def test_a_forged_trace_context_is_ignored(around: Set, forged: object, request: Any) -> None:
+    previous: list[str] = []
+
+    def trace(one: Around) -> None:
+        if isinstance(one, AroundAttempt):
+            previous.append(one.previous)
+        else:
+            one.add_headers({"rmq-retry-traceparent": forged, "rmq-retry-queue": "payments.charge"})
+
+    around(trace)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(lambda _message: None).publish({})
+    rmq.drain()
+
+    assert previous == [""]
+
+
+@pytest.mark.django_db
+def test_a_publish_in_a_transaction_is_marked_as_stored_with_its_headers(
+    around: Set, request: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    seen = Seen()
+    around(lambda one: one.add_headers({"tenant": "north"}) if isinstance(one, AroundPublish) else None, seen)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    ran: list[Any] = []
+    charge = charging(ran.append)
+    with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+        charge.publish({})
+        stored = OutboxMessage.objects.count()
+    rmq.drain()
+
+    assert (stored, [one.stored for one in seen.publishes]) == (1, [True])
+    assert [dict(one.headers) for one in ran] == [{"tenant": "north"}]
+
+
+def test_a_publish_that_fails_shows_its_error_to_the_hook(around: Set, request: Any) -> None:
+    seen = Seen()
+    around(seen)
+    request.getfixturevalue("rmq")
+    from_handler = charging(lambda _message: None)
+    with pytest.raises(MessageReturned):
+        from_handler.publish({}, exchange="amq.topic", routing_key="nowhere")
+
+    assert [(one.handler, type(one.error), one.stored) for one in seen.publishes] == [
+        ("charge", MessageReturned, False)
+    ]
+
+
+def test_a_call_is_a_publish_of_its_own_kind(around: Set, request: Any) -> None:
+    seen = Seen()
+    around(seen)
+    request.getfixturevalue("rmq")
+    quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda _message: {"rate": "1.08"})
+
+    assert quote.call({"pair": "EURUSD"}) == {"rate": "1.08"}
+    assert [(one.handler, one.kind) for one in seen.publishes] == [("quote", "call")]
+    assert [one.handler for one in seen.attempts] == ["quote"]
+
+
+def test_a_message_parked_by_its_handler_shows_park_and_one_without_a_handler_no_attempt(
+    around: Set, request: Any
+) -> None:
+    seen = Seen()
+    around(seen)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+
+    def freeze(_message: Any) -> None:
+        raise Park("The account is frozen")
+
+    charge = charging(freeze, type="payment.charge")
+    charge.publish({})
+    charge.publish({}, type="unknown")
+    rmq.drain()
+
+    assert len(rmq.messages("payments.charge.parked")) == 2
+    assert [one.verdict and one.verdict.kind for one in seen.attempts] == [Kind.PARK]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("payments.trace", "takes a list of functions"),
+        ([7], "takes a list of functions"),
+        (["nowhere.trace"], "names 'nowhere.trace', which cannot be imported"),
+    ],
+)
+def test_an_invalid_hook_is_refused_by_name(settings: Any, given: object, sentence: str) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": given}
+
+    with pytest.raises(ImproperlyConfigured, match="AROUND") as refused:
+        current()
+    assert sentence in str(refused.value)
