@@ -50,6 +50,7 @@ VARIABLES: Mapping[str, Cast] = {
     "INBOX_DAYS": int,
     "BLOCKED_PER_KEY": int,
     "BLOCKED_TOTAL": int,
+    "AROUND": list,
     "TLS_CA_FILE": str,
     "TLS_CERT_FILE": str,
     "TLS_KEY_FILE": str,

@@ -165,6 +165,16 @@ class Source(Protocol):
         """True while the connection consumes or tries to; the consumer checks it at each tick."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """True if each queue that is not paused is consumed."""
+        ...
+
+    @property
+    def copies(self) -> int:
+        """The number of copies that are sent and not confirmed yet."""
+        ...
+
     def empty(self, callback: Callable[[bool], None]) -> None:
         """Call back on the I/O thread with True if every queue is empty and no message is unacked."""
 

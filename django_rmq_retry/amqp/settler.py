@@ -130,6 +130,11 @@ class Settler:
         """True while copies are in flight: no channel or connection may be closed before the last one ends."""
         return bool(self._copies)
 
+    @property
+    def copies(self) -> int:
+        """The number of copies in flight."""
+        return len(self._copies)
+
     def when_copied(self, then: Callable[[], None]) -> None:
         """Call `then` once all copies now in flight have ended and the originals of confirmed ones are acked."""
         self._copies.wait(then)

@@ -81,6 +81,18 @@ class PikaSource:
     def alive(self) -> bool:
         return self._io.alive and self._io.unanswered() < MOST_UNANSWERED
 
+    @property
+    def ready(self) -> bool:
+        """True if each queue that is not paused is consumed."""
+        lines = [self._lines.get(one.queue) for one in self._wanted if one.queue not in self._pauses]
+        there = self._link.connection is not None and not self._needs
+        return there and all(one is not None and one.open for one in lines)
+
+    @property
+    def copies(self) -> int:
+        """The number of copies that are sent and not confirmed yet."""
+        return self._settler.copies
+
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = tuple(lines), receiver
         self._io.call(self._link.open)

@@ -43,6 +43,7 @@ from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted
+from django_rmq_retry.telemetry.meter import Meter
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
 FLUSH_TIMEOUT = 5.0
@@ -63,6 +64,7 @@ def consumer(
     prefetch: int,
     limits: Limits,
     watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
+    meter: Meter | None = None,
 ) -> Consumer:
     """Build a consumer with its connections; its handlers publish over the same I/O thread."""
     now = settings()
@@ -72,7 +74,7 @@ def consumer(
     seconds = partial(epoch, _clock())
     breaker_gate = BreakerGate(work_queues, Table(), now=seconds, chance=random.random, who=process_name(), warn=warn)
     pace = Pace(work_queues, MeterTable(), now=seconds)
-    surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()))
+    surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()), meter)
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
     recorded = Recorded(
@@ -91,12 +93,16 @@ def consumer(
     return recorded
 
 
-def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gate]) -> Surroundings:
+def _surroundings(
+    events: Events, recorder: Recorder | None, gates: Sequence[Gate], meter: Meter | None
+) -> Surroundings:
     now = settings()
+    journals = (recorder, events, meter)
     return Surroundings(
         around=FreshConnections if recorder is None else FreshConnectionsAndLog,
         # Records before signals: a receiver of a signal may read the record of the attempt.
-        journals=(events,) if recorder is None else (recorder, events),
+        journals=[journal for journal in journals if journal is not None],
+        meter=meter,
         clock=time.monotonic,
         now_ms=partial(epoch_ms, _clock()),
         chance=random.random,

@@ -29,6 +29,7 @@ from django_rmq_retry.handlers.settlement import (
     failed_attempts,
     feasible,
     lost,
+    no_handler,
     parked_in_bytes,
     settle,
     unhandled,
@@ -207,7 +208,7 @@ class Attempts:
             self._judge(state, subscription)
             if subscription.gated and state.unreadable is None:
                 self._leave(state, subscription)
-            self._record(state)
+            self._record(state, subscription)
         except BaseException as error:
             if entered is not None and state.around is not None:
                 state.around.verdict, state.around.error = None, error
@@ -224,7 +225,7 @@ class Attempts:
         except UndecodableHeaders as error:
             return self._unattempted(state, park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error)))
         if subscription is None:
-            return self._unattempted(state, _unhandled(state.delivery))
+            return self._unattempted(state, no_handler(state.delivery))
         if not state.plain:
             settlement = self._returned(state, subscription) if state.delivery.redelivered else None
             if settlement is None and PREFIX_BYTES in state.delivery.raw:
@@ -364,7 +365,7 @@ class Attempts:
             state.verdict = verdict
             self._carry_out(state, subscription)
 
-    def _record(self, state: AttemptState) -> None:
+    def _record(self, state: AttemptState, subscription: Subscription) -> None:
         """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
         if state.around is not None:
             state.around.verdict, state.around.error = state.verdict, state.error
@@ -373,6 +374,8 @@ class Attempts:
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
         if wanted:
             self._note(state, state.verdict, since=state.began)
+        elif self._surroundings.meter is not None:
+            self._surroundings.meter.acked(state.delivery, subscription, state.began)
 
     def _settle(self, state: AttemptState, subscription: Subscription) -> Settlement:
         """Return the final settlement, with the answer that a caller waits for."""
@@ -565,14 +568,6 @@ def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) 
     entered = hooks.enter(around)
     state.around, state.traceparent = around, str(around.traceparent)
     return entered
-
-
-def _unhandled(delivery: Delivery) -> Verdict:
-    kind = f" of type {delivery.type!r}" if delivery.type else ""
-    return park(
-        Reason.UNHANDLED,
-        f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
-    )
 
 
 def _unsettled(broken: Exception, verdict: Verdict) -> Verdict:

@@ -246,6 +246,8 @@ class Watchers:
     """Called each time the consumer has connected to the broker."""
     ticked: Callable[[], None] = lambda: None
     """Called at every tick until the consumer stops, for example to write a liveness file."""
+    stopping: Callable[[], None] = lambda: None
+    """Called once, when the consumer begins to stop."""
     others_empty: Callable[[Callable[[bool], None]], None] = lambda answer: answer(True)  # noqa: FBT003 - the answer
     """Called when every queue is empty, before a burst ends.
 
@@ -332,6 +334,16 @@ class Consumer:
     def waiting(self) -> int:
         """The number of messages that wait in this process for a thread or for their turn."""
         return self._workers.waiting + self._sequencer.waiting
+
+    @property
+    def ready(self) -> bool:
+        """True if it is connected, consumes each queue that is not paused, and is not stopping."""
+        return self.online and not self._over and self._source.ready
+
+    @property
+    def copies(self) -> int:
+        """The number of copies that are sent and not confirmed yet."""
+        return self._source.copies
 
     def arrived(self, delivery: Delivery) -> None:
         if self._over:
@@ -512,6 +524,7 @@ class Consumer:
 
     def _wind_down(self) -> int:
         """Finish running attempts, return other messages, flush the acks to the broker and close."""
+        self._watchers.stopping()
         self._log_stopping()
         end = time.monotonic() + self._limits.shutdown
         self._source.quiesce()

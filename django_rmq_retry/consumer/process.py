@@ -3,6 +3,7 @@
 import atexit
 import json
 import logging
+import math
 import os
 import resource
 import sys
@@ -12,29 +13,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from django.db import connections
 
-from django_rmq_retry import __version__
+from django_rmq_retry import __version__, hooks
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, events, status_line
 from django_rmq_retry.consumer.assembly import parked_queues
 from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.status_line import LastRow, last_row
-from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen
+from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen, wait_for
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay import RelayThread
 from django_rmq_retry.server import FreshConnections
+from django_rmq_retry.telemetry.figures import Figures
+from django_rmq_retry.telemetry.health import Health, Instruments
+from django_rmq_retry.telemetry.http import Address, HttpServer, HttpThread
+from django_rmq_retry.telemetry.meter import Meter, Slot
+from django_rmq_retry.telemetry.prometheus import text_of_default_registry
 
 log = logging.getLogger("django_rmq_retry")
 
 EVERY = 1.0
+STOP_TIMEOUT = 2.0
+"""Seconds at the end in which a reading of figures may finish."""
 STALE = 15.0
 """Seconds without a write after which a process counts as not responding."""
 
@@ -64,6 +73,8 @@ class Start:
     fail_fast: bool
     liveness_file: Path | None
     verbosity: int
+    http: Address | None = None
+    """The address of the HTTP server for metrics and health."""
     parks: bool = False
     """True if this process moves parked messages into the database."""
 
@@ -83,6 +94,7 @@ class Start:
             fail_fast=options["fail_fast"],
             liveness_file=options["liveness_file"],
             verbosity=options["verbosity"],
+            http=options["http"],
             parks=bool(now.records and not options["no_park"] and parked_queues()),
         )
 
@@ -255,13 +267,70 @@ class Memory:
         return f"{held // MB} MB of memory are in use, and the limit is {self._limit} MB"
 
 
+class Pulse:
+    """Writes the states of a process to its board at each tick, while its I/O thread answers."""
+
+    def __init__(self, meter: Meter, consumer: Consumer, events: Events, *, ask: Callable[[Call], None]) -> None:
+        self._meter = meter
+        self._consumer = consumer
+        self._events = events
+        self._ask = ask
+        self._answered = True
+        self._counted = {Slot.UNANSWERED: 0, Slot.HOOK_FAILURES: 0}
+
+    def beat(self) -> None:
+        """Write the states. The main thread calls this at every tick."""
+        meter, consumer = self._meter, self._consumer
+        meter.set(Slot.BUSY, consumer.running)
+        meter.set(Slot.WAITING, consumer.waiting)
+        meter.set(Slot.COPIES, consumer.copies)
+        meter.set(Slot.CONNECTED, consumer.online)
+        meter.set(Slot.READY, consumer.ready)
+        self._count(Slot.UNANSWERED, self._events.unanswered)
+        self._count(Slot.HOOK_FAILURES, sum(hooks.current().failures.values()))
+        if self._answered:
+            self._answered = False
+            meter.set(Slot.BEAT, time.monotonic())
+        self._ask(self._answer)
+
+    def end(self) -> None:
+        """Write that the process is stopping: it is no longer ready, and counts as alive until it has ended."""
+        self._meter.set(Slot.READY, 0.0)
+        self._meter.set(Slot.BEAT, math.inf)
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def _count(self, slot: Slot, number: int) -> None:
+        self._meter.add(slot, number - self._counted[slot])
+        self._counted[slot] = number
+
+
 class Process:
     """One consuming process; a child of a supervisor has a number from 1."""
 
     def __init__(
-        self, start: Start, *, number: int = 0, row: LastRow | None = None, reached: Callable[[], None] = lambda: None
+        self,
+        start: Start,
+        *,
+        number: int = 0,
+        row: LastRow | None = None,
+        reached: Callable[[], None] = lambda: None,
+        instruments: Instruments | None = None,
     ) -> None:
         self._start = start
+        self._http: HttpThread | None = None
+        if start.http is not None and instruments is None:
+            instruments = Instruments.of(start.work_queues, processes=1)
+            health = Health(instruments, more=text_of_default_registry)
+            self._http = HttpThread(HttpServer(start.http, health.answer))
+        self._meter: Meter | None = None
+        self._figures: Figures | None = None
+        if instruments is not None:
+            self._meter = Meter(instruments.board, max(number - 1, 0), clock=time.monotonic)
+            # One process reads them for all: a second one would cost the database the same again.
+            self._figures = _figures(start, instruments) if number <= 1 else None
+        self._reached = reached
         self._row = row
         self._number = number
         self._signalled = False
@@ -271,7 +340,9 @@ class Process:
         self._drainer = assembly.drainer() if start.parks else None
         self._runs = RunDriver(around=FreshConnections) if start.parks else None
         self._relaying = RelayThread(around=FreshConnections) if outbox_rows.served() else None
-        watchers = Watchers(reached=reached, ticked=self._tick, others_empty=self._others_empty)
+        watchers = Watchers(
+            reached=self._connected, ticked=self._tick, stopping=self._stopping, others_empty=self._others_empty
+        )
         self._consumer = assembly.consumer(
             start.work_queues,
             self._events,
@@ -279,8 +350,10 @@ class Process:
             prefetch=start.prefetch,
             limits=self._limits(),
             watchers=watchers,
+            meter=self._meter,
         )
         self._live = self._liveness()
+        self._pulse = self._pulsing()
         self._events.counts_acks = bool(row or self._live)
 
     @property
@@ -321,21 +394,13 @@ class Process:
             return self._consumed()
 
     def _consumed(self) -> int:
-        if self._drainer is not None:
-            self._drainer.start()
-        if self._runs is not None:
-            self._runs.start()
-        if self._relaying is not None:
-            self._relaying.start()
+        for one in (self._drainer, self._runs, self._relaying, self._figures, self._http):
+            if one is not None:
+                one.start()
         try:
             code = self._consumer.run()
         finally:
-            if self._relaying is not None:
-                self._relaying.stop(timeout=self._start.shutdown)
-            if self._runs is not None:
-                self._runs.stop(timeout=self._start.shutdown)
-            if self._drainer is not None and not self._drainer.stop(timeout=self._start.shutdown):
-                log.error("The drainer did not stop in time; messages that were not recorded are redelivered")
+            self._stop_beside()
             if self._live is not None:
                 self._live.end()
             broker_connections.close()
@@ -345,6 +410,20 @@ class Process:
             self._end_hung(code)
         exceeded = self._memory is not None and self._memory.exceeded
         return RENEW if self._number and not code and (self._signalled or exceeded) else code
+
+    def _stop_beside(self) -> None:
+        """Stop the threads beside the consumer."""
+        timeout = self._start.shutdown
+        if self._relaying is not None:
+            self._relaying.stop(timeout=timeout)
+        if self._runs is not None:
+            self._runs.stop(timeout=timeout)
+        if self._drainer is not None and not self._drainer.stop(timeout=timeout):
+            log.error("The drainer did not stop in time; messages that were not recorded are redelivered")
+        if self._figures is not None:
+            self._figures.stop(timeout=STOP_TIMEOUT)
+        if self._http is not None:
+            self._http.stop()
 
     def _end_hung(self, code: int) -> None:
         logging.shutdown()
@@ -360,6 +439,25 @@ class Process:
     def _tick(self) -> None:
         if self._live is not None:
             self._live.beat()
+        if self._pulse is not None:
+            self._pulse.beat()
+
+    def _connected(self) -> None:
+        if self._meter is not None:
+            self._meter.add(Slot.CONNECTIONS)
+        self._reached()
+
+    def _stopping(self) -> None:
+        if self._pulse is not None:
+            self._pulse.end()
+
+    def _pulsing(self) -> Pulse | None:
+        if self._meter is None:
+            return None
+        self._meter.add(Slot.STARTS)
+        self._meter.set(Slot.THREADS, self._start.threads)
+        self._meter.set(Slot.BEAT, time.monotonic())
+        return Pulse(self._meter, self._consumer, self._events, ask=broker_connections.current.io("rmq-io").call)
 
     def _others_empty(self, answer: Callable[[bool], None]) -> None:
         """Check the drainer, then the outbox: the drainer's thread may unblock a key, which adds outbox rows."""
@@ -394,16 +492,42 @@ def supervised(start: Start) -> int:
     # The children must not share a connection that a system check has opened.
     connections.close_all()
     live = _joint_liveness(start)
+    instruments = None if start.http is None else Instruments.of(start.work_queues, processes=start.processes)
+    server = _server(start, instruments)
+
+    def work(number: int) -> int:
+        if server is not None:
+            server.close()
+        reached = partial(supervisor.reached, number)
+        return Process(start, number=number, reached=reached, instruments=instruments).run()
+
     supervisor = Supervisor(
         start.processes,
-        lambda number: Process(start, number=number, reached=lambda: supervisor.reached(number)).run(),
+        work,
         shutdown=start.shutdown,
         ticked=live.beat if live else lambda: None,
+        ended=lambda number: instruments.board.clear_states(number - 1) if instruments is not None else None,
+        wait=wait_for if server is None else server.wait_for,
     )
     code = supervisor.run()
+    if server is not None and supervisor.here:
+        server.close()
     if live is not None and supervisor.here:
         live.end()
     return code
+
+
+def _server(start: Start, instruments: Instruments | None) -> HttpServer | None:
+    """Return the supervisor's HTTP server, which its main loop drives: it must have no thread when it forks."""
+    if start.http is None or instruments is None:
+        return None
+    return HttpServer(start.http, Health(instruments).answer)
+
+
+def _figures(start: Start, instruments: Instruments) -> Figures:
+    return Figures(
+        instruments.notice, instruments.board, start.work_queues, threads=start.threads, around=FreshConnections
+    )
 
 
 def _joint_liveness(start: Start) -> Liveness | None:

@@ -69,6 +69,11 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
+def wait_for(descriptor: int, seconds: float) -> None:
+    """Wait until the descriptor can be read, or the time is over."""
+    select.select([descriptor], [], [], seconds)
+
+
 @dataclass(slots=True, kw_only=True)
 class Child:
     """The place of one process, and the process that fills it now."""
@@ -95,11 +100,17 @@ class Supervisor:
         *,
         shutdown: float = 30.0,
         ticked: Callable[[], None] = lambda: None,
+        ended: Callable[[int], None] = lambda _number: None,
+        wait: Callable[[int, float], object] = wait_for,
     ) -> None:
         self._children = [Child(number=number + 1) for number in range(processes)]
         self._work = work
         self._shutdown = shutdown
         self._ticked = ticked
+        self._end_noted = ended
+        """Called with the number of each child that has ended."""
+        self._wait_for = wait
+        """Waits until a descriptor can be read, for at most so many seconds."""
         self._signals = 0
         self._killed = False
         self._deadline: float | None = None
@@ -185,7 +196,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         reader, _ = self._woken
-        select.select([reader], [], [], TICK)
+        self._wait_for(reader, TICK)
         with suppress(BlockingIOError):
             os.read(reader, 4096)
 
@@ -199,6 +210,7 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int) -> None:
         pid, child.pid = child.pid, 0
+        self._end_noted(child.number)
         child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or ENDED_EARLY
         child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
         child.over = code == DONE or self._deadline is not None

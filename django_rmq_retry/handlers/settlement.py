@@ -187,6 +187,15 @@ def unhandled(verdict: Verdict, delivery: Delivery, work_queue: WorkQueue, *, no
     return park_copy(uncounted, delivery, work_queue.park, handler="", now=now, nonce=nonce)
 
 
+def no_handler(delivery: Delivery) -> Verdict:
+    """Return the verdict on a message that no handler takes."""
+    kind = f" of type {delivery.type!r}" if delivery.type else ""
+    return park(
+        Reason.UNHANDLED,
+        f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
+    )
+
+
 def park_copy(
     verdict: Verdict,
     delivery: Delivery,

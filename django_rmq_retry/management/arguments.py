@@ -13,6 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from django_rmq_retry.conf import LOOPBACK
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database
@@ -33,6 +34,7 @@ from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST = 10**9
+HIGHEST_PORT = 65_535
 OLDEST = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 FILTERS: Mapping[str, tuple[str, str]] = {
@@ -53,6 +55,14 @@ NAMED_KEYS = 20
 """The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
 NAMED = {"parked_reason": "reason"}
 CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNCONFIRMED}
+
+
+def http_address(text: str) -> tuple[str, int]:
+    """Parse an argument: host and port; a port alone stands for this host only."""
+    host, _colon, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"takes HOST:PORT or PORT, such as 127.0.0.1:9464, not {text!r}")
+    return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:

@@ -293,6 +293,7 @@ class Stamp:
 
         Cached, because several callers need it during one attempt.
         """
+        context = headers.get(TRACEPARENT)
         return cls(
             attempts=_number(headers, _ATTEMPTS),
             since=_number(headers, _SINCE, most=2**62),
@@ -301,7 +302,7 @@ class Stamp:
             routing_key=_name(headers, _KEY),
             queue=_name(headers, _QUEUE),
             summary=short(_text(headers, _SUMMARY), SUMMARY_LIMIT),
-            traceparent=traceparent(headers) if TRACEPARENT in headers else "",
+            traceparent=context if isinstance(context, str) and _TRACE_CONTEXT.fullmatch(context) else "",
         )
 
     def after(self, failure: str, *, attempt: int, now: int, traceparent: str = "") -> "Stamp":
@@ -381,8 +382,7 @@ def _of_queue(queue: str) -> bytes:
 
 def traceparent(headers: Headers) -> str:
     """Return the trace context of the attempt before; empty without one, or if it has another form than W3C's."""
-    found = headers.get(TRACEPARENT)
-    return found if isinstance(found, str) and _TRACE_CONTEXT.fullmatch(found) else ""
+    return Stamp.read(headers).traceparent
 
 
 def _number(headers: Headers, name: str, *, most: int = MOST) -> int:

@@ -36,7 +36,8 @@ class Tap:
     """A source that delivers the messages of the test, and keeps the settlements it receives."""
 
     def __init__(self) -> None:
-        self.alive = True
+        self.alive = self.ready = True
+        self.copies = 0
         self.is_empty = False
         self.receives_last_acks = True
         self.lines: Sequence[Line] = ()

@@ -20,7 +20,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
-from django_rmq_retry.management.arguments import seconds
+from django_rmq_retry.management.arguments import http_address, seconds
 from django_rmq_retry.management.command import (
     Exit,
     Options,
@@ -31,6 +31,7 @@ from django_rmq_retry.management.command import (
     look_without_lock,
 )
 from django_rmq_retry.parked.declared import save
+from django_rmq_retry.telemetry.http import AddressUnusable
 from django_rmq_retry.topology.plan import Plan, State
 
 log = logging.getLogger("django_rmq_retry")
@@ -43,7 +44,7 @@ class Command(RmqCommand):
     help = "Consume the project's queues and run their handlers until the process is stopped."
     examples = (
         "rmq_consume",
-        "rmq_consume payments.charge ledger.post --threads 8 --processes 2",
+        "rmq_consume payments.charge ledger.post --threads 8 --processes 2 --http 127.0.0.1:9464",
         "rmq_consume --burst --json-logs",
     )
     requires_system_checks = "__all__"  # type: ignore[assignment]  # Django's own word for all
@@ -70,6 +71,12 @@ class Command(RmqCommand):
             type=Path,
             metavar="FILE",
             help="write this file each second while the consumer is healthy",
+        )
+        add(
+            "--http",
+            type=http_address,
+            metavar="HOST:PORT",
+            help="serve /metrics, /livez and /readyz there; a bare port listens on 127.0.0.1",
         )
         add(
             "--shutdown-timeout", type=seconds, metavar="S", help="seconds that handlers may take to finish at shutdown"
@@ -107,8 +114,11 @@ class Command(RmqCommand):
             autoreload.run_with_reloader(self._reloadable, start, row, lines=lines)
             return None
         self._greet(start, lines=lines)
-        process = None if many else Process(start, row=row)
-        code = process.run() if process else supervised(start)
+        try:
+            process = None if many else Process(start, row=row)
+            code = process.run() if process else supervised(start)
+        except AddressUnusable as error:
+            raise CommandError(str(error), returncode=Exit.USAGE) from error
         if code and process and not shown:
             # The project's own logging may hide the reason, and an operator must see why the process ended.
             raise CommandError(process.why, returncode=code)

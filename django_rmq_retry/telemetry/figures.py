@@ -1,0 +1,271 @@
+"""The figures of database and broker for metrics, read by one thread of one process at intervals."""
+
+import logging
+import math
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db import connections
+from django.db.models import Count, Min
+
+from django_rmq_retry import server
+from django_rmq_retry.amqp.declarer import Bounds, Declarer, Level, gauge
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.models import ParkedMessage, RequeueRun
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.parked.survey import Survey, survey
+from django_rmq_retry.telemetry.exposition import Family, text_of
+from django_rmq_retry.telemetry.meter import Board
+from django_rmq_retry.topology.declarations import Role
+
+log = logging.getLogger("django_rmq_retry")
+
+EVERY = 15.0
+"""Seconds between two readings."""
+SHARE = 20
+"""A reading that takes long is repeated after this many times its duration at the soonest."""
+OTHERS = "other"
+"""The label of queues that no handler of this project consumes, because messages from outside name such queues."""
+PATIENCE = 5.0
+DRAINED_IN = 60.0
+"""Seconds in which the wanted consumers would work off the messages that are ready."""
+GUESS = 0.1
+"""Seconds for one message, as long as none has been handled."""
+ROOM = 512 * 1024
+_HEAD = struct.Struct("<dQQ")
+
+
+class Notice:
+    """A text in memory that a supervisor shares with its children: one process writes it, each process reads it."""
+
+    def __init__(self, *, room: int = ROOM) -> None:
+        self._memory = mmap.mmap(-1, _HEAD.size + room)
+        self._room = room
+
+    def write(self, text: str) -> None:
+        """Replace the text. One that is too long is cut at the end of a line."""
+        written = text.encode()
+        if len(written) > self._room:
+            written = written[: written.rindex(b"\n", 0, self._room) + 1]
+        _at, _length, turn = _HEAD.unpack_from(self._memory, 0)
+        # An odd turn tells readers that the text is being replaced.
+        _HEAD.pack_into(self._memory, 0, time.monotonic(), 0, turn + 1)
+        self._memory[_HEAD.size : _HEAD.size + len(written)] = written
+        _HEAD.pack_into(self._memory, 0, time.monotonic(), len(written), turn + 2)
+
+    def read(self, *, newest: float = math.inf) -> str:
+        """Return the text; an empty one if it is older than ``newest`` seconds, or being replaced."""
+        at, length, turn = _HEAD.unpack_from(self._memory, 0)
+        if not length or time.monotonic() - at > newest:
+            return ""
+        found = bytes(self._memory[_HEAD.size : _HEAD.size + length])
+        return found.decode() if _HEAD.unpack_from(self._memory, 0)[2] == turn else ""
+
+
+class Parked(NamedTuple):
+    """The open messages of one queue with one status, whose error groups are muted or not."""
+
+    queue: str
+    status: str
+    muted: bool
+    number: int
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The figures of the database at one moment."""
+
+    survey: Survey
+    now: datetime
+    parked: tuple[Parked, ...]
+    runs: Mapping[str, int]
+    """Requeue runs that have not ended, by state."""
+
+
+class Figures:
+    """Reads the figures in a thread of its own, so that a database or broker that is away delays nothing else."""
+
+    def __init__(
+        self,
+        notice: Notice,
+        board: Board,
+        work_queues: Sequence[WorkQueue],
+        *,
+        threads: int,
+        around: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._notice = notice
+        self._board = board
+        self._work_queues = tuple(work_queues)
+        self._threads = threads
+        self._around = around
+        self._over = threading.Event()
+        self._failing: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="rmq-figures", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        self._over.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                began = time.monotonic()
+                self._notice.write(text_of(self.read()))
+                self._over.wait(max(EVERY, SHARE * (time.monotonic() - began)))
+        finally:
+            connections.close_all()
+
+    def read(self) -> list[Family]:
+        """Return the figures that can be read now."""
+        reading, levels = self._reading(), self._gauged()
+        found: list[Family] = []
+        if settings().records:
+            found.append(_one("database_up", "1 if the database answered.", reading is not None))
+        found.append(_one("broker_up", "1 if the broker answered.", levels is not None))
+        if reading is not None:
+            found += self._of_database(reading)
+        if levels is not None:
+            found += self._of_broker(levels, reading)
+        return found
+
+    def _reading(self) -> Reading | None:
+        if not settings().records:
+            return None
+        try:
+            with self._around():
+                found = _read()
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything
+            self._missed("database", error)
+            return None
+        self._failing.discard("database")
+        return found
+
+    def _gauged(self) -> Sequence[Level] | None:
+        try:
+            with Session(settings().access(), purpose="metrics", patience=PATIENCE) as session:
+                found = gauge(Declarer(session), registry.topology(), Bounds()).levels
+        except Exception as error:  # noqa: BLE001 - a broker that is away is no reason to end
+            self._missed("broker", error)
+            return None
+        self._failing.discard("broker")
+        return found
+
+    def _missed(self, what: str, error: Exception) -> None:
+        """Log a failure once, until the next reading that succeeds."""
+        if what not in self._failing:
+            self._failing.add(what)
+            text = "The figures of the %s for metrics cannot be read, which is tried again: %s"
+            log.warning(text, what, " ".join(str(error).split()), extra={"event": "figures"})
+
+    def _named(self, queue: str) -> str:
+        return queue if any(one.queue.name == queue for one in self._work_queues) else OTHERS
+
+    def _of_database(self, reading: Reading) -> Iterator[Family]:
+        counts: dict[tuple[str, str, str], int] = {
+            (one.queue.name, state.value, "active"): 0 for one in self._work_queues for state in OPEN
+        }
+        oldest: dict[str, float] = {one.queue.name: 0.0 for one in self._work_queues}
+        for one in reading.parked:
+            queue = self._named(one.queue)
+            key = queue, one.status, "muted" if one.muted else "active"
+            counts[key] = counts.get(key, 0) + one.number
+            oldest[queue] = max(oldest.get(queue, 0.0), _age(one.oldest, reading.now))
+        yield Family(
+            name="parked_messages",
+            kind="gauge",
+            about="Messages that wait for an operator, by queue, status, and whether their error group is muted.",
+            samples=tuple(
+                ({"queue": queue, "status": state, "group": group}, float(count))
+                for (queue, state, group), count in counts.items()
+            ),
+        )
+        yield _by("parked_oldest_seconds", "Age of the message that has been parked for longest.", "queue", oldest)
+        yield from self._of_outbox(reading)
+        yield from self._of_stops(reading.survey)
+
+    def _of_outbox(self, reading: Reading) -> Iterator[Family]:
+        outbox, blocked = reading.survey.outbox, reading.survey.blocked
+        states = {"waiting": float(outbox.waiting), "failed": float(outbox.failed)}
+        yield _by("outbox_messages", "Messages in the outbox; failed ones need an operator.", "state", states)
+        oldest = _age(outbox.oldest, reading.now)
+        yield _one("outbox_oldest_seconds", "Age of the oldest message that waits in the outbox.", oldest)
+        yield _one("blocked_keys", "Ordering keys blocked by a failed message.", blocked.keys)
+        yield _one("blocked_messages", "Messages that wait behind blocked keys.", blocked.messages)
+        runs = {state.value: float(reading.runs.get(state.value, 0)) for state in ACTIVE}
+        yield _by("requeue_runs", "Requeue runs that have not ended, by state.", "state", runs)
+
+    def _of_stops(self, survey: Survey) -> Iterator[Family]:
+        paused = {one.queue for one in survey.stopped if one.paused}
+        opened = {one.queue for one in survey.stopped if one.opened}
+        halted = {one.queue for one in survey.halted}
+        queues = [one.queue.name for one in self._work_queues]
+        for name, about, stopped in (
+            ("queue_paused", "1 if an operator has paused the queue.", paused),
+            ("queue_breaker_open", "1 if a breaker has stopped the queue.", opened),
+            ("queue_halted", "1 if a strict-order queue is halted by its first message.", halted),
+        ):
+            yield _by(name, about, "queue", {queue: float(queue in stopped) for queue in queues})
+
+    def _of_broker(self, levels: Sequence[Level], reading: Reading | None) -> Iterator[Family]:
+        ready = [(level, float(level.ready)) for level in levels if level.ready is not None]
+        yield Family(
+            name="queue_messages",
+            kind="gauge",
+            about="Messages that are ready in a queue. In a parked queue they are not recorded yet.",
+            samples=tuple(({"queue": level.queue, "role": level.role.value}, count) for level, count in ready),
+        )
+        consumers = {one.queue: float(one.consumers) for one in levels if one.consumers is not None}
+        yield _by("queue_consumers", "Consumers of a queue, on all hosts.", "queue", consumers)
+        survey = reading.survey if reading else None
+        stopped = {one.queue for one in (*survey.stopped, *survey.halted)} if survey else set()
+        work = {level.queue: count for level, count in ready if level.role is Role.WORK}
+        wanted = {queue: 0.0 if queue in stopped else self._wanted(queue, count) for queue, count in work.items()}
+        about = "Processes that would work off the ready messages in a minute; 0 while the queue is stopped."
+        yield _by("wanted_consumers", about, "queue", wanted)
+
+    def _wanted(self, queue: str, ready: float) -> float:
+        histograms = [self._board.seconds(at) for at, labels in enumerate(self._board.labels) if labels.queue == queue]
+        count, total = sum(one.count for one in histograms), sum(one.total for one in histograms)
+        each = total / count if count else GUESS
+        return math.ceil(ready * each / (self._threads * DRAINED_IN))
+
+
+def _read() -> Reading:
+    found = survey()
+    rows = ParkedMessage.objects.filter(state__in=OPEN).order_by().values_list("queue", "state", "group__muted")
+    runs = RequeueRun.objects.filter(state__in=ACTIVE).order_by().values_list("state")
+    return Reading(
+        survey=found,
+        now=server.now(found.alias),
+        parked=tuple(Parked(*row) for row in rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
+        runs=dict(runs.annotate(n=Count("pk"))),
+    )
+
+
+def _one(name: str, about: str, value: float) -> Family:
+    return Family(name=name, kind="gauge", about=about, samples=(({}, float(value)),))
+
+
+def _by(name: str, about: str, label: str, values: Mapping[str, float]) -> Family:
+    samples = tuple(({label: key}, value) for key, value in values.items())
+    return Family(name=name, kind="gauge", about=about, samples=samples)
+
+
+def _age(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())

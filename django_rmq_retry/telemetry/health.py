@@ -1,0 +1,86 @@
+"""The answers of ``--http``: metrics, liveness and readiness of the consuming processes."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, families_of, text_of
+from django_rmq_retry.telemetry.figures import Notice
+from django_rmq_retry.telemetry.http import Response
+from django_rmq_retry.telemetry.meter import Board, Slot
+
+SILENT = 1.8
+"""Seconds without a beat after which a process does not count as ready: it is written each half second."""
+DEAD = 15.0
+"""Seconds without a beat after which a process does not count as alive."""
+FRESH = 600.0
+"""Seconds for which the figures of database and broker are shown."""
+INDEX = "/metrics\n/livez\n/readyz\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """The memory in which the processes of one consumer write what ``--http`` shows."""
+
+    board: Board
+    notice: Notice
+
+    @classmethod
+    def of(cls, work_queues: Sequence[WorkQueue], *, processes: int) -> "Instruments":
+        return cls(board=Board(work_queues, processes=processes), notice=Notice())
+
+
+class Health:
+    """Answers for the processes of one board."""
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        more: Callable[[], str] = str,
+    ) -> None:
+        self._board = instruments.board
+        self._notice = instruments.notice
+        self._clock = clock
+        self._more = more
+        """Returns further metrics of the process, in the text format."""
+
+    def answer(self, path: str) -> Response:
+        """Return the response for a path."""
+        if path == "/metrics":
+            return self._metrics()
+        if path == "/livez":
+            return _said(self._silent(DEAD), "does not respond")
+        if path == "/readyz":
+            return _said(self._unready(), "is not ready")
+        if path == "/":
+            return Response(body=INDEX)
+        return Response(status=HTTPStatus.NOT_FOUND, body=INDEX)
+
+    def _metrics(self) -> Response:
+        alive = self._board.processes - len(self._silent(DEAD))
+        text = text_of(families_of(self._board, alive=alive)) + self._notice.read(newest=FRESH) + self._more()
+        return Response(body=text, content_type=CONTENT_TYPE)
+
+    def _silent(self, seconds: float) -> list[int]:
+        """Return the numbers of the processes that have not run for so long, from 1."""
+        now = self._clock()
+        return [
+            process + 1
+            for process in range(self._board.processes)
+            if now - self._board.slot(process, Slot.BEAT) > seconds
+        ]
+
+    def _unready(self) -> list[int]:
+        waiting = {at + 1 for at in range(self._board.processes) if not self._board.slot(at, Slot.READY)}
+        return sorted(waiting | set(self._silent(SILENT)))
+
+
+def _said(processes: list[int], what: str) -> Response:
+    if not processes:
+        return Response(body="ok\n")
+    named = ", ".join(map(str, processes))
+    return Response(status=HTTPStatus.SERVICE_UNAVAILABLE, body=f"process {named} {what}\n")

@@ -1,0 +1,218 @@
+"""A small HTTP server for metrics and health: one loop, bounded, without threads of its own.
+
+The loop is driven by ``step``: by a thread in a single process, and by the main loop of a supervisor, which must not
+have other threads when it forks.
+"""
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from django_rmq_retry.errors import RmqRetryError
+
+MOST = 32
+"""Open connections; a further one waits until another ends."""
+HEAD_LIMIT = 8192
+"""The largest head of a request in bytes."""
+PATIENCE = 2.0
+"""Seconds for a request and its answer."""
+CHUNK = 65_536
+LONGEST_STEP = 0.5
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """The answer to a request."""
+
+    status: HTTPStatus = HTTPStatus.OK
+    body: str = ""
+    content_type: str = "text/plain; charset=utf-8"
+
+    def encoded(self, *, head: bool) -> bytes:
+        body = self.body.encode("utf-8", "replace")
+        lines = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            f"Content-Type: {self.content_type}",
+            f"Content-Length: {len(body)}",
+            "Cache-Control: no-store",
+            "Connection: close",
+        )
+        return "\r\n".join((*lines, "", "")).encode() + (b"" if head else body)
+
+
+Answer = Callable[[str], Response]
+"""Returns the response for a path."""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """One connection: the request so far, and the rest of the answer."""
+
+    ends: float
+    request: bytearray = field(default_factory=bytearray)
+    answer: memoryview = field(default_factory=lambda: memoryview(b""))
+
+
+class AddressUnusable(RmqRetryError):
+    """The HTTP server cannot listen on its address."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        super().__init__(
+            f"The HTTP server cannot listen on {address[0]}:{address[1]}: {reason}. Pass another address with --http, "
+            "or end the process that listens there."
+        )
+
+
+class HttpServer:
+    """Answers GET and HEAD requests. It listens once it is constructed, or raises AddressUnusable."""
+
+    def __init__(self, address: Address, answer: Answer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._answer = answer
+        self._clock = clock
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(address)
+            self._listener.listen(MOST)
+        except (OSError, OverflowError) as error:
+            self._listener.close()
+            raise AddressUnusable(address, getattr(error, "strerror", None) or str(error)) from error
+        self._listener.setblocking(False)  # noqa: FBT003 - Python's own signature
+        # A selector without state in the kernel: a forked child can close it without an effect on its parent.
+        self._selector = selectors.PollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._clients: dict[socket.socket, _Client] = {}
+        self._accepting = True
+
+    @property
+    def address(self) -> Address:
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def wait_for(self, descriptor: int, seconds: float) -> None:
+        """Serve like ``step``, and return as soon as the descriptor can be read."""
+        if descriptor not in self._selector.get_map():
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        self.step(seconds)
+
+    def step(self, seconds: float) -> None:
+        """Serve what is ready, after waiting for it for at most ``seconds``."""
+        for key, events in self._selector.select(max(0.0, min([seconds, *self._rests()]))):
+            found = key.fileobj
+            if found is self._listener:
+                self._accept()
+            elif isinstance(found, socket.socket):
+                self._serve(found, events)
+        now = self._clock()
+        for late in [one for one, client in self._clients.items() if client.ends <= now]:
+            self._drop(late)
+
+    def close(self) -> None:
+        """Close all sockets. In a forked child this does not affect the parent."""
+        for client in [*self._clients]:
+            client.close()
+        self._clients.clear()
+        self._listener.close()
+        self._selector.close()
+
+    def _rests(self) -> list[float]:
+        now = self._clock()
+        return [client.ends - now for client in self._clients.values()]
+
+    def _accept(self) -> None:
+        try:
+            client, _address = self._listener.accept()
+        except OSError:
+            return
+        client.setblocking(False)  # noqa: FBT003 - Python's own signature
+        self._clients[client] = _Client(self._clock() + PATIENCE)
+        self._selector.register(client, selectors.EVENT_READ)
+        self._limit()
+
+    def _limit(self) -> None:
+        """Accept no further connection while MOST are open."""
+        wanted = len(self._clients) < MOST
+        if wanted is not self._accepting:
+            self._accepting = wanted
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listener)
+
+    def _serve(self, client: socket.socket, events: int) -> None:
+        state = self._clients[client]
+        try:
+            if events & selectors.EVENT_READ and not state.answer:
+                self._read(client, state)
+            if state.answer:
+                state.answer = state.answer[client.send(state.answer[:CHUNK]) :]
+                if not state.answer:
+                    client.shutdown(socket.SHUT_WR)
+                    self._drop(client)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(client)
+
+    def _read(self, client: socket.socket, state: _Client) -> None:
+        received = client.recv(HEAD_LIMIT)
+        state.request += received
+        whole = b"\r\n\r\n" in state.request or b"\n\n" in state.request
+        if not whole and received and len(state.request) <= HEAD_LIMIT:
+            return
+        if not received and not whole:
+            self._drop(client)
+            return
+        state.answer = memoryview(self._response(bytes(state.request), whole=whole))
+        self._selector.modify(client, selectors.EVENT_WRITE)
+
+    def _response(self, request: bytes, *, whole: bool) -> bytes:
+        words = request.split(b"\n", 1)[0].split()
+        if not whole:
+            return Response(status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE).encoded(head=False)
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):  # noqa: PLR2004 - method, path, version
+            return Response(status=HTTPStatus.BAD_REQUEST).encoded(head=False)
+        if words[0] not in (b"GET", b"HEAD"):
+            return Response(status=HTTPStatus.METHOD_NOT_ALLOWED).encoded(head=False)
+        path = words[1].split(b"?", 1)[0].decode("ascii", "replace")
+        try:
+            response = self._answer(path)
+        except Exception as error:  # noqa: BLE001 - the process must not end because of a request
+            response = Response(status=HTTPStatus.INTERNAL_SERVER_ERROR, body=f"{type(error).__name__}\n")
+        return response.encoded(head=words[0] == b"HEAD")
+
+    def _drop(self, client: socket.socket) -> None:
+        if self._clients.pop(client, None) is not None:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(client)
+            client.close()
+            self._limit()
+
+
+class HttpThread:
+    """Drives a server in a process without a supervisor."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(2 * LONGEST_STEP)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._server.step(LONGEST_STEP)
+        self._server.close()

@@ -1,0 +1,223 @@
+"""Counters, histograms and states of consuming processes, in memory that a supervisor shares with its children.
+
+Every number has a fixed place, so the label sets are bounded whatever is published, and a killed process loses none.
+"""
+
+import mmap
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.verdict import DUPLICATE, Kind
+
+VERDICTS = (*(kind.value for kind in Kind), "duplicate")
+REASONS = tuple(reason.value for reason in Reason)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+AGES = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
+WAITS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0, 604_800.0)
+"""The upper bounds of the histograms' buckets, in seconds."""
+SAMPLED_EVERY = 0.1
+"""Seconds after a measured age in which no other age of the same handler is measured: it decodes the properties."""
+
+_VERDICTS = 0
+_REASONS = _VERDICTS + len(VERDICTS)
+_SECONDS = _REASONS + len(REASONS)
+_AGES = _SECONDS + len(SECONDS) + 2
+_WAITS = _AGES + len(AGES) + 2
+_SIZE = _WAITS + len(WAITS) + 2
+_ACK, _DUPLICATE = VERDICTS.index(Kind.ACK.value), VERDICTS.index("duplicate")
+DOUBLE = 8
+
+
+class Slot(IntEnum):
+    """The places of the numbers of one process."""
+
+    STARTS = 0
+    """How often a process has started in this place."""
+    CONNECTIONS = 1
+    """How often it has connected to the broker."""
+    UNANSWERED = 2
+    HOOK_FAILURES = 3
+    THREADS = 4
+    BUSY = 5
+    WAITING = 6
+    """Messages that wait in the process for a thread or for their turn."""
+    COPIES = 7
+    """Copies that are sent and not confirmed yet."""
+    CONNECTED = 8
+    READY = 9
+    """1 if it is connected, consumes all of its queues that are not paused, and is not stopping."""
+    BEAT = 10
+    """The monotonic time at which its main loop last ran while its I/O thread answered and its threads lived."""
+
+
+COUNTERS = (Slot.STARTS, Slot.CONNECTIONS, Slot.UNANSWERED, Slot.HOOK_FAILURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The labels of one handler's numbers; without a handler those of messages that no handler takes."""
+
+    queue: str
+    handler: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """A histogram as Prometheus has it: the cumulative counts of the buckets, the sum and the count."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float
+
+    @property
+    def count(self) -> float:
+        return self.counts[-1]
+
+
+class Board:
+    """The numbers of all processes of one consumer."""
+
+    def __init__(self, work_queues: Sequence[WorkQueue], *, processes: int = 1) -> None:
+        self.labels = tuple(_labels(work_queues))
+        self.work_queue_of = {one.quarantine: one.queue.name for one in work_queues if one.quarantine is not None}
+        """The work queue of each quarantine queue: messages in quarantine count for their work queue."""
+        self.processes = processes
+        self._share = len(Slot) + len(self.labels) * _SIZE
+        # Anonymous shared memory: children that are forked later write into it, and it ends with the processes.
+        self._memory = mmap.mmap(-1, max(processes * self._share, 1) * DOUBLE)
+        self.values = memoryview(self._memory).cast("d")
+
+    def start_of(self, process: int) -> int:
+        return process * self._share
+
+    def slot(self, process: int, slot: Slot) -> float:
+        return self.values[process * self._share + slot]
+
+    def sum_of(self, slot: Slot) -> float:
+        """Return the sum of one number over all processes."""
+        return sum(self.slot(process, slot) for process in range(self.processes))
+
+    def verdicts(self, place: int) -> Iterator[tuple[str, float]]:
+        """Yield the attempts of one handler by verdict, over all processes."""
+        for index, verdict in enumerate(VERDICTS):
+            yield verdict, self._sum(place, _VERDICTS + index)
+
+    def reasons(self, place: int) -> Iterator[tuple[str, float]]:
+        """Yield the parked messages of one handler by reason."""
+        for index, reason in enumerate(REASONS):
+            yield reason, self._sum(place, _REASONS + index)
+
+    def seconds(self, place: int) -> Histogram:
+        return self._histogram(place, _SECONDS, SECONDS)
+
+    def ages(self, place: int) -> Histogram:
+        return self._histogram(place, _AGES, AGES)
+
+    def waits(self, place: int) -> Histogram:
+        return self._histogram(place, _WAITS, WAITS)
+
+    def clear_states(self, process: int) -> None:
+        """Clear the states of a process that has ended; its counters stay, because counters never go down."""
+        for slot in Slot:
+            if slot not in COUNTERS:
+                self.values[process * self._share + slot] = 0.0
+
+    def _sum(self, place: int, offset: int) -> float:
+        at = len(Slot) + place * _SIZE + offset
+        return sum(self.values[process * self._share + at] for process in range(self.processes))
+
+    def _histogram(self, place: int, offset: int, bounds: tuple[float, ...]) -> Histogram:
+        counts, running = [], 0.0
+        for index in range(len(bounds) + 1):
+            running += self._sum(place, offset + index)
+            counts.append(running)
+        return Histogram(bounds=bounds, counts=tuple(counts), total=self._sum(place, offset + len(bounds) + 1))
+
+
+class Meter:
+    """Counts the attempts of one process. A journal that all worker threads share."""
+
+    notes_acks = False
+    """Successful first attempts are counted by ``acked``, which costs a fifth of a finished attempt."""
+
+    def __init__(
+        self, board: Board, process: int = 0, *, clock: Callable[[], float], epoch: Callable[[], float] = time.time
+    ) -> None:
+        self._values = board.values
+        self._start = board.start_of(process)
+        self._clock = clock
+        self._epoch = epoch
+        first = self._start + len(Slot)
+        self._work_queue_of = board.work_queue_of
+        self._places = {(one.queue, one.handler): first + at * _SIZE for at, one in enumerate(board.labels)}
+        self._age_due = dict.fromkeys(self._places.values(), 0.0)
+        self._lock = threading.Lock()
+
+    def acked(self, delivery: Delivery, subscription: Subscription, began: float) -> None:
+        """Count a successful first attempt."""
+        now, values = self._clock(), self._values
+        seconds, place = now - began, self._places[subscription.queue.name, subscription.name]
+        with self._lock:
+            values[place + _ACK] += 1
+            values[place + _SECONDS + bisect_left(SECONDS, seconds)] += 1
+            values[place + _SECONDS + len(SECONDS) + 1] += seconds
+        if now >= self._age_due[place]:
+            self._measure_age(place, delivery, now, seconds)
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        """Count any other attempt, or the decision not to make one."""
+        verdict, subscription, delivery = attempt.verdict, attempt.subscription, attempt.delivery
+        queue = self._work_queue_of.get(delivery.queue, delivery.queue)
+        place = self._places.get((queue, subscription.name if subscription else ""))
+        if place is None:
+            return
+        index = _DUPLICATE if verdict is DUPLICATE else VERDICTS.index(verdict.kind.value)
+        with self._lock:
+            self._values[place + _VERDICTS + index] += 1
+            if verdict.kind is Kind.PARK and verdict.reason is not None:
+                self._values[place + _REASONS + REASONS.index(verdict.reason.value)] += 1
+            if subscription is not None and verdict is not DUPLICATE:
+                self._observe(place + _SECONDS, SECONDS, attempt.seconds)
+            if verdict.kind in (Kind.RETRY, Kind.HALT) and verdict.after:
+                self._observe(place + _WAITS, WAITS, verdict.after)
+        now = self._clock()
+        if delivery.attempt == 1 and now >= self._age_due[place]:
+            self._measure_age(place, delivery, now, attempt.seconds)
+
+    def set(self, slot: Slot, value: float) -> None:
+        self._values[self._start + slot] = value
+
+    def add(self, slot: Slot, count: float = 1.0) -> None:
+        with self._lock:
+            self._values[self._start + slot] += count
+
+    def _observe(self, at: int, bounds: tuple[float, ...], value: float) -> None:
+        self._values[at + bisect_left(bounds, value)] += 1
+        self._values[at + len(bounds) + 1] += value
+
+    def _measure_age(self, place: int, delivery: Delivery, now: float, seconds: float) -> None:
+        """Measure the time from the message's timestamp to the begin of its first attempt."""
+        self._age_due[place] = now + SAMPLED_EVERY
+        try:
+            at = delivery.properties.timestamp
+        except Exception:  # noqa: BLE001 - no content of a message may fail an attempt
+            return
+        if at is not None:
+            with self._lock:
+                # AMQP has whole seconds, and the clocks of two hosts differ.
+                self._observe(place + _AGES, AGES, max(self._epoch() - seconds - at, 0.0))
+
+
+def _labels(work_queues: Sequence[WorkQueue]) -> Iterator[Labels]:
+    for work_queue in work_queues:
+        for subscription in work_queue.subscriptions:
+            yield Labels(work_queue.queue.name, subscription.name)
+        yield Labels(work_queue.queue.name, "")
