@@ -61,7 +61,7 @@ ORDER = Layers(
         "telemetry.opentelemetry": frozenset({"opentelemetry"}),
         "telemetry.sentry": frozenset({"sentry_sdk"}),
         "telemetry.log_fields": frozenset({"structlog"}),
-        "telemetry.prometheus": frozenset({"prometheus_client"}),
+        "telemetry.prometheus": frozenset({"django", "prometheus_client"}),
         "telemetry": frozenset({"django"}),
         "testing.plugin": frozenset({"pytest"}),
         "": frozenset({"django", "asgiref"}),

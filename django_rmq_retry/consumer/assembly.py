@@ -102,7 +102,7 @@ def _surroundings(
         around=FreshConnections if recorder is None else FreshConnectionsAndLog,
         # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=[journal for journal in journals if journal is not None],
-        meter=meter,
+        acked=None if meter is None else meter.acked,
         clock=time.monotonic,
         now_ms=partial(epoch_ms, _clock()),
         chance=random.random,

@@ -374,8 +374,9 @@ class Attempts:
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
         if wanted:
             self._note(state, state.verdict, since=state.began)
-        elif self._surroundings.meter is not None:
-            self._surroundings.meter.acked(state.delivery, subscription, state.began)
+        elif self._surroundings.acked is not None:
+            seconds = self._surroundings.clock() - state.began
+            self._surroundings.acked((subscription, seconds, state.delivery.raw))
 
     def _settle(self, state: AttemptState, subscription: Subscription) -> Settlement:
         """Return the final settlement, with the answer that a caller waits for."""

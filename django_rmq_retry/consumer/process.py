@@ -42,8 +42,6 @@ from django_rmq_retry.telemetry.prometheus import text_of_default_registry
 log = logging.getLogger("django_rmq_retry")
 
 EVERY = 1.0
-STOP_TIMEOUT = 2.0
-"""Seconds at the end in which a reading of figures may finish."""
 STALE = 15.0
 """Seconds without a write after which a process counts as not responding."""
 
@@ -281,6 +279,7 @@ class Pulse:
     def beat(self) -> None:
         """Write the states. The main thread calls this at every tick."""
         meter, consumer = self._meter, self._consumer
+        meter.flush()
         meter.set(Slot.BUSY, consumer.running)
         meter.set(Slot.WAITING, consumer.waiting)
         meter.set(Slot.COPIES, consumer.copies)
@@ -321,15 +320,11 @@ class Process:
         self._start = start
         self._http: HttpThread | None = None
         if start.http is not None and instruments is None:
-            instruments = Instruments.of(start.work_queues, processes=1)
-            health = Health(instruments, more=text_of_default_registry)
-            self._http = HttpThread(HttpServer(start.http, health.answer))
-        self._meter: Meter | None = None
-        self._figures: Figures | None = None
-        if instruments is not None:
-            self._meter = Meter(instruments.board, max(number - 1, 0), clock=time.monotonic)
-            # One process reads them for all: a second one would cost the database the same again.
-            self._figures = _figures(start, instruments) if number <= 1 else None
+            instruments = _instruments(start)
+            self._http = HttpThread(HttpServer(start.http, Health(instruments, more=text_of_default_registry).answer))
+        self._meter = None if instruments is None else _meter(instruments, number)
+        # One process reads them for all: a second one would cost the database the same again.
+        self._figures = None if instruments is None or number > 1 else _figures(start, instruments)
         self._reached = reached
         self._row = row
         self._number = number
@@ -340,16 +335,13 @@ class Process:
         self._drainer = assembly.drainer() if start.parks else None
         self._runs = RunDriver(around=FreshConnections) if start.parks else None
         self._relaying = RelayThread(around=FreshConnections) if outbox_rows.served() else None
-        watchers = Watchers(
-            reached=self._connected, ticked=self._tick, stopping=self._stopping, others_empty=self._others_empty
-        )
         self._consumer = assembly.consumer(
             start.work_queues,
             self._events,
             threads=start.threads,
             prefetch=start.prefetch,
             limits=self._limits(),
-            watchers=watchers,
+            watchers=self._watchers(),
             meter=self._meter,
         )
         self._live = self._liveness()
@@ -414,6 +406,8 @@ class Process:
     def _stop_beside(self) -> None:
         """Stop the threads beside the consumer."""
         timeout = self._start.shutdown
+        if self._meter is not None:
+            self._meter.flush()
         if self._relaying is not None:
             self._relaying.stop(timeout=timeout)
         if self._runs is not None:
@@ -421,7 +415,7 @@ class Process:
         if self._drainer is not None and not self._drainer.stop(timeout=timeout):
             log.error("The drainer did not stop in time; messages that were not recorded are redelivered")
         if self._figures is not None:
-            self._figures.stop(timeout=STOP_TIMEOUT)
+            self._figures.stop()
         if self._http is not None:
             self._http.stop()
 
@@ -441,6 +435,11 @@ class Process:
             self._live.beat()
         if self._pulse is not None:
             self._pulse.beat()
+
+    def _watchers(self) -> Watchers:
+        return Watchers(
+            reached=self._connected, ticked=self._tick, stopping=self._stopping, others_empty=self._others_empty
+        )
 
     def _connected(self) -> None:
         if self._meter is not None:
@@ -492,7 +491,7 @@ def supervised(start: Start) -> int:
     # The children must not share a connection that a system check has opened.
     connections.close_all()
     live = _joint_liveness(start)
-    instruments = None if start.http is None else Instruments.of(start.work_queues, processes=start.processes)
+    instruments = None if start.http is None else _instruments(start)
     server = _server(start, instruments)
 
     def work(number: int) -> int:
@@ -501,12 +500,16 @@ def supervised(start: Start) -> int:
         reached = partial(supervisor.reached, number)
         return Process(start, number=number, reached=reached, instruments=instruments).run()
 
+    def cleared(number: int) -> None:
+        if instruments is not None:
+            instruments.board.clear_states(number - 1, now=time.monotonic())
+
     supervisor = Supervisor(
         start.processes,
         work,
         shutdown=start.shutdown,
         ticked=live.beat if live else lambda: None,
-        ended=lambda number: instruments.board.clear_states(number - 1) if instruments is not None else None,
+        ended=cleared,
         wait=wait_for if server is None else server.wait_for,
     )
     code = supervisor.run()
@@ -522,6 +525,15 @@ def _server(start: Start, instruments: Instruments | None) -> HttpServer | None:
     if start.http is None or instruments is None:
         return None
     return HttpServer(start.http, Health(instruments).answer)
+
+
+def _instruments(start: Start) -> Instruments:
+    return Instruments.of(start.work_queues, processes=start.processes, version=__version__)
+
+
+def _meter(instruments: Instruments, number: int) -> Meter:
+    """Return the meter of a process; a process without a supervisor has the first place of the board."""
+    return Meter(instruments.board, max(number - 1, 0), clock=time.monotonic)
 
 
 def _figures(start: Start, instruments: Instruments) -> Figures:

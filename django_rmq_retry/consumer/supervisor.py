@@ -110,7 +110,7 @@ class Supervisor:
         self._end_noted = ended
         """Called with the number of each child that has ended."""
         self._wait_for = wait
-        """Waits until a descriptor can be read, for at most so many seconds."""
+        """Waits until a descriptor can be read, for at most the given seconds."""
         self._signals = 0
         self._killed = False
         self._deadline: float | None = None

@@ -46,12 +46,6 @@ class Journal(Protocol):
     def note(self, attempt: FinishedAttempt) -> None: ...
 
 
-class AckMeter(Protocol):
-    """Counts the successful first attempts, of which the journals are not told."""
-
-    def acked(self, delivery: Delivery, subscription: Subscription, began: float) -> None: ...
-
-
 def notify_each(observers: Iterable[Callable[[FinishedAttempt], None]], attempt: FinishedAttempt) -> None:
     """Call each observer. An observer's exception is logged and fails neither the attempt nor the other observers."""
     for observer in observers:
@@ -214,8 +208,8 @@ class Surroundings:
     """Patterns of the queues that may get answers: a sender must not choose where the consumer writes."""
     refused: Callable[[str], None] = ignore_refused_answer
     """Called with the address of each answer that the settings do not allow."""
-    meter: AckMeter | None = None
-    """Counts the successful first attempts that no journal wants; None if no metrics are wanted."""
+    acked: Callable[[tuple[Subscription, float, bytes]], object] | None = None
+    """Takes each successful first attempt that no journal wants: handler, seconds, and encoded properties."""
     hooks: Hooks | None = None
     """Entered around each attempt: the setting AROUND. None if it names no hook."""
     gates: Sequence[Gate] = ()

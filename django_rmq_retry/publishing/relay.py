@@ -465,6 +465,8 @@ class RelayThread:
         """Set when the thread has ended, after `stop` or by itself."""
         self.away = ""
         """The reason why not all rows were sent; read after a burst."""
+        self.trouble = self._trouble = ""
+        """The reason why the last round, and the present one, did not send all rows that were due."""
         self._wake_ups = WakeUps()
         self._thread = threading.Thread(target=self._run, name="rmq-relay", daemon=True)
         self._relays: dict[str, Relay] = {}
@@ -475,6 +477,10 @@ class RelayThread:
         """The values of `sent` when `empty` last reported a result, and when it was last called."""
         self._since = 0.0
         """The time since which a caller of `empty` has had no result, and no message was sent."""
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
@@ -510,7 +516,9 @@ class RelayThread:
         try:
             while not self._ended.is_set():
                 reports = [self._reports.get() for _ in range(self._reports.qsize())]
+                self._trouble = ""
                 wait = self._round()
+                self.trouble = self._trouble
                 self._report(reports)
                 if self._burst:
                     break
@@ -559,7 +567,7 @@ class RelayThread:
         poll = LISTENING_POLL if self._wake_ups.listens(using) else POLL
         away = self._send_all(using).away
         if away:
-            self.away = self.away or away
+            self.away, self._trouble = self.away or away, away
             return AGAIN
         due = next_due(using)
         return poll if due is None else max(SOONEST, min(poll, due))
@@ -578,7 +586,7 @@ class RelayThread:
 
     def _log_failure(self, failure: str, error: Exception) -> None:
         """Log a failure once, until a round succeeds: an outage repeats the same error."""
-        self.away = self.away or str(error)
+        self.away, self._trouble = self.away or str(error), str(error)
         if failure not in self._failing:
             text = " ".join(str(error).split())
             log.warning("%s and retries every %g s: %s", failure, AGAIN, text, extra={"event": "relay"})

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from django_rmq_retry import __version__
 from django_rmq_retry.telemetry.meter import Board, Histogram, Slot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,7 +44,7 @@ def text_of(families: Iterable[Family]) -> str:
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
 
-def families_of(board: Board, *, alive: int) -> Iterator[Family]:
+def families_of(board: Board, *, alive: int, version: str) -> Iterator[Family]:
     """Return the metrics of the consuming processes; ``alive`` is the number of those that run and answer."""
     named = [{"queue": one.queue, "handler": one.handler} for one in board.labels]
     places = range(len(named))
@@ -75,7 +74,7 @@ def families_of(board: Board, *, alive: int) -> Iterator[Family]:
     yield Family(
         name="age_seconds",
         kind="histogram",
-        about="Time from a message's timestamp to the begin of its first attempt; at most ten a second are measured.",
+        about="Time from a message's timestamp to the begin of its first attempt, of some messages a second.",
         histograms=tuple((named[at], board.ages(at)) for at in handled),
     )
     yield Family(
@@ -84,14 +83,14 @@ def families_of(board: Board, *, alive: int) -> Iterator[Family]:
         about="Wait before a retry, as decided by the policy.",
         histograms=tuple((named[at], board.waits(at)) for at in handled),
     )
-    yield from _processes(board, alive)
+    yield from _processes(board, alive, version)
 
 
-def _processes(board: Board, alive: int) -> Iterator[Family]:
+def _processes(board: Board, alive: int, version: str) -> Iterator[Family]:
     def one(name: str, kind: str, about: str, value: float, **labels: str) -> Family:
         return Family(name=name, kind=kind, about=about, samples=((labels, value),))
 
-    yield one("build_info", "gauge", "The version of django-rmq-retry.", 1.0, version=__version__)
+    yield one("build_info", "gauge", "The version of django-rmq-retry.", 1.0, version=version)
     yield one("processes", "gauge", "Consuming processes that should run.", float(board.processes))
     yield one("processes_alive", "gauge", "Consuming processes whose main loop, I/O thread and workers move.", alive)
     ready = board.sum_of(Slot.READY)

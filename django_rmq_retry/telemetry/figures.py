@@ -42,6 +42,8 @@ DRAINED_IN = 60.0
 """Seconds in which the wanted consumers would work off the messages that are ready."""
 GUESS = 0.1
 """Seconds for one message, as long as none has been handled."""
+STOP_TIMEOUT = 2.0
+"""Seconds at the end in which a reading may finish."""
 ROOM = 512 * 1024
 _HEAD = struct.Struct("<dQQ")
 
@@ -59,7 +61,7 @@ class Notice:
         if len(written) > self._room:
             written = written[: written.rindex(b"\n", 0, self._room) + 1]
         _at, _length, turn = _HEAD.unpack_from(self._memory, 0)
-        # An odd turn tells readers that the text is being replaced.
+        # An odd turn means that the text is being replaced.
         _HEAD.pack_into(self._memory, 0, time.monotonic(), 0, turn + 1)
         self._memory[_HEAD.size : _HEAD.size + len(written)] = written
         _HEAD.pack_into(self._memory, 0, time.monotonic(), len(written), turn + 2)
@@ -118,9 +120,9 @@ class Figures:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout: float | None = None) -> None:
+    def stop(self) -> None:
         self._over.set()
-        self._thread.join(timeout)
+        self._thread.join(STOP_TIMEOUT)
 
     def _run(self) -> None:
         try:

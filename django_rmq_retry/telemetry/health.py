@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, families_of, text_of
+from django_rmq_retry.publishing.relay import RelayThread
+from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, Family, families_of, text_of
 from django_rmq_retry.telemetry.figures import Notice
 from django_rmq_retry.telemetry.http import Response
-from django_rmq_retry.telemetry.meter import Board, Slot
+from django_rmq_retry.telemetry.meter import SILENT, Board, Slot
 
-SILENT = 1.8
-"""Seconds without a beat after which a process does not count as ready: it is written each half second."""
 DEAD = 15.0
 """Seconds without a beat after which a process does not count as alive."""
 FRESH = 600.0
@@ -26,10 +25,12 @@ class Instruments:
 
     board: Board
     notice: Notice
+    version: str
+    """The version of this package."""
 
     @classmethod
-    def of(cls, work_queues: Sequence[WorkQueue], *, processes: int) -> "Instruments":
-        return cls(board=Board(work_queues, processes=processes), notice=Notice())
+    def of(cls, work_queues: Sequence[WorkQueue], *, processes: int, version: str) -> "Instruments":
+        return cls(board=Board(work_queues, processes=processes), notice=Notice(), version=version)
 
 
 class Health:
@@ -44,6 +45,7 @@ class Health:
     ) -> None:
         self._board = instruments.board
         self._notice = instruments.notice
+        self._version = instruments.version
         self._clock = clock
         self._more = more
         """Returns further metrics of the process, in the text format."""
@@ -61,22 +63,43 @@ class Health:
         return Response(status=HTTPStatus.NOT_FOUND, body=INDEX)
 
     def _metrics(self) -> Response:
-        alive = self._board.processes - len(self._silent(DEAD))
-        text = text_of(families_of(self._board, alive=alive)) + self._notice.read(newest=FRESH) + self._more()
+        alive = self._board.processes - len(self._silent(SILENT))
+        own = families_of(self._board, alive=alive, version=self._version)
+        text = text_of(own) + self._notice.read(newest=FRESH) + self._more()
         return Response(body=text, content_type=CONTENT_TYPE)
 
     def _silent(self, seconds: float) -> list[int]:
-        """Return the numbers of the processes that have not run for so long, from 1."""
-        now = self._clock()
-        return [
-            process + 1
-            for process in range(self._board.processes)
-            if now - self._board.slot(process, Slot.BEAT) > seconds
-        ]
+        return self._board.silent(seconds, now=self._clock())
 
     def _unready(self) -> list[int]:
         waiting = {at + 1 for at in range(self._board.processes) if not self._board.slot(at, Slot.READY)}
         return sorted(waiting | set(self._silent(SILENT)))
+
+
+class RelayHealth:
+    """Answers for a process that only relays the outbox."""
+
+    def __init__(self, relaying: RelayThread, notice: Notice) -> None:
+        self._relaying = relaying
+        self._notice = notice
+
+    def answer(self, path: str) -> Response:
+        """Return the response for a path."""
+        if path == "/metrics":
+            about = "Messages that this relay has sent from the outbox."
+            sent = Family(name="relayed_total", kind="counter", about=about, samples=(({}, self._relaying.sent),))
+            text = text_of([sent]) + self._notice.read(newest=FRESH)
+            return Response(body=text, content_type=CONTENT_TYPE)
+        if path in ("/livez", "/readyz"):
+            why = self._trouble(ready=path == "/readyz")
+            status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+            return Response(status=status, body=f"{why or 'ok'}\n")
+        return Response(status=HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, body=INDEX)
+
+    def _trouble(self, *, ready: bool) -> str:
+        if not self._relaying.alive:
+            return "the relay has ended"
+        return self._relaying.trouble if ready else ""
 
 
 def _said(processes: list[int], what: str) -> Response:

@@ -4,6 +4,7 @@ The loop is driven by ``step``: by a thread in a single process, and by the main
 have other threads when it forks.
 """
 
+import logging
 import selectors
 import socket
 import threading
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from django_rmq_retry.errors import RmqRetryError
+
+log = logging.getLogger("django_rmq_retry")
 
 MOST = 32
 """Open connections; a further one waits until another ends."""
@@ -91,11 +94,17 @@ class HttpServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._clients: dict[socket.socket, _Client] = {}
         self._accepting = True
+        log.info("Metrics and health: http://%s:%s/", *self.address, extra={"event": "http", "port": self.address[1]})
 
     @property
     def address(self) -> Address:
         host, port = self._listener.getsockname()[:2]
         return host, port
+
+    @property
+    def clients(self) -> int:
+        """The number of open connections."""
+        return len(self._clients)
 
     def wait_for(self, descriptor: int, seconds: float) -> None:
         """Serve like ``step``, and return as soon as the descriptor can be read."""

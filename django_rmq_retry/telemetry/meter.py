@@ -6,15 +6,18 @@ Every number has a fixed place, so the label sets are bounded whatever is publis
 import mmap
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
+from typing import TypeAlias
 
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.history import Reason
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 
 VERDICTS = (*(kind.value for kind in Kind), "duplicate")
@@ -23,8 +26,12 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 AGES = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
 WAITS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0, 604_800.0)
 """The upper bounds of the histograms' buckets, in seconds."""
-SAMPLED_EVERY = 0.1
-"""Seconds after a measured age in which no other age of the same handler is measured: it decodes the properties."""
+
+SILENT = 1.8
+"""Seconds without a beat after which a process is silent: it beats each half second."""
+
+Acked: TypeAlias = tuple[Subscription, float, bytes]
+"""A successful first attempt: its handler, its seconds, and the encoded properties of its message."""
 
 _VERDICTS = 0
 _REASONS = _VERDICTS + len(VERDICTS)
@@ -32,6 +39,7 @@ _SECONDS = _REASONS + len(REASONS)
 _AGES = _SECONDS + len(SECONDS) + 2
 _WAITS = _AGES + len(AGES) + 2
 _SIZE = _WAITS + len(WAITS) + 2
+_TOTAL = len(SECONDS) + 1
 _ACK, _DUPLICATE = VERDICTS.index(Kind.ACK.value), VERDICTS.index("duplicate")
 DOUBLE = 8
 
@@ -40,9 +48,9 @@ class Slot(IntEnum):
     """The places of the numbers of one process."""
 
     STARTS = 0
-    """How often a process has started in this place."""
+    """Starts of a process in this place."""
     CONNECTIONS = 1
-    """How often it has connected to the broker."""
+    """Connections to the broker, reconnects included."""
     UNANSWERED = 2
     HOOK_FAILURES = 3
     THREADS = 4
@@ -124,11 +132,19 @@ class Board:
     def waits(self, place: int) -> Histogram:
         return self._histogram(place, _WAITS, WAITS)
 
-    def clear_states(self, process: int) -> None:
-        """Clear the states of a process that has ended; its counters stay, because counters never go down."""
+    def clear_states(self, process: int, *, now: float) -> None:
+        """Clear the states of a process that has ended; its counters stay, because counters never go down.
+
+        It is silent from now on; its supervisor has some seconds to start another one before it counts as dead.
+        """
         for slot in Slot:
             if slot not in COUNTERS:
                 self.values[process * self._share + slot] = 0.0
+        self.values[process * self._share + Slot.BEAT] = now - 2 * SILENT
+
+    def silent(self, seconds: float, *, now: float) -> list[int]:
+        """Return the numbers of the processes that have not beaten for so long, from 1."""
+        return [process + 1 for process in range(self.processes) if now - self.slot(process, Slot.BEAT) >= seconds]
 
     def _sum(self, place: int, offset: int) -> float:
         at = len(Slot) + place * _SIZE + offset
@@ -143,10 +159,14 @@ class Board:
 
 
 class Meter:
-    """Counts the attempts of one process. A journal that all worker threads share."""
+    """Counts the attempts of one process. A journal that all worker threads share.
+
+    Successful first attempts are only appended to a queue, which ``flush`` counts every half second: a killed process
+    loses at most those. All others are counted at once.
+    """
 
     notes_acks = False
-    """Successful first attempts are counted by ``acked``, which costs a fifth of a finished attempt."""
+    """Successful first attempts are passed to ``acked``, which costs a hundredth of an attempt."""
 
     def __init__(
         self, board: Board, process: int = 0, *, clock: Callable[[], float], epoch: Callable[[], float] = time.time
@@ -155,22 +175,13 @@ class Meter:
         self._start = board.start_of(process)
         self._clock = clock
         self._epoch = epoch
-        first = self._start + len(Slot)
         self._work_queue_of = board.work_queue_of
+        first = self._start + len(Slot)
         self._places = {(one.queue, one.handler): first + at * _SIZE for at, one in enumerate(board.labels)}
-        self._age_due = dict.fromkeys(self._places.values(), 0.0)
+        self._acks: deque[Acked] = deque()
+        self.acked = self._acks.append
+        """Takes a successful first attempt; a method of a built-in type, because it runs for every message."""
         self._lock = threading.Lock()
-
-    def acked(self, delivery: Delivery, subscription: Subscription, began: float) -> None:
-        """Count a successful first attempt."""
-        now, values = self._clock(), self._values
-        seconds, place = now - began, self._places[subscription.queue.name, subscription.name]
-        with self._lock:
-            values[place + _ACK] += 1
-            values[place + _SECONDS + bisect_left(SECONDS, seconds)] += 1
-            values[place + _SECONDS + len(SECONDS) + 1] += seconds
-        if now >= self._age_due[place]:
-            self._measure_age(place, delivery, now, seconds)
 
     def note(self, attempt: FinishedAttempt) -> None:
         """Count any other attempt, or the decision not to make one."""
@@ -188,9 +199,22 @@ class Meter:
                 self._observe(place + _SECONDS, SECONDS, attempt.seconds)
             if verdict.kind in (Kind.RETRY, Kind.HALT) and verdict.after:
                 self._observe(place + _WAITS, WAITS, verdict.after)
-        now = self._clock()
-        if delivery.attempt == 1 and now >= self._age_due[place]:
-            self._measure_age(place, delivery, now, attempt.seconds)
+        if delivery.attempt == 1:
+            self._measure_age(place, delivery.raw, attempt.seconds)
+
+    def flush(self) -> None:
+        """Count the successes since the last call, and measure the age of the last message among them."""
+        acks = [self._acks.popleft() for _ in range(len(self._acks))]
+        if not acks:
+            return
+        durations: dict[int, list[float]] = {}
+        for subscription, seconds, _properties in acks:
+            durations.setdefault(id(subscription), []).append(seconds)
+        known = {id(subscription): subscription for subscription, _seconds, _properties in acks}
+        for number, found in durations.items():
+            self._count(self._places[known[number].queue.name, known[number].name], found)
+        subscription, seconds, properties = acks[-1]
+        self._measure_age(self._places[subscription.queue.name, subscription.name], properties, seconds)
 
     def set(self, slot: Slot, value: float) -> None:
         self._values[self._start + slot] = value
@@ -199,21 +223,31 @@ class Meter:
         with self._lock:
             self._values[self._start + slot] += count
 
+    def _count(self, place: int, durations: list[float]) -> None:
+        """Count successes of one handler."""
+        durations.sort()
+        # Sorted once, each bucket takes one search, whatever the number of messages.
+        ends = [bisect_right(durations, bound) for bound in SECONDS] + [len(durations)]
+        with self._lock:
+            self._values[place + _ACK] += len(durations)
+            for at, (begin, end) in enumerate(pairwise((0, *ends))):
+                self._values[place + _SECONDS + at] += end - begin
+            self._values[place + _SECONDS + _TOTAL] += sum(durations)
+
     def _observe(self, at: int, bounds: tuple[float, ...], value: float) -> None:
         self._values[at + bisect_left(bounds, value)] += 1
         self._values[at + len(bounds) + 1] += value
 
-    def _measure_age(self, place: int, delivery: Delivery, now: float, seconds: float) -> None:
-        """Measure the time from the message's timestamp to the begin of its first attempt."""
-        self._age_due[place] = now + SAMPLED_EVERY
+    def _measure_age(self, place: int, properties: bytes, ago: float) -> None:
+        """Measure the time from a message's timestamp to the begin of its attempt ``ago`` seconds before now."""
         try:
-            at = delivery.properties.timestamp
+            at = decode_properties(properties).timestamp
         except Exception:  # noqa: BLE001 - no content of a message may fail an attempt
             return
         if at is not None:
             with self._lock:
                 # AMQP has whole seconds, and the clocks of two hosts differ.
-                self._observe(place + _AGES, AGES, max(self._epoch() - seconds - at, 0.0))
+                self._observe(place + _AGES, AGES, max(self._epoch() - ago - at, 0.0))
 
 
 def _labels(work_queues: Sequence[WorkQueue]) -> Iterator[Labels]:

@@ -142,6 +142,7 @@ def _on(url: str, suite: Suite, contender: Contender, database: str) -> trials.R
         window=contender.window,
         kept=contender.kept,
         does=contender.does,
+        watched=contender.watched,
     )
     with prepared(task, bare_loop=contender.bare_loop, filled=suite.filled):
         return (trials.at_rest if suite is AT_REST else trials.timed)(contender.module, task)

@@ -29,6 +29,8 @@ class Contender:
     """True if database connections are kept between messages."""
     does: str = ""
     """The work of its handler in that database."""
+    watched: str = ""
+    """The telemetry that is on: "metrics" or "traces"."""
     rate: float | None = None
     """The lowest rate in messages per second, if an absolute number is promised."""
     at_least: float | None = None
@@ -127,6 +129,21 @@ def _embedded(title: str, module: str, task: Task) -> Suite:
     )
 
 
+def _telemetry(threads: int) -> Suite:
+    """Return our consumer without and with what watches it."""
+    workers = "1 worker" if threads == 1 else f"{threads} workers"
+    module, task = OURS + "consumer", Task(messages=40000, skip=4000)
+    return Suite(
+        name="telemetry",
+        title=f"consume, watched, {task.kind} queue, {workers}",
+        task=task,
+        contenders=(
+            Contender(name="without", module=module, threads=threads),
+            Contender(name="with --http, metrics", module=module, threads=threads, watched="metrics", at_least=0.97),
+        ),
+    )
+
+
 SUCCEEDING, FAILING = Task(messages=20000, skip=2000), Task(messages=16000, flaky=True)
 SUITES = (
     _consume(Task(kind="classic", messages=20000, skip=2000)),
@@ -155,6 +172,7 @@ SUITES = (
     _retry(Task(kind="quorum", messages=8000, flaky=True)),
     *(_history("every message succeeds at once", SUCCEEDING, threads=n, at_least=0.95, then=0.99) for n in (1, 8)),
     *(_history("every message fails once", FAILING, threads=n, at_least=0.75, then=0.9) for n in (1, 8)),
+    *(_telemetry(threads) for threads in (1, 8)),
     _embedded("consume, prefetch 100, an ack per message", PIKA + "consumer", Task(messages=20000, skip=2000)),
     _embedded("publish with confirms, 1000 outstanding", PIKA + "publisher", Task(messages=20000, skip=2000)),
 )
@@ -169,4 +187,7 @@ AT_REST = Suite(
     ),
 )
 
-NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "walks", "idle")
+NAMES = (
+    *("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "telemetry", "walks"),
+    "idle",
+)

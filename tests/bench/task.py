@@ -32,6 +32,8 @@ class Task:
     """True if database connections are kept between messages; Django's default is one per message."""
     does: str = ""
     """The work of its handler in the database; none if empty."""
+    watched: str = ""
+    """The telemetry that is on: "metrics" or "traces"; none if empty."""
     told: int = -1
     """The file descriptor to which marks are written."""
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import django_rmq_retry
 
 PACKAGE = "django_rmq_retry"
-PUBLIC = frozenset({"conf", "env", "errors", "hooks", "models", "signals", "testing", "testing.plugin"})
+PUBLIC = frozenset({"conf", "env", "errors", "hooks", "models", "signals", "testing", "testing.plugin"}) | {
+    f"telemetry.{name}" for name in ("log_fields", "opentelemetry", "prometheus", "sentry")
+}
 """Modules whose names are all public, without the package's name."""
 FRONTS = frozenset({"amqp", "handlers", "messages", "policies", "topology"})
 FUNCTIONS = frozenset({

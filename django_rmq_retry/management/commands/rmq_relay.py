@@ -1,6 +1,7 @@
 """``manage.py rmq_relay``: publish the messages of the outbox; list, retry or discard those that failed."""
 
 import logging
+from collections.abc import Sequence
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -8,7 +9,8 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
 from django_rmq_retry.embedded.wire import server
-from django_rmq_retry.management.arguments import clock, positive, seconds
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.arguments import clock, http_address, positive, seconds
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
 from django_rmq_retry.management.terminal import install
 from django_rmq_retry.models import OutboxMessage
@@ -17,6 +19,10 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay import RelayThread
 from django_rmq_retry.server import FreshConnections
+from django_rmq_retry.telemetry.figures import Figures, Notice
+from django_rmq_retry.telemetry.health import RelayHealth
+from django_rmq_retry.telemetry.http import Address, AddressUnusable, HttpServer, HttpThread
+from django_rmq_retry.telemetry.meter import Board
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -32,6 +38,12 @@ class Command(RmqCommand):
         parser.add_argument("--burst", action="store_true", help="exit when all due messages are sent")
         parser.add_argument("--max-runtime", type=seconds, metavar="S", help="exit after S seconds")
         parser.add_argument("--json-logs", action="store_true", help="write log lines as JSON")
+        parser.add_argument(
+            "--http",
+            type=http_address,
+            metavar="HOST:PORT",
+            help="serve /metrics, /livez and /readyz there; a bare port listens on 127.0.0.1",
+        )
         actions = parser.add_subparsers(dest="subcommand", metavar="ACTION")
         listed = actions.add_parser("list", help="list messages in the outbox, the oldest first")
         listed.add_argument("--failed", action="store_true", help="only failed messages, which need an operator")
@@ -135,13 +147,32 @@ class Command(RmqCommand):
 def _run(options: Options) -> tuple[RelayThread, bool]:
     """Run until a signal, a limit, or the end of a burst; return True if the relay stopped within its timeout."""
     relaying = RelayThread(around=FreshConnections, burst=options["burst"])
+    served = _served(options["http"], relaying)
     supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()
+    for one in served:
+        one.start()
     relaying.over.wait(options["max_runtime"])
     over = relaying.stop(timeout=settings().shutdown_timeout)
+    for one in served:
+        one.stop()
     broker_connections.close()
     connections.close_all()
     return relaying, over
+
+
+def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThread | Figures]:
+    """Return the threads that serve metrics and health; none without an address."""
+    if address is None:
+        return ()
+    notice = Notice()
+    try:
+        server = HttpServer(address, RelayHealth(relaying, notice).answer)
+    except AddressUnusable as error:
+        raise CommandError(str(error), returncode=Exit.USAGE) from error
+    board, threads = Board(registry.work_queues()), settings().threads
+    figures = Figures(notice, board, registry.work_queues(), threads=threads, around=FreshConnections)
+    return figures, HttpThread(server)
 
 
 def _data(row: OutboxMessage) -> dict[str, object]:

@@ -1,0 +1,129 @@
+"""The HTTP server for metrics and health, against clients that misbehave."""
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from django_rmq_retry.telemetry.http import HEAD_LIMIT, MOST, AddressUnusable, HttpServer, HttpThread, Response
+from tests.tooling.waiting import wait_until
+
+LARGE = "x" * 3_000_000
+
+
+def answer(path: str) -> Response:
+    if path == "/broken":
+        raise ValueError("secret")
+    return Response(body=LARGE if path == "/large" else f"{path}\n")
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    server = HttpServer(("127.0.0.1", 0), answer)
+    thread = HttpThread(server)
+    thread.start()
+    yield server
+    thread.stop()
+
+
+def get(server: HttpServer, path: str, *, method: str = "GET") -> tuple[int, str]:
+    with closing(http.client.HTTPConnection(*server.address, timeout=5)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def test_paths_are_answered_without_their_query(server: HttpServer) -> None:
+    assert get(server, "/metrics?name=x") == (200, "/metrics\n")
+    assert get(server, "/metrics", method="HEAD") == (200, "")
+    assert get(server, "/large") == (200, LARGE)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_other_methods_are_refused(server: HttpServer, method: str) -> None:
+    assert get(server, "/metrics", method=method)[0] == 405
+
+
+def test_an_error_names_its_class_and_no_content(server: HttpServer) -> None:
+    assert get(server, "/broken") == (500, "ValueError\n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"\x16\x03\x01\x02\r\n\r\n", 400),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"GET / SPDY/9\r\n\r\n", 400),
+        (b"GET /" + b"x" * HEAD_LIMIT, 431),
+        (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", 200),
+        (b"GET / HTTP/1.0\n\n", 200),
+    ],
+)
+def test_a_hostile_request_is_answered_and_the_next_one_too(server: HttpServer, request_: bytes, status: int) -> None:
+    with closing(socket.create_connection(server.address, timeout=5)) as client:
+        client.sendall(request_)
+        with suppress(ConnectionResetError):
+            assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+    assert get(server, "/metrics")[0] == 200
+
+
+def elapsed(do: Callable[[], object]) -> float:
+    began = time.monotonic()
+    do()
+    return time.monotonic() - began
+
+
+def test_silent_and_trickling_clients_delay_no_other_and_are_dropped(server: HttpServer) -> None:
+    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST - 2)]
+    trickling = silent[0]
+    over = threading.Event()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            while not over.wait(0.05):
+                trickling.sendall(b"G")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+        assert elapsed(lambda: get(server, "/readyz")) < 1
+        for one in silent[1:]:
+            assert one.recv(1) == b""
+    finally:
+        over.set()
+        thread.join()
+        for one in silent:
+            one.close()
+
+
+def test_more_clients_than_allowed_wait_for_a_free_place(server: HttpServer) -> None:
+    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST + 8)]
+    try:
+        assert get(server, "/readyz")[0] == 200
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_client_that_does_not_read_is_dropped(server: HttpServer) -> None:
+    with closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(10)
+        client.connect(server.address)
+        client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+
+        assert get(server, "/metrics")[0] == 200
+        wait_until(lambda: server.clients == 0, 10, what="the server has given it up")
+
+
+def test_an_address_that_is_taken_or_not_ours_is_named(server: HttpServer) -> None:
+    for address in (server.address, ("192.0.2.1", 9464), ("nowhere.invalid", 1)):
+        with pytest.raises(AddressUnusable) as refused:
+            HttpServer(address, answer)
+
+        assert str(refused.value).startswith(f"The HTTP server cannot listen on {address[0]}:{address[1]}: ")
