@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.shop.running import Running, Shop
 from tests.tooling.filled import Own
-from tests.tooling.proxy import Proxy
+from tests.tooling.proxy import Mode, Proxy
 from tests.tooling.waiting import wait_until
 
 ORDERS = "shop.orders"
@@ -149,6 +149,32 @@ def test_a_cut_connection_shows_in_readyz_until_the_broker_is_back(broker_url: s
             proxy.accept()
             becomes(site, ready=True)
             assert site.sum_of("connections_total") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shop")
+def test_after_a_storm_of_cut_connections_the_counts_equal_the_attempts(
+    broker_url: str, tmp_path: Path, publish: Publish
+) -> None:
+    known = urlsplit(broker_url)
+    with closing(Proxy(known.port or 5672)) as proxy:
+        behind = Shop(url=broker_url.replace(f":{known.port}/", f":{proxy.port}/"), notes=tmp_path / "notes")
+        with served(behind, "--processes", "2") as (_running, site):
+            for _ in range(12):
+                publish(*["work"] * 30, *["fail"] * 3, "park")
+                proxy.set(Mode.RST)
+                proxy.rest(0.4)
+            ended = lambda: site.attempts("park") >= 12 * 4 and site.attempts("ack") >= 12 * 30  # noqa: E731
+            wait_until(ended, 90, what="every message is acked or parked", step=0.5)
+            wait_until(lambda: site.sum_of("attempts_total") == len(behind.noted("begin")), 20, what="at rest")
+            becomes(site, ready=True)
+            figures = site.sum_of("attempts_total"), site.sum_of("handler_seconds_count"), site.sum_of("threads_busy")
+            connections = site.sum_of("connections_total")
+
+    attempts = len(behind.noted("begin"))
+    assert figures == (attempts, attempts, 0)
+    assert attempts >= 12 * (30 + 3 * 2 + 1)
+    assert connections > 2
 
 
 def test_a_stopping_consumer_is_not_ready_and_alive(shop: Shop, publish: Publish, tmp_path: Path) -> None:
