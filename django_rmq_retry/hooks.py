@@ -41,11 +41,13 @@ class AroundAttempt:
     """The error that led to the verdict."""
     traceparent: str = ""
     """The W3C trace context of this attempt. If a hook sets it as it is entered, copies and records keep it."""
+    before: str = ""
+    """The trace context of the attempt before if the message has stayed unacked since; otherwise a header has it."""
 
     @property
     def previous(self) -> str:
         """The W3C trace context of the attempt before; empty for a first attempt, or if no hook has set one."""
-        return traceparent(self.delivery.headers)
+        return self.before or traceparent(self.delivery.headers)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_rmq_retry import Fixed, Handler, OneShot, Park, RetryThenPark, handler, publish_many
+from django_rmq_retry import Fixed, Handler, OneShot, Park, RetryThenPark, StopTheLine, handler, publish_many
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, current
 from django_rmq_retry.models import OutboxMessage
@@ -238,6 +238,24 @@ def test_the_trace_context_of_an_attempt_reaches_the_next_one_and_the_parked_mes
 
     assert previous == ["", f"00-{1:032x}-{1:016x}-01", f"00-{2:032x}-{1:016x}-01"]
     assert rmq.parked(charge).headers["rmq-retry-traceparent"] == f"00-{3:032x}-{1:016x}-01"
+
+
+def test_an_attempt_of_a_message_that_stayed_unacked_knows_the_attempt_before(around: Set, request: Any) -> None:
+    previous: list[str] = []
+
+    def trace(one: Around) -> None:
+        if isinstance(one, AroundAttempt):
+            previous.append(one.previous)
+            one.traceparent = f"00-{one.delivery.attempt:032x}-{1:016x}-01"
+
+    around(trace)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(lambda _message: None, policy=StopTheLine(backoff=Fixed(5)))
+    rmq.fail_next(charge, TimeoutError("no answer"), times=2)
+    charge.publish({})
+    rmq.drain()
+
+    assert previous == ["", f"00-{1:032x}-{1:016x}-01", f"00-{2:032x}-{1:016x}-01"]
 
 
 @pytest.mark.parametrize("forged", ["00-zz", "x" * 55, CONTEXT + "\n", 7])

@@ -565,7 +565,8 @@ class Attempts:
 
 def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) -> Entered:
     """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
-    around = AroundAttempt(delivery=state.delivery, handler=subscription.name, limit=subscription.policy.attempts)
+    name, limit = subscription.name, subscription.policy.attempts
+    around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=state.traceparent)
     entered = hooks.enter(around)
     state.around, state.traceparent = around, str(around.traceparent)
     return entered
