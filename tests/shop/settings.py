@@ -32,6 +32,7 @@ RMQ_RETRY = {
     "RECORDS": VARIABLE in os.environ and os.environ.get("SHOP_RECORDS") != "no",
     "OUTBOX": VARIABLE in os.environ,
     "PARKED_QUEUES": os.environ.get("SHOP_PARKED_QUEUES", "").split(),
+    "AROUND": os.environ.get("SHOP_AROUND", "").split(),
 }
 if os.environ.get("SHOP_LOGS"):
     LOGGING = {

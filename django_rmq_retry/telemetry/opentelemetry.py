@@ -1,0 +1,263 @@
+"""The hook ``trace``: OpenTelemetry spans of publishes and attempts, by the semantic conventions for RabbitMQ."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Literal
+
+from django_rmq_retry import __version__
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.parked_copy import TICKET
+from django_rmq_retry.messages.properties import Headers
+from django_rmq_retry.messages.tracebacks import ErrorNote, kind_of, short
+from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
+
+try:
+    from opentelemetry.context import Context, attach, detach, get_current
+    from opentelemetry.propagate import extract, inject
+    from opentelemetry.trace import (
+        INVALID_SPAN,
+        Link,
+        Span,
+        SpanContext,
+        SpanKind,
+        StatusCode,
+        TracerProvider,
+        format_span_id,
+        format_trace_id,
+        get_current_span,
+        get_tracer,
+        set_span_in_context,
+    )
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ImportError(
+        "django_rmq_retry.telemetry.opentelemetry requires opentelemetry-api. "
+        "Install it with: pip install 'django-rmq-retry[otel]'"
+    ) from error
+
+SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
+"""The version of the semantic conventions that names and attributes follow."""
+ANONYMOUS = "amq.gen-"
+"""The beginning of the names that the broker gives to queues: no span is named after such a queue."""
+LIMIT = 3 * 255
+"""In bytes, of each text. AMQP allows 255 bytes for each of exchange, routing key and queue."""
+_W3C = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """A hook for the setting AROUND: a span around each publish and each attempt, with the W3C context in headers.
+
+    The span of a message's first attempt is a child of the span of its publish. With ``first_attempt="link"`` it
+    begins a trace of its own that is linked to the publish, as each retry and each attempt after a requeue does.
+    """
+
+    def __init__(
+        self, *, first_attempt: Literal["child", "link"] = "child", tracer_provider: TracerProvider | None = None
+    ) -> None:
+        given: object = first_attempt
+        if given not in ("child", "link"):
+            raise ConfigurationError(f"first_attempt=… takes 'child' or 'link', not {given!r}.")
+        self._child = first_attempt == "child"
+        self._tracer = get_tracer("django_rmq_retry", __version__, tracer_provider, SCHEMA)
+
+    def __call__(self, one: Around) -> AbstractContextManager[None]:
+        return self._attempt(one) if isinstance(one, AroundAttempt) else self._publish(one)
+
+    @contextmanager
+    def _publish(self, one: AroundPublish) -> Iterator[None]:
+        attributes = _of_publish(one)
+        # A creation context that the sender has put into the headers stays: the span is linked to it.
+        custom = _creation(one.message.headers)
+        with self._tracer.start_as_current_span(
+            f"send {attributes['messaging.destination.name']}",
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+            links=[_link(custom, "creation")] if custom.is_valid else [],
+        ) as span:
+            if not custom.is_valid:
+                _inject(one)
+            yield
+            span.set_attribute("rmq_retry.stored", one.stored)
+            _failed(span, one.error, "")
+
+    @contextmanager
+    def _attempt(self, one: AroundAttempt) -> Iterator[None]:
+        context, links = _extracted(one.delivery.headers), list[Link]()
+        if not (self._child and _first(one)):
+            links = _links(get_current_span(context).get_span_context(), one.previous)
+            context = set_span_in_context(INVALID_SPAN, context)
+        # Attached as a whole, because the handler gets the baggage of the message too.
+        token = attach(context)
+        try:
+            with self._tracer.start_as_current_span(
+                f"process {_queue(one.delivery)}".rstrip(),
+                context=context,
+                kind=SpanKind.CONSUMER,
+                attributes=_of_attempt(one),
+                links=links,
+            ) as span:
+                one.traceparent = _written(span.get_span_context())
+                yield
+                self._judged(span, one)
+        finally:
+            detach(token)
+
+    def _judged(self, span: Span, one: AroundAttempt) -> None:
+        """Write the verdict into the span of the attempt; a parked message gets a span of its own below it."""
+        verdict = one.verdict
+        if verdict is None:
+            _failed(span, one.error, "")
+            return
+        span.set_attribute("rmq_retry.verdict", verdict.kind.value)
+        if verdict.kind is Kind.RETRY or verdict.kind is Kind.HALT:
+            span.set_attribute("rmq_retry.wait", float(verdict.after))
+        if verdict.kind is not Kind.PARK:
+            if not isinstance(one.error, Discard):
+                _failed(span, one.error, "")
+            return
+        reason = verdict.reason.value if verdict.reason else "parked"
+        _failed(span, one.error, reason)
+        name, attributes = f"park {_queue(one.delivery)}".rstrip(), _of_parking(one.delivery, verdict)
+        with self._tracer.start_as_current_span(name, attributes=attributes) as parking:
+            _failed(parking, one.error, reason)
+            parking.set_status(StatusCode.ERROR, verdict.detail)
+
+
+def _first(one: AroundAttempt) -> bool:
+    """True for the first attempt of a publish; a requeued message has made attempts before its first one."""
+    return one.delivery.attempt == 1 and not one.previous and TICKET not in one.delivery.headers
+
+
+def _links(creation: SpanContext, previous: str) -> list[Link]:
+    """Return the links to the publish of the message and to the attempt before, as far as they are known."""
+    before = get_current_span(_W3C.extract({"traceparent": previous}, Context())).get_span_context()
+    named = ((creation, "creation"), (before, "previous_attempt"))
+    return [_link(context, name) for context, name in named if context.is_valid]
+
+
+def _link(context: SpanContext, name: str) -> Link:
+    return Link(context, {"rmq_retry.link": name})
+
+
+def _extracted(headers: Headers) -> Context:
+    """Return the current context with the span and the baggage of the headers, and without any other span."""
+    # Other clients may have written values of any type, and propagators read text only.
+    carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
+    return extract(carrier, set_span_in_context(INVALID_SPAN, get_current()))
+
+
+def _creation(headers: Headers) -> SpanContext:
+    if not headers.raw:
+        return INVALID_SPAN.get_span_context()
+    return get_current_span(_extracted(headers)).get_span_context()
+
+
+def _inject(one: AroundPublish) -> None:
+    """Put the current context into the headers; they are part of the message, also in the outbox and in each retry."""
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    if carrier:
+        one.add_headers(carrier)
+
+
+def _written(context: SpanContext) -> str:
+    """Return a context in W3C's form; empty if there is none, because no SDK is set up."""
+    if not context.is_valid:
+        return ""
+    return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-{context.trace_flags:02x}"
+
+
+def _failed(span: Span, error: BaseException | None, reason: str) -> None:
+    """Record an error in a span; without one, the reason for which its message is parked, if it is."""
+    if error is None:
+        if reason:
+            span.set_attribute("error.type", reason)
+            span.set_status(StatusCode.ERROR)
+        return
+    span.set_attribute("error.type", kind_of(error))
+    span.set_status(StatusCode.ERROR, ErrorNote.of(error).text)
+    # An exception of the project may fail to show its text.
+    with suppress(Exception):
+        span.record_exception(error)
+
+
+def _of_publish(one: AroundPublish) -> dict[str, str | int]:
+    message = one.message
+    named = {
+        **_of_message(message.properties.message_id, message.properties.correlation_id, message),
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": _destination(message.exchange, message.routing_key),
+        "rmq_retry.handler": one.handler,
+    }
+    return _given(named)
+
+
+def _of_attempt(one: AroundAttempt) -> dict[str, str | int]:
+    delivery = one.delivery
+    named = {
+        **_of_message(delivery.id, delivery.correlation_id, delivery),
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": _destination(delivery.exchange, delivery.routing_key, delivery.queue),
+        "messaging.destination.anonymous": delivery.queue.startswith(ANONYMOUS),
+        "messaging.rabbitmq.message.delivery_tag": _tag(delivery),
+        "rmq_retry.handler": one.handler,
+        "rmq_retry.attempt": delivery.attempt,
+        "rmq_retry.attempts": one.limit,
+    }
+    return _given(named)
+
+
+def _of_parking(delivery: Delivery, verdict: Verdict) -> dict[str, str | int]:
+    named = {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "park",
+        "messaging.destination.name": delivery.queue,
+        "messaging.message.id": delivery.id,
+        "rmq_retry.reason": verdict.reason and verdict.reason.value,
+        "rmq_retry.fingerprint": verdict.fingerprint,
+        "rmq_retry.culprit": verdict.culprit,
+    }
+    return _given(named)
+
+
+def _of_message(name: str | None, correlation: str | None, message: Message | Delivery) -> dict[str, object]:
+    return {
+        "messaging.system": "rabbitmq",
+        "messaging.rabbitmq.destination.routing_key": message.routing_key,
+        "messaging.message.id": name,
+        "messaging.message.conversation_id": correlation,
+        "messaging.message.body.size": len(message.body),
+    }
+
+
+def _given(named: Mapping[str, object]) -> dict[str, str | int]:
+    """Return the attributes that have a value. An exporter cannot write text that is not UTF-8."""
+    return {
+        name: value if isinstance(value, int) else short(value, LIMIT)
+        for name, value in named.items()
+        if value not in (None, "") and value is not False
+    }
+
+
+def _destination(exchange: str, routing_key: str, queue: str = "") -> str:
+    """Return ``{exchange}:{routing key}:{queue}``, without empty parts; equal key and queue stand once."""
+    parts = (exchange, routing_key, "" if queue == routing_key else queue)
+    return ":".join(filter(None, parts)) or "amq.default"
+
+
+def _queue(delivery: Delivery) -> str:
+    return "" if delivery.queue.startswith(ANONYMOUS) else short(delivery.queue, LIMIT)
+
+
+def _tag(delivery: Delivery) -> int | None:
+    """Return the delivery tag, if the message has come from a channel."""
+    tag: object = delivery.token[1] if isinstance(delivery.token, tuple) else None
+    return tag if isinstance(tag, int) else None
+
+
+trace = Tracing()
+"""The hook with its defaults, for ``"AROUND": ["django_rmq_retry.telemetry.opentelemetry.trace"]``."""

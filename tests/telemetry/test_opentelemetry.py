@@ -1,0 +1,613 @@
+"""Spans of publishes and attempts: their tree, their links and attributes, and the context in headers."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, SamplingResult
+from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
+
+from django_rmq_retry import (
+    AckFirst,
+    DeadLetter,
+    Discard,
+    Exchange,
+    Fixed,
+    Handler,
+    InPlace,
+    Ladder,
+    NackRequeue,
+    Native,
+    OneShot,
+    Park,
+    Queue,
+    Republish,
+    RetryThenPark,
+    StopTheLine,
+    WaitQueue,
+    handler,
+    publish_many,
+)
+from django_rmq_retry.errors import ConfigurationError, MessageReturned
+from django_rmq_retry.hooks import Around, AroundPublish, current
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.policies import Policy
+from django_rmq_retry.telemetry.opentelemetry import SCHEMA, Tracing
+from django_rmq_retry.testing import RmqTest, isolated_handlers
+
+OTHERS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+Spans = Sequence[ReadableSpan]
+Set = Callable[..., None]
+
+
+class BankDown(Exception):
+    """Raised by the handlers of these tests."""
+
+
+class Traced:
+    """The spans that have ended, in the order of their ends."""
+
+    def __init__(self, provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
+        self.provider, self._exporter = provider, exporter
+
+    @property
+    def spans(self) -> Spans:
+        return self._exporter.get_finished_spans()
+
+    def named(self, name: str) -> Spans:
+        return [one for one in self.spans if one.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (found,) = self.named(name)
+        return found
+
+
+def ids(span: ReadableSpan) -> tuple[int, int]:
+    found = span.get_span_context()
+    assert found is not None
+    return found.trace_id, found.span_id
+
+
+def parent_of(span: ReadableSpan) -> tuple[int, int] | None:
+    return None if span.parent is None else (span.parent.trace_id, span.parent.span_id)
+
+
+def links_of(span: ReadableSpan) -> list[tuple[Any, tuple[int, int]]]:
+    return [
+        ((link.attributes or {})["rmq_retry.link"], (link.context.trace_id, link.context.span_id))
+        for link in span.links
+    ]
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def header_of(span: ReadableSpan) -> str:
+    found = span.get_span_context()
+    assert found is not None
+    return f"00-{format_trace_id(found.trace_id)}-{format_span_id(found.span_id)}-{found.trace_flags:02x}"
+
+
+def tracing(**options: Any) -> tuple[Tracing, Traced]:
+    """A hook whose spans are kept."""
+    exporter, first = InMemorySpanExporter(), options.pop("first_attempt", "child")
+    provider = TracerProvider(shutdown_on_exit=False, **options)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(first_attempt=first, tracer_provider=provider), Traced(provider, exporter)
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Iterator[None]:
+    with isolated_handlers():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def contexts_end_with_their_test() -> Iterator[None]:
+    yield
+    assert context.get_current() == {}
+
+
+@pytest.fixture
+def around(settings: Any) -> Set:
+    def around(*hooks: object) -> None:
+        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": [*hooks]}
+
+    return around
+
+
+@pytest.fixture
+def traced(around: Set) -> Traced:
+    hook, traced = tracing()
+    around(hook)
+    return traced
+
+
+@pytest.fixture
+def kit(traced: Traced, request: pytest.FixtureRequest) -> RmqTest:  # noqa: ARG001 - the hook is set before
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    return rmq
+
+
+def charging(does: Callable[[Any], object], queue: str | Queue = "payments.charge", **options: Any) -> Handler[object]:
+    policy = RetryThenPark(attempts=3, backoff=Fixed(5))
+    return handler(queue, name="charge", **{"policy": policy, **options})(does)
+
+
+def fail(_message: Any) -> None:
+    raise BankDown("no answer")
+
+
+def succeed(_message: Any) -> None: ...
+
+
+def test_a_publish_and_its_first_attempt_are_one_trace(traced: Traced, kit: RmqTest) -> None:
+    charging(succeed).publish({"payment": 7}, correlation_id="order-1", message_id="m-1")
+    kit.drain()
+    sent, processed = traced.spans
+
+    assert (sent.name, sent.kind, parent_of(sent)) == ("send payments.charge", SpanKind.PRODUCER, None)
+    assert (processed.name, processed.kind) == ("process payments.charge", SpanKind.CONSUMER)
+    assert (parent_of(processed), links_of(processed)) == (ids(sent), [])
+    assert sent.status.status_code == processed.status.status_code == StatusCode.UNSET
+    assert sent.instrumentation_scope is not None
+    assert (sent.instrumentation_scope.name, sent.instrumentation_scope.schema_url) == ("django_rmq_retry", SCHEMA)
+
+
+def test_the_attributes_follow_the_conventions_for_rabbitmq(traced: Traced, kit: RmqTest) -> None:
+    main = Exchange("main", "topic")
+    charge = charging(succeed, Queue("payments.charge", bindings=[main.bind("charge.*")]))
+    charge.publish({"payment": 7}, exchange="main", routing_key="charge.card", correlation_id="c-1", message_id="m-1")
+    kit.drain()
+    sent, processed = map(attributes_of, traced.spans)
+    common = {
+        "messaging.system": "rabbitmq",
+        "messaging.rabbitmq.destination.routing_key": "charge.card",
+        "messaging.message.id": "m-1",
+        "messaging.message.conversation_id": "c-1",
+        "messaging.message.body.size": 13,
+        "rmq_retry.handler": "charge",
+    }
+    tag = processed.pop("messaging.rabbitmq.message.delivery_tag")
+
+    assert traced.spans[0].name == "send main:charge.card"
+    assert sent == {
+        **common,
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "main:charge.card",
+        "rmq_retry.stored": False,
+    }
+    assert processed == {
+        **common,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "main:charge.card:payments.charge",
+        "rmq_retry.attempt": 1,
+        "rmq_retry.attempts": 3,
+        "rmq_retry.verdict": "ack",
+    }
+    assert tag > 0
+
+
+def test_the_first_attempt_is_linked_to_the_publish_if_the_setting_asks_for_it(around: Set, request: Any) -> None:
+    hook, traced = tracing(first_attempt="link")
+    around(hook)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(succeed).publish({})
+    rmq.drain()
+    sent, processed = traced.spans
+
+    assert parent_of(processed) is None
+    assert ids(processed)[0] != ids(sent)[0]
+    assert links_of(processed) == [("creation", ids(sent))]
+
+
+def test_each_retry_is_a_new_trace_linked_to_the_publish_and_to_the_attempt_before(
+    traced: Traced, kit: RmqTest
+) -> None:
+    charge = charging(fail)
+    charge.publish({})
+    kit.drain()
+    sent = traced.one("send payments.charge")
+    first, second, third = traced.named("process payments.charge")
+
+    assert [parent_of(one) for one in (first, second, third)] == [ids(sent), None, None]
+    assert len({ids(one)[0] for one in (first, second, third)}) == 3
+    assert links_of(second) == [("creation", ids(sent)), ("previous_attempt", ids(first))]
+    assert links_of(third) == [("creation", ids(sent)), ("previous_attempt", ids(second))]
+    assert [attributes_of(one)["rmq_retry.attempt"] for one in (first, second, third)] == [1, 2, 3]
+    assert [attributes_of(one)["rmq_retry.verdict"] for one in (first, second, third)] == ["retry", "retry", "park"]
+    assert [attributes_of(one).get("rmq_retry.wait") for one in (first, second, third)] == [5.0, 5.0, None]
+    assert kit.parked(charge).headers["rmq-retry-traceparent"] == header_of(third)
+    assert kit.parked(charge).headers["traceparent"] == header_of(sent)
+
+
+def test_a_parked_message_has_a_span_of_its_own_that_carries_the_error(traced: Traced, kit: RmqTest) -> None:
+    charge = charging(fail, policy=RetryThenPark(attempts=1))
+    charge.publish({}, message_id="m-1")
+    kit.drain()
+    processed, parked = traced.one("process payments.charge"), traced.one("park payments.charge")
+    kind = f"{__name__}.BankDown"
+
+    assert (parent_of(parked), parked.kind) == (ids(processed), SpanKind.INTERNAL)
+    assert attributes_of(parked) == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "park",
+        "messaging.destination.name": "payments.charge",
+        "messaging.message.id": "m-1",
+        "error.type": kind,
+        "rmq_retry.reason": "retries_exhausted",
+        "rmq_retry.fingerprint": kit.parked(charge).headers["rmq-retry-fingerprint"],
+        "rmq_retry.culprit": kit.parked(charge).headers["rmq-retry-culprit"],
+    }
+    assert parked.status.description == "Gave up after 1 attempt: BankDown: no answer"
+    assert (processed.status.status_code, processed.status.description) == (StatusCode.ERROR, "no answer")
+    assert attributes_of(processed)["error.type"] == kind
+    for one in (processed, parked):
+        (event,) = one.events
+        told = dict(event.attributes or {})
+        assert (event.name, told["exception.type"], told["exception.message"]) == ("exception", kind, "no answer")
+        assert "in fail" in str(told["exception.stacktrace"])
+
+
+@pytest.mark.django_db
+def test_a_message_parked_without_running_its_handler_has_the_reason_as_its_error(
+    traced: Traced, settings: Any, request: Any
+) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CRASH_LIMIT": 1}
+    kit: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(succeed, order_by=lambda message: message.data["account"])
+    kit.fail_next(charge, "crash before ack", times=9)
+    charge.publish({"account": 7})
+    kit.drain()
+    processed, parked = traced.named("process payments.charge")[-1], traced.one("park payments.charge")
+
+    assert parent_of(parked) == ids(processed)
+    for one in (processed, parked):
+        assert (attributes_of(one)["error.type"], one.events) == ("worker_stopped", ())
+        assert one.status.status_code == StatusCode.ERROR
+    assert str(parked.status.description).startswith("Redelivered 4 times")
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "status"),
+    [(Discard("Superseded"), "discard", StatusCode.UNSET), (Park("The account is frozen"), "park", StatusCode.ERROR)],
+)
+def test_a_discard_is_no_error_and_a_park_is_one(
+    traced: Traced, kit: RmqTest, error: Exception, verdict: str, status: StatusCode
+) -> None:
+    def does(_message: Any) -> None:
+        raise error
+
+    charging(does).publish({})
+    kit.drain()
+    processed = traced.one("process payments.charge")
+
+    assert (attributes_of(processed)["rmq_retry.verdict"], processed.status.status_code) == (verdict, status)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_spans_of_the_handler_are_below_its_attempt(traced: Traced, kit: RmqTest, asynchronous: bool) -> None:
+    tracer = traced.provider.get_tracer("bank")
+
+    def does(_message: Any) -> None:
+        with tracer.start_as_current_span("call the bank"):
+            pass
+
+    async def awaits(message: Any) -> None:
+        await asyncio.sleep(0)
+        does(message)
+
+    charging(awaits if asynchronous else does).publish({})
+    kit.drain()
+
+    assert parent_of(traced.one("call the bank")) == ids(traced.one("process payments.charge"))
+
+
+def test_a_publish_in_a_handler_and_in_a_request_is_below_their_spans(traced: Traced, kit: RmqTest) -> None:
+    notify = handler("notices", name="notify")(succeed)
+    charge = charging(lambda _message: notify.publish({}))
+    with traced.provider.get_tracer("shop").start_as_current_span("POST /pay"):
+        charge.publish({})
+    kit.drain()
+
+    assert parent_of(traced.one("send payments.charge")) == ids(traced.one("POST /pay"))
+    assert parent_of(traced.one("send notices")) == ids(traced.one("process payments.charge"))
+    assert len({ids(one)[0] for one in traced.spans}) == 1
+
+
+def test_a_call_is_a_span_until_its_answer(traced: Traced, kit: RmqTest) -> None:  # noqa: ARG001 - the broker
+    quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda _message: {"rate": "1.08"})
+
+    assert quote.call({"pair": "EURUSD"}) == {"rate": "1.08"}
+    assert [one.name for one in traced.spans] == ["process rates.quote", "send rates.quote"]
+    assert parent_of(traced.spans[0]) == ids(traced.spans[1])
+
+
+def test_messages_published_together_have_a_span_each(traced: Traced, kit: RmqTest) -> None:
+    charge = charging(succeed)
+    publish_many([charge.message(1), charge.message(2)])
+    kit.drain()
+
+    assert [parent_of(one) for one in traced.named("process payments.charge")] == [
+        ids(one) for one in traced.named("send payments.charge")
+    ]
+
+
+def test_a_publish_that_fails_has_its_error(traced: Traced, kit: RmqTest) -> None:  # noqa: ARG001 - the broker
+    with pytest.raises(MessageReturned) as raised:
+        charging(succeed).publish({}, exchange="amq.topic", routing_key="nowhere")
+    sent = traced.one("send amq.topic:nowhere")
+
+    assert attributes_of(sent)["error.type"] == "django_rmq_retry.errors.MessageReturned"
+    assert (sent.status.status_code, [one.name for one in sent.events]) == (StatusCode.ERROR, ["exception"])
+    assert str(sent.status.description) in str(raised.value)
+
+
+@pytest.mark.django_db
+def test_a_message_in_the_outbox_holds_the_context_of_its_publish(
+    traced: Traced, kit: RmqTest, django_capture_on_commit_callbacks: Any
+) -> None:
+    charge = charging(succeed)
+    with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+        charge.publish({})
+        stored = bytes(OutboxMessage.objects.get().properties)
+    kit.drain()
+    sent, processed = traced.spans
+
+    assert encoded(header_of(sent)) in stored
+    assert attributes_of(sent)["rmq_retry.stored"] is True
+    assert parent_of(processed) == ids(sent)
+
+
+def test_a_context_that_the_sender_has_set_stays_and_is_linked(traced: Traced, kit: RmqTest) -> None:
+    charge = charging(succeed)
+    charge.publish({}, headers={"traceparent": OTHERS})
+    kit.drain()
+    sent, processed = traced.spans
+    others = (int(OTHERS[3:35], 16), int(OTHERS[36:52], 16))
+
+    assert links_of(sent) == [("creation", others)]
+    assert parent_of(processed) == others
+    assert [one.message.headers["traceparent"] for one in kit.attempts(charge)] == [OTHERS]
+
+
+def test_baggage_reaches_the_handler_of_each_attempt(traced: Traced, kit: RmqTest) -> None:  # noqa: ARG001 - the hook
+    found: list[object] = []
+
+    def does(_message: Any) -> None:
+        found.append(baggage.get_baggage("tenant"))
+        raise BankDown
+
+    token = context.attach(baggage.set_baggage("tenant", "north"))
+    charging(does).publish({})
+    context.detach(token)
+    kit.drain()
+
+    assert found == ["north", "north", "north"]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *("00-zz", "", "x" * 5000, OTHERS.upper(), OTHERS + "\n\n", "ff" + OTHERS[2:]),
+        *(f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", 7, b"\xff\xfe", [OTHERS], {"a": OTHERS}, None, True),
+    ],
+)
+def test_a_forged_context_is_ignored(around: Set, forged: object, request: Any) -> None:
+    def forge(one: Around) -> None:
+        if isinstance(one, AroundPublish):
+            one.add_headers({"traceparent": forged, "tracestate": forged, "baggage": forged})
+
+    hook, traced = tracing()
+    around(hook, forge)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    ran: list[object] = []
+    charging(ran.append).publish({})
+    rmq.drain()
+    processed = traced.one("process payments.charge")
+
+    assert (parent_of(processed), links_of(processed), len(ran)) == (None, [], 1)
+    assert current().failures == {}
+
+
+def test_spans_that_are_not_sampled_pass_their_context_on(around: Set, request: Any) -> None:
+    hook, traced = tracing(sampler=ALWAYS_OFF)
+    around(hook)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({})
+    rmq.drain()
+    first, second, third = (dict(one.message.headers) for one in rmq.attempts(charge))
+
+    assert traced.spans == ()
+    assert int(str(first["traceparent"])[-2:], 16) & 1 == 0
+    assert first["traceparent"] == second["traceparent"] == third["traceparent"]
+    assert str(second["rmq-retry-traceparent"]).split("-")[1] == str(first["traceparent"]).split("-")[1]
+    assert second["rmq-retry-traceparent"] != third["rmq-retry-traceparent"]
+
+
+def test_without_an_sdk_no_message_changes(around: Set, request: Any) -> None:
+    around(Tracing(tracer_provider=trace.NoOpTracerProvider()))
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({})
+    rmq.drain()
+
+    assert dict(rmq.attempts(charge)[0].message.headers) == {}
+    assert "rmq-retry-traceparent" not in rmq.parked(charge).headers
+    assert current().failures == {}
+
+
+class Raising(SpanProcessor):
+    """A processor that raises at the start or at the end of each span."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        if self._at == "start":
+            raise RuntimeError("the collector is away")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._at == "end":
+            raise RuntimeError("the collector is away")
+
+
+class NoSampler(Sampler):
+    def should_sample(self, *_given: Any, **_more: Any) -> SamplingResult:
+        raise RuntimeError("no decision")
+
+    def get_description(self) -> str:
+        return "NoSampler"
+
+
+@pytest.mark.parametrize("broken", ["start", "end", "sampler"])
+def test_a_broken_tracer_costs_no_message(around: Set, broken: str, request: Any) -> None:
+    provider = TracerProvider(shutdown_on_exit=False, sampler=NoSampler() if broken == "sampler" else None)
+    provider.add_span_processor(Raising(broken))
+    around(Tracing(tracer_provider=provider))
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({})
+    rmq.drain()
+
+    assert len(rmq.attempts(charge)) == 3
+    assert rmq.parked(charge).code == "retries_exhausted"
+    assert sum(current().failures.values()) == 4
+
+
+def test_an_error_without_a_readable_text_costs_no_span(traced: Traced, kit: RmqTest) -> None:
+    class Unreadable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def does(_message: Any) -> None:
+        raise Unreadable
+
+    charging(does, policy=RetryThenPark(attempts=1)).publish({})
+    kit.drain()
+
+    assert traced.one("process payments.charge").status.status_code == StatusCode.ERROR
+    assert traced.one("park payments.charge").status.status_code == StatusCode.ERROR
+    assert current().failures == {}
+
+
+def test_a_halted_message_that_stays_unacked_is_linked_to_its_attempt_before(traced: Traced, kit: RmqTest) -> None:
+    post = handler("ledger.post", policy=StopTheLine(backoff=Fixed(5)), name="post")(succeed)
+    kit.fail_next(post, BankDown("no answer"), times=2)
+    post.publish({})
+    kit.drain()
+    sent = traced.one("send ledger.post")
+    first, second, third = traced.named("process ledger.post")
+
+    assert (parent_of(first), parent_of(second), parent_of(third)) == (ids(sent), None, None)
+    assert links_of(second) == [("creation", ids(sent)), ("previous_attempt", ids(first))]
+    assert links_of(third) == [("creation", ids(sent)), ("previous_attempt", ids(second))]
+    assert [attributes_of(one)["rmq_retry.verdict"] for one in (first, second, third)] == ["halt", "halt", "ack"]
+    assert attributes_of(first)["rmq_retry.wait"] == 5.0
+
+
+def encoded(text: str, name: str = "traceparent") -> bytes:
+    """A header as AMQP writes it: its name, the type of a long string, and its length before the text."""
+    return bytes([len(name)]) + name.encode() + b"S" + len(text).to_bytes(4, "big") + text.encode()
+
+
+CARRIERS: list[tuple[Policy, bool]] = [
+    (RetryThenPark(attempts=3, backoff=Fixed(0.2), via=Ladder()), True),
+    (RetryThenPark(attempts=3, via=DeadLetter(exchange="again", queue="charge.again", after=0.2)), False),
+    (RetryThenPark(attempts=3, backoff=Fixed(0.2), via=WaitQueue("wait", "charge.wait")), True),
+    (RetryThenPark(attempts=2, backoff=Fixed(0.2), via=NackRequeue()), False),
+    (RetryThenPark(attempts=3, backoff=Fixed(0.2), via=Republish()), True),
+    (RetryThenPark(attempts=3, backoff=Fixed(0.2), via=AckFirst()), True),
+    (RetryThenPark(attempts=3, backoff=Fixed(0.2), via=InPlace()), True),
+    (RetryThenPark(attempts=3, via=Native(1)), False),
+]
+
+
+@pytest.mark.parametrize("place", ["virtual", pytest.param("real", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("policy", "stamped"), CARRIERS, ids=lambda one: type(getattr(one, "via", one)).__name__)
+def test_every_carrier_keeps_the_context_byte_for_byte(
+    traced: Traced, policy: RetryThenPark, stamped: bool, place: str, request: Any
+) -> None:
+    native = isinstance(policy.via, Native)
+    if native and place == "real":
+        pytest.skip("Native needs RabbitMQ 4.3.")
+    with ExitStack() as stack:
+        url = request.getfixturevalue("broker_url") if place == "real" else None
+        rmq = stack.enter_context(RmqTest(url=url, patience=20, version="4.3" if native else "4.0"))
+        charge = charging(fail, policy=policy)
+        token = context.attach(baggage.set_baggage("tenant", "north"))
+        charge.publish({}, headers={"tracestate": "vendor=1"})
+        context.detach(token)
+        rmq.drain()
+        raws = [one.message.raw for one in rmq.attempts(charge)]
+        parked = rmq.parked(charge).message.raw
+    sent = traced.one("send payments.charge")
+    headers = [
+        encoded(header_of(sent)), encoded("tenant=north", "baggage"), encoded("vendor=1", "tracestate")
+    ]  # fmt: skip
+    attempts = traced.named("process payments.charge")
+
+    assert len(raws) == policy.attempts
+    assert [one in raw for raw in [*raws, parked] for one in headers] == [True] * 3 * (len(raws) + 1)
+    for number, one in enumerate(attempts[1:], 1):
+        before = [("previous_attempt", ids(attempts[number - 1]))] if stamped else []
+        assert links_of(one) == [("creation", ids(sent)), *before]
+
+
+def test_a_message_in_quarantine_keeps_its_context(traced: Traced, kit: RmqTest) -> None:
+    charge = charging(succeed)
+    kit.fail_next(charge, "crash before ack", times=4)
+    charge.publish({})
+    kit.drain()
+    sent = traced.one("send payments.charge")
+    raws = [one.message.raw for one in kit.attempts(charge)]
+
+    assert any(one.message.quarantined for one in kit.attempts(charge))
+    assert [encoded(header_of(sent)) in raw for raw in raws] == [True] * len(raws)
+
+
+def test_an_invalid_argument_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"first_attempt=… takes 'child' or 'link', not 'both'\."):
+        Tracing(first_attempt="both")  # type: ignore[arg-type]
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    code = (
+        "import sys, django\n"
+        "sys.modules['opentelemetry'] = None\n"
+        "from django.conf import settings\n"
+        "around = ['django_rmq_retry.telemetry.opentelemetry.trace']\n"
+        "settings.configure(RMQ_RETRY={'AROUND': around})\n"
+        "from django_rmq_retry.conf import settings\n"
+        "try:\n    settings()\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    root = Path(__file__).parents[2]
+    told = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+
+    assert told.stdout.strip() == (
+        "ImproperlyConfigured RMQ_RETRY['AROUND'] names 'django_rmq_retry.telemetry.opentelemetry.trace', which cannot "
+        "be imported: django_rmq_retry.telemetry.opentelemetry requires opentelemetry-api. Install it with: "
+        "pip install 'django-rmq-retry[otel]'."
+    )
+
+
+def test_the_hook_with_its_defaults_uses_the_global_provider(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": ["django_rmq_retry.telemetry.opentelemetry.trace"]}
+
+    with RmqTest() as rmq:
+        charging(succeed).publish({})
+        assert (rmq.drain(), current().failures) == (1, {})
