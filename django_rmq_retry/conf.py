@@ -29,6 +29,8 @@ MASKED = (
     *("*.authorization", "*.api_key", "*.pin"),
 )
 """Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
+TRACE_ID = "{trace_id}"
+"""The place of a trace's id in TRACE_URL."""
 REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
@@ -74,6 +76,12 @@ def management(key: str, value: object) -> Secret | None:
     if isinstance(given, Secret) and urlsplit(given.reveal()).scheme in {"http", "https"}:
         return given
     raise wrong(key, "an http:// or https:// URL", f"a {type(value).__name__} without it", "It is not shown here.")
+
+
+def trace_url(key: str, value: object) -> str:
+    if isinstance(value, str) and TRACE_ID in value and value.startswith(("http://", "https://")):
+        return value
+    raise wrong(key, "an http:// or https:// URL such as 'https://jaeger.bank/trace/{trace_id}'", repr(value))
 
 
 def tls(key: str, value: object) -> Tls | None:
@@ -249,6 +257,8 @@ class Operators:
     environment: str = ""
     """Shown on every page of the admin, such as PRODUCTION."""
     management_url: Secret | None = None
+    trace_url: str = ""
+    """The address of a trace, with a place for its id, for the links of the admin."""
     attempt_days: int = 30
     resolved_days: int = 90
     audit_days: int = 2557
@@ -365,6 +375,7 @@ OPERATOR_KEYS: Mapping[str, Reader] = {
     "CONTACT": text,
     "ENVIRONMENT": text,
     "MANAGEMENT_URL": management,
+    "TRACE_URL": trace_url,
     "ATTEMPT_DAYS": whole(1, 36500),
     "RESOLVED_DAYS": whole(1, 36500),
     "AUDIT_DAYS": whole(1, 36500),

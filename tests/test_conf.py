@@ -83,7 +83,12 @@ def test_every_setting_can_be_set() -> None:
         QUEUE_TYPE="classic",
         REPLY_TO=["bank.*"],
         TOPOLOGY=[EVENTS, "tests.test_conf.ARCHIVE"],
-        OPERATORS={"MANAGEMENT_URL": "https://h:15671", "RESOLVED_DAYS": 7, "PERMIT": "tests.test_conf.permits"},
+        OPERATORS={
+            "MANAGEMENT_URL": "https://h:15671",
+            "TRACE_URL": "https://h/{trace_id}",
+            "RESOLVED_DAYS": 7,
+            "PERMIT": "tests.test_conf.permits",
+        },
     )
     access = found.access()
 
@@ -93,6 +98,7 @@ def test_every_setting_can_be_set() -> None:
     assert (access.heartbeat, access.connect_timeout, access.blocked_timeout, access.publish_timeout) == (5, 2, 3.5, 4)
     assert found.topology == (EVENTS, *ARCHIVE)
     assert found.operators.management_url == Secret("https://h:15671")
+    assert found.operators.trace_url == "https://h/{trace_id}"
     assert found.operators.resolved_days == 7
     assert found.operators.permit is permits
     assert (found.policy, found.queue_type, found.reply_to, found.crash_limit) == (
@@ -131,6 +137,9 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
         ({"OPERATORS": {"PERMITS": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PERMITS'. Did you mean 'PERMIT'?"),
         ({"OPERATORS": {"PREFETCH": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PREFETCH'."),
         ({"OPERATORS": {"PERMIT": 5}}, "RMQ_RETRY['OPERATORS']['PERMIT'] takes a function, or the dotted path to one"),
+        ({"OPERATORS": {"TRACE_URL": "jaeger/{trace_id}"}}, "RMQ_RETRY['OPERATORS']['TRACE_URL'] takes an http:// or"),
+        ({"OPERATORS": {"TRACE_URL": "https://h/trace"}}, "such as 'https://jaeger.bank/trace/{trace_id}', not"),
+        ({"OPERATORS": {"TRACE_URL": None}}, "takes an http:// or https:// URL"),
         ({"PREFETCH": "10"}, "RMQ_RETRY['PREFETCH'] takes a whole number from 1 to 65535, not '10'."),
         ({"PREFETCH": 0}, "takes a whole number from 1 to 65535, not 0."),
         ({"PREFETCH": True}, "takes a whole number from 1 to 65535, not True."),

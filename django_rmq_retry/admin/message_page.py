@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry.admin import labels, pages
 from django_rmq_retry.admin.labels import plain_words
 from django_rmq_retry.admin.pages import Button, Pages
-from django_rmq_retry.admin.timeline import timeline, with_reasons
+from django_rmq_retry.admin.timeline import spans_at, timeline, with_reasons
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX, Death, deaths, rejections, well_formed
@@ -49,6 +49,8 @@ SHORT = 200
 PLACE = "headers."
 """The prefix of a hidden header's name, so that it differs from the path of a body's field."""
 ROUTING = ("CC", "BCC", "x-delay")
+CREATION = "traceparent"
+"""The header with the W3C trace context of the message's publish."""
 PLAIN = (
     *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration"),
     *("message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"),
@@ -149,6 +151,8 @@ class Header:
     section: str
     place: str = ""
     """The header's name for a reveal if its value is hidden, else empty."""
+    spans: str = ""
+    """The address of the spans of the message's publish, if this header names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +240,14 @@ def _headers(properties: Properties, whole: bool, shown: Collection[str]) -> Ite
             continue
         hidden = place not in shown and hides([name], masks)
         seen = HIDDEN if hidden else _text(value if place in shown else without(value, [name], masks))
-        kind = type(value).__name__
-        yield Header(name=visible(name), value=seen, kind=kind, section=_section(name), place=place if hidden else "")
+        yield Header(
+            name=visible(name),
+            value=seen,
+            kind=type(value).__name__,
+            section=_section(name),
+            place=place if hidden else "",
+            spans=spans_at(value) if name == CREATION and not hidden else "",
+        )
 
 
 def _section(name: str) -> str:

@@ -1,5 +1,6 @@
 """The timeline of a message, its tracebacks and the activity of operators."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,6 +11,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import labels
+from django_rmq_retry.conf import TRACE_ID, settings
 from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.operators import refusal
@@ -28,6 +30,9 @@ ASTEP = timedelta(microseconds=1)
 SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "action": "●", "sent": "→", "published": "→"}
 
 LISTED = 20
+
+SAMPLED = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf]")
+"""A W3C trace context whose spans are recorded: the last bit of its flags is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,16 @@ def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[
     return trace_of(rows[0]), list(since.items())[:DEPLOYS]
 
 
+def spans_at(traceparent: object) -> str:
+    """Return the address of the spans of a W3C trace context; empty if the setting or their trace is missing.
+
+    A context that is not sampled has no spans in the tracing system.
+    """
+    url = settings().operators.trace_url
+    found = SAMPLED.fullmatch(traceparent) if url and isinstance(traceparent, str) else None
+    return "" if found is None else url.replace(TRACE_ID, found[1])
+
+
 def _causes(chain: Any) -> Iterator[Cause]:
     for entry in chain if isinstance(chain, list) else ():
         if isinstance(entry, Mapping):
@@ -126,6 +141,8 @@ class Event:
     text: str = ""
     attempt: Attempt | None = None
     trace: Trace | None = None
+    spans: str = ""
+    """The address of the attempt's spans in the tracing system."""
     run: int | None = None
     open: bool = False
 
@@ -186,6 +203,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
         text=f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error,
         attempt=attempt,
         trace=trace_of(attempt),
+        spans=spans_at(attempt.traceparent),
         open=newest and not succeeded,
     )
 
