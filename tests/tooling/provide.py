@@ -1,6 +1,6 @@
-"""Reports which RabbitMQ, databases, clients and browser the tests will use; root on Debian installs missing ones.
+"""Reports which services and tools the tests will use: RabbitMQ, databases, clients, browser, promtool.
 
-RMQ_TEST_INSTALL=never prevents it.
+Root on Debian installs missing ones; RMQ_TEST_INSTALL=never prevents it.
 """
 
 import os
@@ -10,6 +10,7 @@ from tests.tooling import apt
 from tests.tooling.browser import provide_browser
 from tests.tooling.clients import provide_clients
 from tests.tooling.installs import install_for
+from tests.tooling.promtool import provide_promtool
 from tests.tooling.servers import provide_databases
 from tests.tooling.services import DEFAULT, Broker, Unavailable, named_broker
 
@@ -46,3 +47,4 @@ if __name__ == "__main__":
     print(provide_databases(), flush=True)
     print(provide_clients(), flush=True)
     print(provide_browser(), flush=True)
+    print(provide_promtool(), flush=True)
