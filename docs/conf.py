@@ -38,6 +38,7 @@ ANSWERS = {
     "deploy": ("docker", "kubernetes", "logging", "systemd"),
     "exit-codes": ("exit code", "exit status"),
     "guarantees": ("at least once", "exactly once", "guarantee"),
+    "monitoring": ("alerts", "metrics", "prometheus"),
     "once": ("duplicate", "idempotency", "inbox"),
     "order": ("ordering", "ordering key"),
     "outbox": ("outbox", "transaction"),

@@ -63,6 +63,7 @@ PLAIN: tuple[str, ...] = (
     "tests/foreign",
     "tests/consumer",
     "tests/shop",
+    "tests/telemetry",
     "tests/breakers",
     "tests/tooling",
 )
