@@ -4,6 +4,7 @@ Containers are not started. The same commands run as processes, on a RabbitMQ an
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -30,6 +32,9 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 MANAGE = ["python", "testproject/manage.py"]
+PLAIN = {name: service for name, service in SERVICES.items() if "profiles" not in service}
+MONITORING = {name: service for name, service in SERVICES.items() if service.get("profiles") == ["monitoring"]}
+PROMETHEUS = yaml.safe_load((ROOT / "docs" / "monitoring" / "prometheus.yml").read_text())
 
 
 def commands(service: str) -> list[list[str]]:
@@ -47,20 +52,20 @@ def check_of(service: str) -> list[str]:
 
 def test_each_service_waits_for_what_it_needs() -> None:
     waits = {
-        name: {to: how["condition"] for to, how in one.get("depends_on", {}).items()} for name, one in SERVICES.items()
+        name: {to: how["condition"] for to, how in one.get("depends_on", {}).items()} for name, one in PLAIN.items()
     }
 
     assert waits["setup"] == {"rabbitmq": "service_healthy", "postgres": "service_healthy"}
     assert {name for name in OURS if name != "setup"} == {"web", "consumer"}
     assert all(waits[name] == {"setup": "service_completed_successfully"} for name in ("web", "consumer"))
-    assert all("healthcheck" in one for name, one in SERVICES.items() if name != "setup")
+    assert all("healthcheck" in one for name, one in PLAIN.items() if name != "setup")
     assert SERVICES["consumer"]["deploy"] == {"replicas": 2}
 
 
 def test_the_compose_ports_are_bound_to_localhost() -> None:
     ports = [port for one in SERVICES.values() for port in one.get("ports", [])]
 
-    assert len(ports) == 2
+    assert len(ports) == 5
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
@@ -73,6 +78,31 @@ def test_the_compose_images_have_supported_versions() -> None:
     assert f"Programming Language :: Python :: {python}" in project
     assert rabbitmq in supported
     assert SERVICES["rabbitmq"]["image"].endswith("-management")
+
+
+def test_a_plain_start_runs_no_monitoring_service() -> None:
+    assert set(MONITORING) == {"prometheus", "grafana", "jaeger"}
+    assert set(PLAIN) == {"rabbitmq", "postgres", "setup", "web", "consumer"}
+    assert all(re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", one["image"]) for one in MONITORING.values())
+
+
+def test_prometheus_scrapes_the_address_on_which_consumers_serve_metrics() -> None:
+    [words] = commands("consumer")
+    [job] = PROMETHEUS["scrape_configs"]
+    [names] = job["dns_sd_configs"]
+
+    assert words[words.index("--http") + 1] == f"0.0.0.0:{names['port']}"
+    assert names["names"] == ["consumer"]
+    assert "ports" not in SERVICES["consumer"], "two replicas cannot have one port of the host"
+
+
+def test_the_monitoring_services_mount_files_that_exist() -> None:
+    mounts = [mount.split(":") for one in MONITORING.values() for mount in one.get("volumes", [])]
+    targets = {Path(target) for _source, target, _mode in mounts}
+
+    assert [source for source, _target, _mode in mounts if not (ROOT / source).is_file()] == []
+    assert {mode for *_names, mode in mounts} == {"ro"}
+    assert targets >= {Path("/etc/prometheus") / name for name in PROMETHEUS["rule_files"]}
 
 
 def test_the_image_is_built_from_files_that_exist() -> None:
@@ -117,13 +147,20 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 def local(words: list[str], folder: Path, port: int) -> list[str]:
-    """The same command with this interpreter, a folder of the test and a free port."""
+    """The same command with this interpreter, a folder of the test and free ports."""
     given = [sys.executable if word == "python" else word for word in words]
     given = [word.replace("/tmp/consumer", str(folder / "consumer")) for word in given]  # noqa: S108 - in the container
+    given = [f"127.0.0.1:{free_ports(1)[0]}" if word == "0.0.0.0:9464" else word for word in given]
     return [
         word.replace("0.0.0.0:8000", f"127.0.0.1:{port}").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
         for word in given
     ]
+
+
+def scrape(words: list[str]) -> str:
+    """Read the metrics of a consumer as Prometheus does."""
+    with urlopen(f"http://{words[words.index('--http') + 1]}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +187,8 @@ class Stack:
         return self.run([str(path), *words, "--port", str(port)]).returncode == 0
 
     @contextmanager
-    def running(self, service: str, place: str) -> Iterator[None]:
-        """Start a service, wait until it is healthy, and stop it as Docker does."""
+    def running(self, service: str, place: str) -> Iterator[list[str]]:
+        """Start a service, wait until it is healthy, and stop it as Docker does; yield its command."""
         [words] = commands(service)
         folder = self.folder / place
         folder.mkdir()
@@ -162,7 +199,7 @@ class Stack:
             try:
                 wait_until(lambda: process.poll() is not None or self.healthy(service, place), timeout=60, step=0.5)
                 assert process.poll() is None, log.read_text()
-                yield
+                yield words
             finally:
                 process.terminate()
                 process.wait(40)
@@ -176,8 +213,9 @@ def test_the_compose_services_start_and_are_healthy(environment: dict[str, str],
         assert done.returncode == 0, done.stdout + done.stderr
     assert stack.postgres_is_healthy()
 
-    with stack.running("web", "web"), stack.running("consumer", "one"), stack.running("consumer", "two"):
+    with stack.running("web", "web"), stack.running("consumer", "one") as one, stack.running("consumer", "two") as two:
         wait_until(lambda: vhost.queues()["payments.charge"].get("consumers") == 2, what="two consumers")
+        metrics = [scrape(words) for words in (one, two)]
         status = stack.run([*MANAGE, "rmq_status", "--check"])
         shown = stack.run([*MANAGE, "rmq_status"]).stdout
 
@@ -185,6 +223,7 @@ def test_the_compose_services_start_and_are_healthy(environment: dict[str, str],
     assert "default postgresql" in shown
     assert f"(RabbitMQ {vhost.version})" in shown
     assert "not visible" not in shown, "the management API is not used"
+    assert all("rmq_retry_processes_ready 1\n" in text for text in metrics)
     # A consumer removes its liveness file when it exits normally.
     assert not stack.healthy("web", "web")
     assert not stack.healthy("consumer", "one")
