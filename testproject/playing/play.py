@@ -12,6 +12,7 @@ from testproject.payments import gateway
 from testproject.playing.children import beside
 from testproject.playing.customers import open_accounts
 from testproject.playing.ending import Asked, Ending
+from testproject.playing.metrics import measured
 from testproject.playing.place import Place
 from testproject.playing.queues import declared
 from testproject.playing.scenario import Scenario, Wrong
@@ -26,6 +27,7 @@ The admin is on {address}admin/ for admin, password admin. What to try there:
   Payments, Add   a payment of your own; its message leaves as the admin's transaction commits
   Gateway         does not answer: card payments are retried until it does, and parked after five attempts
   Accounts        a limit: cash above it is tried four times, then parked
+The consumer's metrics are on {metrics}
 Ctrl-C ends everything.
 """
 
@@ -37,18 +39,18 @@ def play(here: Place, folder: Path, ending: Ending, *, check: bool, port: int, w
     stage.say(f"The bank opens, on {here.description}.")
     try:
         with ExitStack() as stack:
-            address = _open(stack, stage, here, folder, port)
+            address, metrics = _open(stack, stage, here, folder, port)
             if check:
-                return _check(stage, address, begun, within)
-            stage.say(WELCOME.format(address=address))
+                return _check(Scenario(stage, address, metrics, until=begun + within), stage, begun)
+            stage.say(WELCOME.format(address=address, metrics=metrics))
             Stream(stage, address).run()
     except Asked:
         stage.say(f"\nThe bank has closed: {stage.tally.total()}.")
         return 130 if check else 0
 
 
-def _open(stack: ExitStack, stage: Stage, here: Place, folder: Path, port: int) -> str:
-    """Start all processes; return the address of the web server."""
+def _open(stack: ExitStack, stage: Stage, here: Place, folder: Path, port: int) -> tuple[str, str]:
+    """Start all processes; return the addresses of the web server and of the consumer's metrics."""
     call_command("migrate", verbosity=0)
     User.objects.create_superuser("admin", password="admin")
     open_accounts()
@@ -60,14 +62,13 @@ def _open(stack: ExitStack, stage: Stage, here: Place, folder: Path, port: int) 
     # Ended before the broker, because a lost connection would be logged and retried.
     stack.callback(broker_connections.close)
     stack.enter_context(declared())
-    stage.consumer = stack.enter_context(beside(folder, *CONSUMER))
-    stage.children.append(stage.consumer)
-    return served(stack, stage, folder, port)
+    metrics = measured(stack, stage, folder, *CONSUMER)
+    return served(stack, stage, folder, port), metrics
 
 
-def _check(stage: Stage, address: str, begun: float, within: float) -> int:
+def _check(scenario: Scenario, stage: Stage, begun: float) -> int:
     try:
-        for sentence in Scenario(stage, address, until=begun + within).run():
+        for sentence in scenario.run():
             stage.say(f"ok        {sentence}", "MIGRATE_HEADING")
     except Wrong as wrong:
         stage.say(f"not ok    {wrong}", "ERROR")

@@ -13,6 +13,7 @@ from testproject.payments import gateway, handlers
 from testproject.payments.models import Entry, GatewayCharge, Payment
 from testproject.playing.customers import BALANCE, CLOSED, LIMIT, OPEN, pay, send_rubbish
 from testproject.playing.depths import depths
+from testproject.playing.metrics import attempts
 from testproject.playing.stage import Late, Stage
 from testproject.playing.web import logs_in
 
@@ -28,9 +29,10 @@ class Wrong(Exception):
 class Scenario:
     """Steps that build on one another; each yields a sentence, or raises Wrong or Late."""
 
-    def __init__(self, stage: Stage, address: str, *, until: float) -> None:
+    def __init__(self, stage: Stage, address: str, metrics: str, *, until: float) -> None:
         self._stage = stage
         self._address = address
+        self._metrics = metrics
         self._until = until
         self._parked: dict[str, str] = {}
 
@@ -42,6 +44,7 @@ class Scenario:
         yield self._retried()
         yield self._requeued()
         yield self._complete()
+        yield self._measured()
         yield self._served()
 
     def _handled(self) -> str:
@@ -110,6 +113,11 @@ class Scenario:
         _see("What is parked", sorted(self._stage.tally.parked), sorted(self._parked.keys() - paid.keys()))
         self._wait(lambda: not self._under_way(), "that no message is in flight any more")
         return f"Each of the {len(paid)} payments is in the ledger once, and nothing else is; no message is in flight."
+
+    def _measured(self) -> str:
+        counted = attempts(self._metrics, "park")
+        _see(f"The parked messages that {self._metrics} counts", counted, len(self._parked))
+        return f"The metrics on {self._metrics} count the {counted} parked messages."
 
     def _served(self) -> str:
         if not logs_in(self._address, "admin", "admin"):
