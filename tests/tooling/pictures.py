@@ -2,17 +2,19 @@
 
 import html
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.tooling.dashboard import drawn, scraping
 from tests.tooling.node import free_ports
 from tests.tooling.waiting import wait_until
 
@@ -23,6 +25,9 @@ WIDTH, HEIGHT = 1200, 640
 MOST_BYTES = 200_000
 PATIENCE = 300.0
 READY = "the other bank answers again"
+METRICS = re.compile(r"http://([\d.:]+)/metrics")
+SHOWN = 70
+"""The seconds that the dashboard shows: an outage, with some seconds before and after it."""
 LINES = 38
 """The lines of the terminal, from the command on."""
 COLOURS = {"paid": "#8ec07c", "retry": "#e5b567", "parked": "#e07a5f", "so": "#7fb7e6", "the": "#7fb7e6"}
@@ -92,7 +97,14 @@ def main() -> None:
     """Run the demo, wait for its first outage, and take the pictures, or only the named ones."""
     wanted = set(sys.argv[1:])
     (port,) = free_ports(1)
-    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), port) as log, browsing() as browser:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        demo(Path(folder), port) as log,
+        browsing() as browser,
+        ExitStack() as stack,
+    ):
+        dashboard = not wanted or "dashboard" in wanted
+        prometheus = stack.enter_context(scraping(Path(folder), metrics(log))) if dashboard else ""
         wait_until(lambda: total_after_outage(log.read_text()), PATIENCE, what=f"{READY!r}, and a total", step=0.5)
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         log_in(page, f"http://127.0.0.1:{port}/")
@@ -102,6 +114,14 @@ def main() -> None:
                 take(page, f"http://127.0.0.1:{port}/", picture)
         if not wanted or "demo" in wanted:
             take_terminal(page, log.read_text(), port)
+        if dashboard:
+            page.set_content(drawn(prometheus, SHOWN))
+            keep(page.locator("#all").screenshot(), "dashboard")
+
+
+def metrics(log: Path) -> str:
+    """Wait until the demo prints the address of its consumer's metrics; return host and port."""
+    return str(wait_until(lambda: METRICS.search(log.read_text()), PATIENCE, what="the address of the metrics")[1])
 
 
 def total_after_outage(said: str) -> bool:
