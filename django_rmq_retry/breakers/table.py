@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import Q, QuerySet
@@ -248,6 +248,16 @@ def _error_of(write: Callable[[], None]) -> Exception | None:
     return None
 
 
+class Report(Protocol):
+    """Facts about this process that it writes to the database, on the thread of ``Watch``."""
+
+    def report(self) -> None:
+        """Write what has changed or is due."""
+
+    def end(self) -> None:
+        """Write that the process ends."""
+
+
 class Watch:
     """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
 
@@ -256,10 +266,10 @@ class Watch:
         gate: BreakerGate,
         *,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
-        halts: Halts | None = None,
+        reports: Sequence[Report] = (),
     ) -> None:
         self._gate = gate
-        self._halts = halts
+        self._reports = reports
         self._around = around
         self._stopping = threading.Event()
         self._wake = gate.changed
@@ -291,8 +301,8 @@ class Watch:
         try:
             with self._around():
                 wait = self._gate.turn()
-                if self._halts is not None:
-                    self._halts.report()
+                for one in self._reports:
+                    one.report()
                 if last:
                     self._end()
         except Exception:
@@ -304,5 +314,5 @@ class Watch:
 
     def _end(self) -> None:
         self._gate.end()
-        if self._halts is not None:
-            self._halts.end()
+        for one in self._reports:
+            one.end()

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, DataError, IntegrityError, InterfaceError
 
-from django_rmq_retry import hooks
+from django_rmq_retry import __version__, hooks
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
@@ -18,12 +18,13 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import Pace
-from django_rmq_retry.breakers.table import Halts, MeterTable, Table, Watch, database, process_name
+from django_rmq_retry.breakers.table import Halts, MeterTable, Report, Table, Watch, database, process_name
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.consumer.heartbeat import Heartbeat
 from django_rmq_retry.embedded.wire.server import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
@@ -44,6 +45,7 @@ from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted
 from django_rmq_retry.telemetry.meter import Meter
+from django_rmq_retry.telemetry.processes import delete_vanished
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
 FLUSH_TIMEOUT = 5.0
@@ -53,7 +55,7 @@ KEY_TIMEOUT = 10.0
 """Seconds for ``order_by``, for whose result the later messages of its queue wait."""
 PREFETCH = 500
 PATIENCE = 10.0
-HOUR = 3600.0
+MINUTE, HOUR = 60.0, 3600.0
 
 
 def consumer(
@@ -65,14 +67,15 @@ def consumer(
     limits: Limits,
     watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
     meter: Meter | None = None,
+    number: int = 0,
 ) -> Consumer:
     """Build a consumer with its connections; its handlers publish over the same I/O thread."""
-    now = settings()
+    now, name = settings(), process_name()
     recorder = Recorder() if now.records else None
     # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
     warn = now.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
     seconds = partial(epoch, _clock())
-    breaker_gate = BreakerGate(work_queues, Table(), now=seconds, chance=random.random, who=process_name(), warn=warn)
+    breaker_gate = BreakerGate(work_queues, Table(), now=seconds, chance=random.random, who=name, warn=warn)
     pace = Pace(work_queues, MeterTable(), now=seconds)
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()), meter)
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
@@ -82,7 +85,6 @@ def consumer(
         source,
         Attempts(work_queues, surroundings),
         recorder=recorder,
-        watch=Watch(breaker_gate, around=FreshConnections, halts=Halts(lambda: events.halts, process_name())),
         threads=threads,
         prefetch=prefetch,
         limits=limits,
@@ -90,6 +92,11 @@ def consumer(
         watchers=watchers,
     )
     breaker_gate.control = recorded.pauses
+    reports: list[Report] = [Halts(lambda: events.halts, name)]
+    if now.records:
+        facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
+        reports.append(Heartbeat(recorded, **facts, queues=recorded.pauses.queues))
+    recorded.watch = Watch(breaker_gate, around=FreshConnections, reports=reports)
     return recorded
 
 
@@ -122,18 +129,19 @@ def _surroundings(
 class Recorded(Consumer):
     """A consumer that follows pauses and breakers and, if given a recorder, records its attempts."""
 
-    def __init__(self, *args: Any, recorder: Recorder | None, watch: Watch, **options: Any) -> None:
+    watch: Watch
+
+    def __init__(self, *args: Any, recorder: Recorder | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self._recorder = recorder
-        self._watch = watch
 
     def run(self) -> int:
-        self._watch.start()
+        self.watch.start()
         try:
             with self._recorder.recording() if self._recorder else nullcontext():
                 return super().run()
         finally:
-            self._watch.stop(FLUSH_TIMEOUT)
+            self.watch.stop(FLUSH_TIMEOUT)
 
 
 def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:
@@ -186,6 +194,7 @@ def drainer() -> Drainer:
             Chore(name="Retention of handled messages", every=HOUR, run=EntryRetention()),
             Chore(name="Closing messages that another copy has handled", every=retention.EVERY, run=retention.Twins()),
             Chore(name="Unblocking ordering keys", every=EVERY, run=unblock_resolved),
+            Chore(name="Deletion of consumers that have vanished", every=MINUTE, run=delete_vanished),
         ),
     )
     return Drainer([Line(queue=name, prefetch=PREFETCH) for name in parked_queues()], means)

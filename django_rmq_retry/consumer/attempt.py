@@ -33,6 +33,7 @@ from django_rmq_retry.handlers.settlement import (
     parked_in_bytes,
     settle,
     unhandled,
+    unsettled,
     waits_on,
 )
 from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
@@ -106,6 +107,8 @@ class Attempts:
         self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
         self._surroundings = surroundings
         self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
+        self.in_flight: dict[AttemptState, bool] = {}
+        """The attempts that worker threads make now; copy it before reading it."""
         self._has_kept = False  # True once a message has stayed unacked: until then no delivery is looked up
         self._halted: dict[str, tuple[bytes, str, int]] = {}
         """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
@@ -120,6 +123,7 @@ class Attempts:
         """
         state = self._state(arrival)
         state.began = self._surroundings.clock()
+        self.in_flight[state] = True
         try:
             settlement = self._identify(state) if state.outcome is None else None
             if settlement is None:
@@ -128,6 +132,8 @@ class Attempts:
         except BaseException:
             self._keep(state, arrival)
             raise
+        finally:
+            self.in_flight.pop(state, None)
         return self._end(state, settlement)
 
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
@@ -186,6 +192,9 @@ class Attempts:
             state.subscription, state.outcome = run.subscription, (None, run.error())
         with self._surroundings.around():
             settlement = self._attempt(state, None)
+        for other in self.in_flight.copy():
+            if other.arrival.token is run.delivery.token:
+                self.in_flight.pop(other, None)
         # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
         return settlement if settlement.copy is None else replace(settlement, hold=0.0)
 
@@ -460,7 +469,7 @@ class Attempts:
                 self._surroundings.check(settlement.copy)
             state.settlement = settlement
         except Exception as broken:  # noqa: BLE001 - no content of a message may keep it in the queue
-            self._park_in_bytes(state, _unsettled(broken, verdict), subscription.park)
+            self._park_in_bytes(state, unsettled(broken, verdict), subscription.park)
 
     def _park_in_bytes(self, state: AttemptState, verdict: Verdict, park: str) -> None:
         subscription, delivery = state.subscription, state.delivery
@@ -513,7 +522,7 @@ class Attempts:
                     self._surroundings.check(settlement.copy)
                 state.settlement = settlement
             except Exception as broken:  # noqa: BLE001 - as above
-                self._park_in_bytes(state, _unsettled(broken, state.verdict), work_queue.park)
+                self._park_in_bytes(state, unsettled(broken, state.verdict), work_queue.park)
         with self._surroundings.around():
             self._note(state, state.verdict, since=state.began)
         return state.settlement
@@ -570,13 +579,6 @@ def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) 
     entered = hooks.enter(around)
     state.around, state.traceparent = around, str(around.traceparent)
     return entered
-
-
-def _unsettled(broken: Exception, verdict: Verdict) -> Verdict:
-    """Return the verdict that parks a message whose own verdict cannot be carried out."""
-    wanted = verdict.error or verdict.detail or verdict.kind.value
-    detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
-    return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
 
 
 def _begun(state: AttemptState) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from django_rmq_retry.amqp.contracts import Line, Source
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import Attempts, AttemptState
 from django_rmq_retry.consumer.deadlines import Run
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
@@ -344,6 +344,11 @@ class Consumer:
     def copies(self) -> int:
         """The number of copies that are sent and not confirmed yet."""
         return self._source.copies
+
+    @property
+    def in_flight(self) -> Sequence[AttemptState]:
+        """The attempts that worker threads make now."""
+        return list(self._attempts.in_flight.copy())
 
     def arrived(self, delivery: Delivery) -> None:
         if self._over:

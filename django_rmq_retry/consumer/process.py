@@ -343,6 +343,7 @@ class Process:
             limits=self._limits(),
             watchers=self._watchers(),
             meter=self._meter,
+            number=number,
         )
         self._live = self._liveness()
         self._pulse = self._pulsing()

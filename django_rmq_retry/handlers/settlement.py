@@ -188,12 +188,19 @@ def unhandled(verdict: Verdict, delivery: Delivery, work_queue: WorkQueue, *, no
 
 
 def no_handler(delivery: Delivery) -> Verdict:
-    """Return the verdict on a message that no handler takes."""
+    """Return the verdict that parks a message that no handler takes."""
     kind = f" of type {delivery.type!r}" if delivery.type else ""
     return park(
         Reason.UNHANDLED,
         f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
     )
+
+
+def unsettled(broken: Exception, verdict: Verdict) -> Verdict:
+    """Return the verdict that parks a message whose own verdict cannot be carried out."""
+    wanted = verdict.error or verdict.detail or verdict.kind.value
+    detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
+    return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
 
 
 def park_copy(

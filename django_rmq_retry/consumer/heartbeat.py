@@ -1,0 +1,160 @@
+"""The heartbeat of a consuming process: its row in the database, with the messages that it has in flight."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from django.db import router
+from django.db.models import QuerySet
+
+from django_rmq_retry import server
+from django_rmq_retry.conf import settings
+from django_rmq_retry.consumer.attempt import AttemptState
+from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.handlers.attempt import FinishedAttempt, business_key_of
+from django_rmq_retry.messages.message import Delivery, message_id
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.parked.history import version
+from django_rmq_retry.policies.verdict import ACK
+
+log = logging.getLogger("django_rmq_retry")
+
+EVERY = 5.0
+"""Seconds between two heartbeats of an unchanged process."""
+MOST = 100
+"""The most messages in flight that a row names, the oldest first."""
+NAME = 255
+
+
+class Beating(Protocol):
+    """The consumer of the process."""
+
+    online: bool
+    why: str
+    """The reason why it stops; empty while it runs."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def in_flight(self) -> Sequence[AttemptState]: ...
+
+
+class Heartbeat:
+    """Writes the row on the thread of ``Watch``. A database that does not answer costs one warning, and no message."""
+
+    def __init__(
+        self, consumer: Beating, *, name: str, number: int, package: str, threads: int, queues: Sequence[str]
+    ) -> None:
+        self._consumer = consumer
+        self._name = name
+        self._facts = {
+            "host": short(socket.gethostname(), NAME),
+            "pid": os.getpid(),
+            "number": number,
+            "version": package,
+            "deploy": version(),
+            "broker": short(settings().address().shown, NAME),
+            "threads": threads,
+            "queues": list(queues),
+        }
+        self._began = time.monotonic()
+        self._due = 0.0
+        self._written: tuple[bool, bool, int] | None = None
+        """The status in the row; None before the first heartbeat."""
+        self._failing = False
+        self._keys: dict[AttemptState, tuple[Delivery, str]] = {}
+
+    def report(self) -> None:
+        """Write the row if it is due, or if the status has changed."""
+        now = time.monotonic()
+        if now < self._due and (self._failing or self._written == self._status(now)):
+            return
+        self._due = now + EVERY
+        self._try(self._write)
+
+    def end(self) -> None:
+        """Delete the row; keep it if handlers have not finished, because their messages return to their queues."""
+        if self._written is not None:
+            self._try(self._write if self._consumer.in_flight else self._delete)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - any error of a database driver or router
+            if not self._failing:
+                text = "The heartbeat of this process cannot be written, so pages and commands do not show it: %s"
+                words = short(" ".join(str(error).split()) or type(error).__name__, 200)
+                log.warning(text, words, extra={"event": "heartbeat"})
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _status(self, now: float) -> tuple[bool, bool, int]:
+        """Return whether the process is connected and stopping, and the number of handlers beyond their timeout."""
+        late = sum(_late(state, now) for state in self._consumer.in_flight)
+        return self._consumer.online, bool(self._consumer.why), late
+
+    def _row(self) -> "QuerySet[ConsumerProcess]":
+        return ConsumerProcess.objects.using(router.db_for_write(ConsumerProcess)).filter(name=self._name)
+
+    def _delete(self) -> None:
+        self._row().delete()
+
+    def _write(self) -> None:
+        now, passed = server.now(router.db_for_write(ConsumerProcess)), time.monotonic()
+        status = self._status(passed)
+        columns = {
+            "beat_at": now,
+            "connected": status[0],
+            "stopping": status[1],
+            "waiting": self._consumer.waiting,
+            "in_flight": self._entries(now.timestamp() - passed),
+        }
+        if not self._row().update(**columns):
+            # The first heartbeat, or the row was deleted while the process did not reach the database.
+            started = server.stored(now.timestamp() - passed + self._began)
+            self._row().create(name=self._name, started_at=started, **self._facts, **columns)
+        self._written = status
+
+    def _entries(self, ahead: float) -> list[dict[str, object]]:
+        """Return the oldest messages in flight; ``ahead`` is how far the database's clock is ahead of the monotonic."""
+        states = sorted(self._consumer.in_flight, key=lambda state: state.began)[:MOST]
+        known, self._keys = self._keys, {}
+        for state in states:
+            delivery, key = known.get(state, (None, ""))
+            # The project's function is called once for each delivery, whatever the time that its handler takes.
+            self._keys[state] = (state.delivery, key if delivery is state.delivery else _key(state))
+        return [_entry(state, self._keys[state][1], ahead) for state in states]
+
+
+def _late(state: AttemptState, now: float) -> bool:
+    subscription = state.subscription
+    return subscription is not None and subscription.timeout is not None and now - state.began > subscription.timeout
+
+
+def _key(state: AttemptState) -> str:
+    unreadable = state.unreadable if isinstance(state.unreadable, UndecodableBody) else None
+    finished = FinishedAttempt(
+        delivery=state.delivery, verdict=ACK, subscription=state.subscription, seconds=0.0, error=unreadable
+    )
+    return business_key_of(finished)
+
+
+def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:
+    subscription = state.subscription
+    since = datetime.fromtimestamp(ahead + state.began, UTC)
+    return {
+        "queue": short(state.arrival.queue, NAME),
+        "handler": "" if subscription is None else short(subscription.name, NAME),
+        "key": key,
+        "message_id": short(message_id(state.arrival) or "", NAME),
+        "attempt": state.number,
+        "since": since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "timeout": None if subscription is None else subscription.timeout,
+    }

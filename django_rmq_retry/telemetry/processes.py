@@ -1,0 +1,130 @@
+"""The consuming processes as their heartbeats report them: running, stopping, without a broker, or vanished."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from django.db import router
+from django.db.models import Q
+
+from django_rmq_retry import server
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.models import ConsumerProcess
+
+LATEST = timedelta(seconds=30)
+"""The time without a heartbeat after which a process counts as vanished."""
+EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
+"""The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
+MOST = 200
+"""The most processes that a page or command shows: those with the latest heartbeats."""
+
+
+class ProcessState(StrEnum):
+    """The state of a process, for machines; labels for users are translated elsewhere."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    NO_BROKER = "no broker"
+    VANISHED = "vanished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """One message in a handler, as of the last heartbeat of its process."""
+
+    queue: str
+    handler: str
+    key: str
+    message_id: str
+    attempt: int
+    since: datetime | None
+    length: timedelta
+    """The time from the start of the attempt to the last heartbeat."""
+    timeout: float | None
+    auto_ack: bool
+    """True if the broker dropped the message as it sent it, so it is not delivered again."""
+
+    @property
+    def seconds(self) -> int:
+        """The whole seconds of its length."""
+        return int(self.length.total_seconds())
+
+    @property
+    def late(self) -> bool:
+        """True if the handler has run for longer than its timeout."""
+        return self.timeout is not None and self.length.total_seconds() > self.timeout
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any], beat: datetime, auto_ack: Collection[str]) -> "InFlight":
+        since = _time(entry.get("since"))
+        texts = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
+        return cls(
+            **texts,
+            attempt=int(entry.get("attempt") or 1),
+            since=since,
+            length=timedelta(seconds=max(beat.timestamp() - since.timestamp(), 0.0) if since else 0.0),
+            timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
+            auto_ack=texts["queue"] in auto_ack,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One consuming process."""
+
+    row: ConsumerProcess
+    state: ProcessState
+    in_flight: tuple[InFlight, ...]
+
+    @property
+    def vanished(self) -> bool:
+        return self.state is ProcessState.VANISHED
+
+    @property
+    def late(self) -> bool:
+        """True if one of its handlers has run for longer than its timeout."""
+        return any(one.late for one in self.in_flight)
+
+    @classmethod
+    def of(cls, row: ConsumerProcess, now: datetime, auto_ack: Collection[str]) -> "Process":
+        state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
+        if now - row.beat_at > LATEST:
+            state = ProcessState.VANISHED
+        elif row.stopping:
+            state = ProcessState.STOPPING
+        in_flight = tuple(InFlight.of(entry, row.beat_at, auto_ack) for entry in row.in_flight)
+        return cls(row=row, state=state, in_flight=in_flight)
+
+
+def processes() -> list[Process]:
+    """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout."""
+    alias = router.db_for_read(ConsumerProcess)
+    rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:MOST]
+    now = server.now(alias)
+    auto_ack = {work_queue.queue.name for work_queue in registry.work_queues() if work_queue.auto_ack}
+    found = [Process.of(row, now, auto_ack) for row in rows]
+    return sorted(found, key=_place)
+
+
+def _place(one: Process) -> tuple[object, ...]:
+    troubled = bool(one.in_flight) if one.vanished else one.late
+    return not one.vanished, not troubled, one.row.host, one.row.number, one.row.pid
+
+
+def delete_vanished() -> bool:
+    """Delete the rows of vanished processes that are too old; a process that is back writes its row again."""
+    alias = router.db_for_write(ConsumerProcess)
+    now = server.trusted(alias)
+    if now is not None:
+        old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - EMPTY, in_flight=[])
+        ConsumerProcess.objects.using(alias).filter(old).delete()
+    return False
+
+
+def _time(text: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None

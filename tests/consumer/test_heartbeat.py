@@ -1,0 +1,210 @@
+"""Each consuming process has a row with its messages in flight, for as long as it lives."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+import django_rmq_retry
+from django_rmq_retry.models import ConsumerProcess
+from tests.breakers.bank import Bank, Consumer
+from tests.tooling.filled import ALIAS, Own
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.database
+PAYMENT = {"payment": "PAY-1"}
+
+
+@pytest.fixture
+def bank(broker_url: str, tmp_path: Path, own_database: Own, amqp: BlockingChannel) -> Iterator[Bank]:
+    more = {"DJANGO_SETTINGS_MODULE": "tests.consumer.project.settings"}
+    bank = Bank(url=broker_url, folder=tmp_path, records=own_database.environment, amqp=amqp, more=more)
+    declared = bank.run("rmq_declare")
+    assert declared.returncode == 0, declared.stderr
+    yield bank
+    (tmp_path / "go").touch()
+
+
+def rows() -> list[ConsumerProcess]:
+    return list(ConsumerProcess.objects.using(ALIAS).order_by("number", "started_at"))
+
+
+def row(wanted: Callable[[ConsumerProcess], object] = lambda one: one.connected) -> ConsumerProcess:
+    """Wait for a row, the only one, that is as wanted."""
+    wait_until(lambda: any(wanted(one) for one in rows()), 60, what=f"{[vars(one) for one in rows()]}", step=0.2)
+    (one,) = rows()
+    return one
+
+
+def in_flight() -> ConsumerProcess:
+    return row(lambda one: one.in_flight)
+
+
+@contextmanager
+def at_work(bank: Bank, queue: str, *data: Any, words: Sequence[str] = ()) -> Iterator[Consumer]:
+    """A consumer whose handlers have begun with these messages."""
+    with bank.consuming("--threads", "2", *words) as consumer:
+        bank.publish(queue, *data)
+        wait_until(lambda: len(bank.diary("began")) == len(data), 60, what=consumer.said)
+        yield consumer
+
+
+def test_a_consumer_has_a_row_until_it_ends_in_good_order(bank: Bank) -> None:
+    with bank.consuming("--threads", "3", "payments", "rates") as consumer:
+        found = row()
+        facts = (found.host, found.pid, found.number, found.version, found.deploy, found.threads, found.queues)
+        host, version = socket.gethostname(), django_rmq_retry.__version__
+        assert facts == (host, consumer.process.pid, 0, version, "2026.11", 3, ["payments", "rates"])
+        assert (found.stopping, found.waiting, found.in_flight) == (False, 0, [])
+        assert bank.url.rpartition("/")[2] in found.broker
+        wait_until(lambda: row().beat_at > found.beat_at, 60, what="the next heartbeat")
+        assert consumer.stopped() == 0
+
+    assert rows() == []
+
+
+def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) -> None:
+    with at_work(bank, "payments", PAYMENT) as consumer:
+        found = in_flight()
+        (entry,) = found.in_flight
+        since = datetime.fromisoformat(entry.pop("since"))
+        assert entry == {
+            "queue": "payments",
+            "handler": "bank.pay",
+            "key": "PAY-1",
+            "message_id": f"payments-{PAYMENT}",
+            "attempt": 1,
+            "timeout": None,
+        }
+        began = bank.diary("began")[0]["at"]
+        assert abs(since.timestamp() - began) < 1
+        assert timedelta() <= found.beat_at - since < timedelta(seconds=60)
+        (bank.folder / "go").touch()
+        row(lambda one: not one.in_flight)
+        assert consumer.stopped() == 0
+
+    assert rows() == []
+
+
+def test_a_stopping_consumer_with_a_running_handler_is_marked(bank: Bank) -> None:
+    with at_work(bank, "payments", PAYMENT) as consumer:
+        consumer.process.send_signal(signal.SIGTERM)
+        found = row(lambda one: one.stopping)
+        assert [entry["key"] for entry in found.in_flight] == ["PAY-1"]
+        (bank.folder / "go").touch()
+        assert consumer.process.wait(60) == 0
+
+    assert rows() == []
+
+
+def test_a_killed_consumer_leaves_its_row_and_another_one_gets_the_message(bank: Bank) -> None:
+    with at_work(bank, "payments", PAYMENT) as consumer:
+        found = in_flight()
+        consumer.kill()
+    assert [(one.pid, one.in_flight[0]["key"]) for one in rows()] == [(found.pid, "PAY-1")]
+    (bank.folder / "go").touch()
+    with bank.consuming() as consumer:
+        wait_until(lambda: len(bank.did()) == 1, 60, what=consumer.said)
+
+        assert found.name in [one.name for one in rows()]
+
+
+def test_handlers_that_outlast_the_shutdown_leave_the_row_with_their_messages(bank: Bank) -> None:
+    with at_work(bank, "payments", PAYMENT, words=("--shutdown-timeout", "0.5")) as consumer:
+        row()
+        consumer.process.send_signal(signal.SIGTERM)
+        assert consumer.process.wait(60) == 1, consumer.said
+
+    left = row(lambda one: one.stopping)
+    assert [entry["key"] for entry in left.in_flight] == ["PAY-1"]
+    assert bank.ready("payments") == 1
+
+
+def test_a_handler_beyond_its_deadline_is_written_at_once_and_its_row_ends_with_it(bank: Bank) -> None:
+    with at_work(bank, "reports", 1) as consumer:
+        found = row(lambda one: one.in_flight and _age(one) > one.in_flight[0]["timeout"])
+        assert (found.in_flight[0]["handler"], found.in_flight[0]["timeout"]) == ("bank.report", 2.0)
+        assert consumer.process.wait(60) == 1, consumer.said
+
+    assert rows() == [], "its message was settled as a failed attempt"
+
+
+def _age(one: ConsumerProcess) -> float:
+    return (one.beat_at - datetime.fromisoformat(one.in_flight[0]["since"])).total_seconds()
+
+
+HOSTILE = {
+    "0\0": ("\ud800\0", "\\ud800\\x00"),
+    "1\u202e": ("K" * 999, "K" * 252 + "…"),
+    "2" + "é" * 127: ({"a": 1}, "a"),
+    "3<b>": (7, ""),
+}
+"""By message id: the business key and the text in the row."""
+
+
+def test_hostile_keys_and_message_ids_are_in_the_row(bank: Bank) -> None:
+    with bank.consuming("--threads", "4"):
+        for name, (key, _shown) in HOSTILE.items():
+            properties = pika.BasicProperties(message_id=name)
+            bank.amqp.basic_publish("", "payments", json.dumps({"payment": key}).encode(), properties)
+        found = row(lambda one: len(one.in_flight) == len(HOSTILE)).in_flight
+
+    seen = {entry["message_id"]: entry["key"] for entry in found}
+    assert seen == {name.replace("\0", "\\x00"): shown for name, (_key, shown) in HOSTILE.items()}
+
+
+def test_each_child_of_a_supervisor_has_a_row_with_its_number(bank: Bank) -> None:
+    with bank.consuming("--processes", "2") as consumer:
+        wait_until(lambda: [one.number for one in rows()] == [1, 2], 60, what=consumer.said)
+        assert len({one.pid for one in rows()} - {consumer.process.pid}) == 2
+        assert consumer.stopped() == 0
+
+    assert rows() == []
+
+
+def test_a_consumer_without_records_writes_no_row(bank: Bank) -> None:
+    bank.more["BANK_RECORDS"] = "no"
+    (bank.folder / "go").touch()
+    with at_work(bank, "payments", PAYMENT) as consumer:
+        wait_until(lambda: len(bank.did()) == 1, 60)
+        assert consumer.stopped() == 0
+
+        assert rows() == []
+
+
+def test_missing_tables_cost_one_warning_and_no_message(bank: Bank, tmp_path: Path) -> None:
+    empty = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
+    bank.records = Own(settings=empty).environment
+    (bank.folder / "go").touch()
+    with bank.consuming() as consumer:
+        for number in range(12):
+            bank.publish("payments", {"payment": f"PAY-{number}"})
+            wait_until(lambda number=number: len(bank.did()) > number, 60, step=1.0)
+        assert consumer.stopped() == 0
+
+    assert consumer.said.count("event=heartbeat") == 1
+    assert 'msg="The heartbeat of this process cannot be written' in consumer.said
+
+
+def test_rows_of_vanished_consumers_are_deleted_by_age(bank: Bank) -> None:
+    now, entry = timezone.now(), {"queue": "payments"}
+    ages = {"new": (9, []), "old": (11, []), "kept": (11, [entry]), "older": (1441, [entry])}
+    for name, (minutes, entries) in ages.items():
+        at = now - timedelta(minutes=minutes)
+        facts: dict[str, Any] = {"host": "h", "pid": os.getpid(), "started_at": at, "beat_at": at}
+        ConsumerProcess.objects.using(ALIAS).create(name=name, in_flight=entries, **facts)
+    with bank.consuming():
+        names = {"old", "older"}
+        wait_until(lambda: not names & {one.name for one in rows()}, 60, what="they are deleted", step=0.2)
+
+    assert {one.name for one in rows()} >= {"new", "kept"}
