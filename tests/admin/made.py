@@ -13,7 +13,16 @@ from django.utils import timezone
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages import Headers, Properties, encode_properties
-from django_rmq_retry.models import Attempt, BlockedKey, BusinessKey, ErrorGroup, OutboxMessage, ParkedMessage, State
+from django_rmq_retry.models import (
+    Attempt,
+    BlockedKey,
+    BusinessKey,
+    ConsumerProcess,
+    ErrorGroup,
+    OutboxMessage,
+    ParkedMessage,
+    State,
+)
 from django_rmq_retry.parked.selection import Selection
 
 _numbers = itertools.count(1)
@@ -137,6 +146,22 @@ def outgoing(**fields: Any) -> OutboxMessage:
     now = timezone.now()
     times = {"created_at": now, "due_at": now, "failed_at": now}
     return OutboxMessage.objects.create(**(values | times | {"error": "312 NO_ROUTE", "attempts": 15} | fields))
+
+
+def in_flight(*, seconds: float = 0, **fields: Any) -> dict[str, Any]:
+    """A message that a handler has run with for these seconds."""
+    since = (timezone.now() - timedelta(seconds=seconds)).isoformat()
+    names = {"queue": "payments.main", "handler": "transfer", "key": "PAY-1", "message_id": "9f3c-7"}
+    return {**names, "attempt": 1, "since": since, "timeout": None, **fields}
+
+
+def consumer(*, seconds: float = 0, **fields: Any) -> ConsumerProcess:
+    """The row of a consuming process; ``seconds`` is the age of its last heartbeat."""
+    beat = timezone.now() - timedelta(seconds=seconds)
+    names = {"name": f"bank-1:4711.{next(_numbers)}", "host": "worker-3", "pid": 4711, "version": "0.1.0"}
+    facts = {"deploy": "2026.11", "broker": "amqp://app@rabbit:5672/bank", "queues": ["payments.main"], "threads": 4}
+    times = {"started_at": beat - timedelta(hours=3), "beat_at": beat}
+    return ConsumerProcess.objects.create(**(names | facts | times | {"connected": True} | fields))
 
 
 def _count(owner: ErrorGroup, state: str) -> None:

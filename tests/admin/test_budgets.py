@@ -58,6 +58,7 @@ BUDGETS = {
     "blockedkey/": 3,
     "outboxmessage/": 2,
     "queuecontrol/": 1,
+    "consumerprocess/": 1,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
 here are two, and one for the queues that are paused or stopped by their breaker."""
@@ -83,6 +84,7 @@ def filled(messages: int) -> dict[str, object]:
         made.message(groups[number], state=State.PROCESSED)
         made.attempt(one, 1)
         made.attempt(one, 5, fingerprint=groups[0].fingerprint)
+        made.consumer(in_flight=[made.in_flight()])
     run = requeue_run(Selection.of_filter({"group": groups[0].pk}), Actor.of_code("test"), reason="test")
     _ended(run)
     named = Selection.of_ids(ParkedMessage.objects.filter(state=State.PARKED).values_list("pk", flat=True)[:messages])

@@ -58,6 +58,12 @@ def world() -> dict[str, dict[str, Any]]:
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), note="INC-553")
     outgoing(failed=True)
     blocked(one, waiting=1)
+    flying = [made.in_flight(), made.in_flight(seconds=60, timeout=30.0)]
+    made.consumer(in_flight=flying[:1], number=1)
+    made.consumer(connected=False)
+    made.consumer(stopping=True)
+    made.consumer(seconds=90)
+    made.consumer(seconds=90, in_flight=flying)
     pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
     chosen = {"message": one.pk}
     acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export")}

@@ -15,7 +15,7 @@ ADMIN = "/admin/rmq_retry/"
 HELP = f"{ADMIN}errorgroup/help/"
 PAGES = (
     *("errorgroup", "parkedmessage", "requeuerun", "operatoraction", "livestatus"),
-    *("queuecontrol", "blockedkey", "outboxmessage"),
+    *("queuecontrol", "blockedkey", "outboxmessage", "consumerprocess"),
 )
 RULES = "The project's own rules may forbid for single messages"
 

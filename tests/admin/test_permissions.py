@@ -51,6 +51,7 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("get", "operatoraction_changelist", "", {}, ("view_operatoraction",)),
     ("get", "operatoraction_change", "act", {}, ("view_operatoraction", "view_all_operatoraction")),
     ("get", "livestatus_changelist", "", {}, ("view_livestatus",)),
+    ("get", "consumerprocess_changelist", "", {}, ("view_livestatus",)),
     ("get", "queuecontrol_changelist", "", {}, ("view_queuecontrol",)),
     ("post", "queuecontrol_change_state", "", {"action": "pause"}, ("view_queuecontrol", "pause_queue")),
     ("get", "outboxmessage_changelist", "", {}, ("view_outboxmessage",)),

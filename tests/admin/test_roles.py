@@ -29,6 +29,7 @@ MAY: dict[str, set[str]] = {
     "get_requeuerun_changelist": ALL,
     "get_requeuerun_change": ALL,
     "get_livestatus_changelist": ALL,
+    "get_consumerprocess_changelist": ALL,
     "get_outboxmessage_changelist": ALL,
     "get_blockedkey_changelist": ALL,
     "get_blockedkey_unblock": {"on-call", "lead"},

@@ -103,8 +103,20 @@ def fill() -> None:
     made.attempt(long, 5, fingerprint=long.group.fingerprint, chain=[{"error": "E", "text": "e", "frames": wide}])
     outgoing(failed=True)
     blocked(hostile, waiting=2)
+    consumers(evil)
     keys = ["ONE-0", "one-1", "absent", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
     store(keys, Actor(name="lead", user_id=lead.pk), look_up(keys))
+
+
+def consumers(evil: str) -> None:
+    """A process in each state, with hostile and long texts in flight."""
+    late, alive = made.in_flight(seconds=200, timeout=30.0), -86_400
+    long = made.in_flight(key="K" * 255, handler="handler." * 30, queue="payments.main")
+    made.consumer(seconds=alive, in_flight=[late, long, made.in_flight(key=evil, handler=evil)], number=1, waiting=7)
+    made.consumer(seconds=alive, connected=False, number=2, host="H" * 60)
+    made.consumer(seconds=alive, stopping=True, in_flight=[made.in_flight(key="", message_id="9f3c-1")])
+    made.consumer(seconds=300, in_flight=[late, made.in_flight(queue="payments.main")], queues=["payments." * 12])
+    made.consumer(seconds=300, host=evil, version=evil, deploy=evil, queues=[evil])
 
 
 def fill_states(now: datetime) -> None:

@@ -56,6 +56,7 @@ PAGES = {
     "audit export": f"{AUDIT}/export/",
     "status": f"{STATUS}/",
     "queues": f"{ADMIN}/queuecontrol/",
+    "consumers": f"{ADMIN}/consumerprocess/",
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
     "blocked keys": f"{ADMIN}/blockedkey/",

@@ -1,0 +1,70 @@
+"""The page of consuming processes: their state and the messages that they have in flight."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import pgettext_lazy
+
+from django_rmq_retry.admin import pages
+from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.conf import settings
+from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.telemetry import processes
+from django_rmq_retry.telemetry.processes import Process, ProcessState
+
+BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
+    ProcessState.RUNNING: ("processed", "✓", pgettext_lazy("consumer", "running")),
+    ProcessState.STOPPING: ("requeued", "…", pgettext_lazy("consumer", "stopping")),
+    ProcessState.NO_BROKER: ("on-hold", "!", pgettext_lazy("consumer", "no broker")),
+    ProcessState.VANISHED: ("parked", "✕", pgettext_lazy("consumer", "vanished")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One process, as the page shows it."""
+
+    process: Process
+    kind: str
+    sign: str
+    label: Any
+    lost: str
+    """The queues whose messages in flight are not delivered again, because of ``ack="auto"``."""
+
+    @classmethod
+    def of(cls, process: Process) -> "Row":
+        kind, sign, label = BADGES[process.state]
+        lost = dict.fromkeys(one.queue for one in process.in_flight if one.auto_ack)
+        return cls(process=process, kind=kind, sign=sign, label=label, lost=", ".join(lost))
+
+
+@admin.register(ConsumerProcess)
+class ConsumerProcessAdmin(Pages):
+    """One page, in the place of the model's list."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not pages.refusal(request, "view_status")
+
+    def get_urls(self) -> list[Any]:
+        """Offer no page for a single process."""
+        return [url for url in super().get_urls() if url.name == "rmq_retry_consumerprocess_changelist"]
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        why = pages.refusal(request, "view_status")
+        if why:
+            return self.refused(request, why)
+        rows = [Row.of(one) for one in processes.processes()]
+        return self.page(
+            request,
+            "consumerprocess/consumers.html",
+            part="parts/consumers.html",
+            title=_("Consumers"),
+            rows=rows,
+            records=settings().records,
+            most=processes.MOST if len(rows) == processes.MOST else 0,
+        )

@@ -1,0 +1,167 @@
+"""The page of consumers: who runs, with which messages in flight, and who has vanished with some."""
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from django_rmq_retry import Delivery, handler
+from django_rmq_retry.models import ConsumerProcess
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+CONSUMERS = "/admin/rmq_retry/consumerprocess/"
+GONE = "This process has ended, or it does not reach the database."
+AGAIN = "These messages were in flight. If the process has ended, the broker delivers them again."
+
+
+def shown(client: Client) -> str:
+    return Page(client.get(CONSUMERS)).text
+
+
+def test_a_running_process_is_shown_with_its_facts(page: Client) -> None:
+    made.consumer(number=2, waiting=7, in_flight=[made.in_flight(seconds=245, attempt=3)], queues=["a", "b"])
+    text = shown(page)
+
+    assert "worker-3:4711 child 2 ✓ running Version 0.1.0 2026.11 Queues a , b Busy threads 1/4 Waiting 7" in text
+    assert "Started 3 h 0 min ago Last heartbeat 0 s ago" in text
+    assert "1 message in flight" in text
+    assert "transfer Business key PAY-1 Attempt 3 In flight for 4 min 5 s" in text
+    assert "beyond" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "badge"),
+    [
+        ({"stopping": True}, "… stopping"),
+        ({"connected": False}, "! no broker"),
+        ({"connected": False, "stopping": True}, "… stopping"),
+        ({"seconds": 29.0}, "✓ running"),
+        ({"seconds": 31.0}, "✕ vanished"),
+        ({"seconds": 31.0, "stopping": True}, "✕ vanished"),
+    ],
+)
+def test_each_state_has_its_badge(page: Client, fields: dict[str, Any], badge: str) -> None:
+    made.consumer(**fields)
+
+    assert f"worker-3:4711 {badge} Version" in shown(page)
+
+
+def test_a_handler_beyond_its_deadline_stands_out_and_its_process_is_listed_first(page: Client) -> None:
+    made.consumer(host="a", in_flight=[made.in_flight(seconds=29, timeout=30.0)])
+    made.consumer(host="b", in_flight=[made.in_flight(seconds=31, timeout=30.0)])
+    text = shown(page)
+
+    assert text.index("b:4711") < text.index("a:4711")
+    assert text.count("beyond its deadline") == 1
+    assert "In flight for 31 s ! beyond its deadline of 30 s" in text
+
+
+def test_a_vanished_process_is_listed_first_with_its_messages(page: Client) -> None:
+    made.consumer(host="a", in_flight=[made.in_flight(seconds=99, timeout=30.0)])
+    made.consumer(host="z", seconds=60, in_flight=[made.in_flight(seconds=80, key="PAY-9")])
+    text = shown(page)
+
+    assert text.index("z:4711 ✕ vanished") < text.index("a:4711 ✓ running")
+    assert f"{GONE} {AGAIN} 1 message in flight" in text
+    # Until its last heartbeat: what came later is not known.
+    assert "PAY-9 Attempt 1 In flight for 20 s" in text
+
+
+def test_of_two_vanished_processes_the_one_with_messages_is_listed_first(page: Client) -> None:
+    made.consumer(host="a", seconds=60)
+    made.consumer(host="b", seconds=60, in_flight=[made.in_flight()])
+    text = shown(page)
+
+    assert text.index("b:4711") < text.index("a:4711")
+
+
+def test_a_vanished_process_without_messages_says_so(page: Client) -> None:
+    made.consumer(seconds=60)
+
+    assert f"{GONE} No message was in flight." in shown(page)
+
+
+def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client) -> None:
+    @handler("rates", ack="auto")
+    def rate(message: Delivery) -> None: ...
+
+    made.consumer(seconds=60, in_flight=[made.in_flight(), made.in_flight(queue="rates")])
+
+    assert (
+        f'{AGAIN} It does not deliver messages of rates again, because ack="auto" has removed them from their queue.'
+    ) in shown(page)
+
+
+def test_a_message_without_a_key_is_named_by_its_id(page: Client) -> None:
+    made.consumer(in_flight=[made.in_flight(key=""), made.in_flight(key="", message_id="", handler="")])
+    text = shown(page)
+
+    assert "transfer Business key 9f3c-7 Attempt" in text
+    assert "payments.main Business key \N{EN DASH} Attempt" in text
+
+
+def test_hostile_texts_are_escaped_and_odd_entries_shown(page: Client) -> None:
+    evil = "<script>alert(1)</script>\x1b[2J\u202e"
+    texts = dict.fromkeys(("queue", "handler", "key", "message_id", "since"), evil)
+    made.consumer(host=evil, version=evil[:32], deploy=evil, queues=[evil], in_flight=[texts, {}])
+    answer = page.get(CONSUMERS)
+
+    assert answer.status_code == 200
+    for bad in (b"<script>alert", b"\x1b", "\u202e".encode()):
+        assert bad not in answer.content
+
+
+def test_only_the_processes_with_the_latest_heartbeats_are_listed(page: Client) -> None:
+    ConsumerProcess.objects.bulk_create(
+        ConsumerProcess(name=str(number), host=f"h{number}-", pid=1, started_at=one.beat_at, beat_at=one.beat_at)
+        for one in [made.consumer(seconds=60)]
+        for number in range(200)
+    )
+    made.consumer(host="latest")
+    text = shown(page)
+
+    assert "Only the 200 processes with the latest heartbeats are shown." in text
+    assert "latest:4711" in text
+
+
+def test_an_empty_page_says_how_to_start_a_consumer(page: Client, settings: Any) -> None:
+    empty = shown(page)
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "RECORDS": False}
+
+    assert "No consumer has written a heartbeat to the database. manage.py rmq_consume" in empty
+    assert "Consumers write no heartbeat while the setting RECORDS is False." in shown(page)
+
+
+def test_the_page_needs_the_permission_of_the_live_status() -> None:
+    made.consumer()
+    viewer, other = (client_of(made.person(*one)) for one in (("a", "view_livestatus"), ("b", "view_queuecontrol")))
+
+    assert "worker-3:4711" in shown(viewer)
+    assert other.get(CONSUMERS).status_code == 403
+    assert 'href="/admin/rmq_retry/consumerprocess/"' in viewer.get("/admin/").content.decode()
+    assert "consumerprocess" not in other.get("/admin/").content.decode()
+
+
+def test_the_part_of_the_page_updates_alone(page: Client) -> None:
+    made.consumer()
+    whole, part = page.get(CONSUMERS).content.decode(), page.get(f"{CONSUMERS}?fragment=1").content.decode()
+
+    assert f'data-rmq-live="{CONSUMERS}" data-rmq-every="5"' in whole
+    assert ("worker-3:4711" in part, "<html" in part) == (True, False)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_missing_tables_are_explained(page: Client) -> None:
+    with connection.schema_editor() as editor:
+        editor.delete_model(ConsumerProcess)
+    try:
+        answer = page.get(CONSUMERS)
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(ConsumerProcess)
+
+    assert answer.status_code == 503
