@@ -121,6 +121,22 @@ HALTED = {
     "attempt": (None, int),
     "message_id": (None, str),
 }
+CONSUMER = {
+    **dict.fromkeys(("state", "host", "version", "deploy", "broker"), str),
+    **dict.fromkeys(("pid", "number", "threads", "waiting"), int),
+    **dict.fromkeys(("started_at", "beat_at"), TIME),
+    "queues": [str],
+    "in_flight": [
+        {
+            **dict.fromkeys(("queue", "handler", "key", "message_id"), str),
+            "attempt": int,
+            "since": (None, TIME),
+            "seconds": float,
+            "timeout": (None, float),
+            **dict.fromkeys(("late", "delivered_again"), bool),
+        }
+    ],
+}
 ITEM = {
     **dict.fromkeys(("kind", "name", "state"), str),
     "differences": [{"argument": str, "here": object, "broker": object}],
@@ -214,6 +230,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "problems": [str],
         "blind": str,
     },
+    "consumers/1": {"items": [CONSUMER]},
     "declare/1": {
         "broker": str,
         "server": str,

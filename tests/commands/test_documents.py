@@ -13,7 +13,7 @@ from django_rmq_retry import management
 from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.policies import Circuit
-from tests.admin.made import attempt, blocked_key
+from tests.admin.made import attempt, blocked_key, consumer, in_flight
 from tests.admin.standstills import tripped
 from tests.commands.running import run
 from tests.commands.shapes import DOCUMENTS, TIME, Each, misfits, wrong
@@ -59,6 +59,11 @@ def outgoing() -> int:
     return OutboxMessage.objects.filter(routing_key="stuck").update(failed_at=timezone.now())
 
 
+def consuming() -> int:
+    """One process with a message within and one beyond its deadline."""
+    return consumer(in_flight=[in_flight(), in_flight(seconds=9, timeout=3.0)]).pk
+
+
 LISTED = Path(__file__).parent / "listed.txt"
 WORDS: dict[str, tuple[str, Prepared]] = {
     "parked_list/1": ("rmq_parked list", parked),
@@ -88,6 +93,7 @@ WORDS: dict[str, tuple[str, Prepared]] = {
     "blocked_list/1": ("rmq_blocked list", blocked),
     "blocked_unblock/1": ("rmq_blocked unblock transfer ACC --yes --reason x", blocked),
     "roles/1": ("rmq_roles --dry-run", lambda: 0),
+    "consumers/1": ("rmq_status --consumers", consuming),
 }
 ON_BROKER = {
     "status/1": "rmq_status",

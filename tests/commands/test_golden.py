@@ -1,6 +1,7 @@
 """The outputs that people and scripts know: on a terminal, into a pipe, as JSON; kept as files."""
 
 import getpass
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,10 +11,11 @@ from django.utils import timezone, translation
 from django_rmq_retry.models import Action, RequeueRun, RunState
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
-from tests.admin.made import attempt, blocked_key, outgoing
+from tests.admin.made import attempt, blocked_key, consumer, in_flight, outgoing
 from tests.admin.standstills import tripped
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
 from tests.operators.made import QUEUE, group, logged, record
+from tests.tooling.pages import page
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)
@@ -44,6 +46,7 @@ DATABASE = {
     "blocked_list": ("rmq_blocked", "list"),
     "blocked_list_none": ("rmq_blocked", "list", "--handler", "refund"),
     "blocked_unblock": ("rmq_blocked", "unblock", "transfer", "ACC-7", "--yes", "--reason", "booked by hand"),
+    "consumers": ("rmq_status", "--consumers"),
     "relay_list": ("rmq_relay", "list"),
     "relay_list_failed": ("rmq_relay", "list", "--failed"),
     "relay_retry": ("rmq_relay", "retry", "501", "502", "--yes"),
@@ -86,6 +89,7 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
     _stopped()
     _held()
     _outgoing()
+    _consuming()
     logged(Action.DISCARD, Actor(name="ann", source="admin", ip="10.0.0.7"), reason="duplicate", message=812, group=41)
     shell = Actor(name="root", behalf="root@ops-1", source="cli")
     logged(Action.REQUEUE, shell, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
@@ -136,6 +140,19 @@ def _outgoing() -> None:
     outgoing(id=503, message_id="9f3c-503", created_at=ago(seconds=1), **fresh, **common)
 
 
+def _consuming() -> None:
+    """One process has vanished, one has a handler beyond its deadline, one is idle, one has lost its broker."""
+    long = in_flight(seconds=245, attempt=2, key="PAY-88121", handler="charge", message_id="9f3c-812", timeout=180.0)
+    short = in_flight(seconds=3, key="PAY-88130", handler="charge", message_id="9f3c-815", timeout=180.0)
+    charge = {"queues": ["payments.charge"]}
+    consumer(host="bank-1", number=1, pid=19680, in_flight=[long, short], waiting=7, **charge)
+    consumer(host="bank-1", number=2, pid=19681, queues=["payments.charge", "ledger.post"])
+    consumer(host="bank-2", pid=411, connected=False, deploy="", **charge)
+    left = [in_flight(seconds=640, key="PAY-88118", handler="charge", message_id="9f3c-809")]
+    left += [in_flight(seconds=615, key="", message_id="", handler="", queue="payments.charge")]
+    consumer(host="bank-3", pid=2203, seconds=600, in_flight=left, **charge)
+
+
 def _runs() -> None:
     common: dict[str, Any] = {"by": "ann", "selection": {}, "created_at": ago(minutes=9), "started_at": ago(minutes=9)}
     counts = {"total": 211, "sent": 210, "processed": 207, "failed": 3, "skipped": 1}
@@ -152,6 +169,13 @@ def test_output_about_records_matches_its_golden_files(name: str, way: str) -> N
     told = WAYS[way](*DATABASE[name])
 
     assert told == golden(f"{name}.{way}", told)
+
+
+@pytest.mark.usefixtures("records")
+def test_the_page_on_consumers_shows_what_the_command_prints() -> None:
+    told = re.sub(r"\\e\[[\d;]*m", "", on_terminal("rmq_status", "--consumers")).removesuffix("[exit 0]\n")
+
+    assert f"$ manage.py rmq_status --consumers\n{told}```" in page("consumers.md").read_text()
 
 
 @pytest.mark.usefixtures("records")

@@ -1,16 +1,20 @@
-"""``manage.py rmq_status``: show the state of the queues, for operators and for probes."""
+"""``manage.py rmq_status``: show the state of the queues and of the consumers, for operators and for probes."""
 
 import argparse
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import compress
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import Error
 
 from django_rmq_retry.amqp.refusals import BrokerUnreachable
+from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.management import consumer_status
 from django_rmq_retry.management.arguments import age, whole
 from django_rmq_retry.management.broker_status import (
     BrokerStatus,
@@ -23,7 +27,9 @@ from django_rmq_retry.management.broker_status import (
     style,
     totals,
 )
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
+from django_rmq_retry.server import renew_connections
+from django_rmq_retry.telemetry.processes import Process
 
 LEAST, MOST = 0.1, 86_400.0
 CLEARED = "\x1b[H\x1b[2J"
@@ -36,6 +42,7 @@ class Command(RmqCommand):
         "rmq_status",
         "rmq_status --check --max-parked 100 --max-oldest 10m --min-consumers 1",
         "rmq_status --watch 2",
+        "rmq_status --consumers",
     )
     common = ("timeout", "using")
     patience = 3.0
@@ -57,12 +64,17 @@ class Command(RmqCommand):
             metavar="N",
             help="report a problem if a work queue has fewer consumers",
         )
+        add("--consumers", action="store_true", help="show the consuming processes and their messages in flight")
         add("--watch", type=period, metavar="SECONDS", help="refresh every SECONDS until Ctrl-C")
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
+        if options["consumers"] and options["check"]:
+            raise CommandError("--consumers cannot be combined with --check. Omit one.", returncode=Exit.USAGE)
         if options["watch"] is not None:
             return self._watch(options)
+        if options["consumers"]:
+            return self._consumers(options)
         try:
             seen = look(limits_of(options))
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
@@ -81,6 +93,14 @@ class Command(RmqCommand):
             self._show(seen)
         return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
 
+    def _consumers(self, options: Options) -> Exit:
+        found = consumer_status.look()
+        if options["json"]:
+            self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
+        else:
+            self._show_consumers(found)
+        return Exit.DONE if found else Exit.NOTHING
+
     def _fail(self, why: str) -> None:
         """Write the failure as one line, even if the broker's or database's text has several."""
         self.line(f"FAIL {' '.join(why.split())}", "ERROR")
@@ -97,21 +117,43 @@ class Command(RmqCommand):
 
     def _look_again(self, options: Options) -> None:
         """Show the status: on a terminal in place of the last, elsewhere below it. An unreachable broker may return."""
-        problem = ""
+        problem, seen, found = "", None, list[Process]()
         try:
-            seen = look(limits_of(options))
+            if options["consumers"]:
+                renew_connections()
+                found = consumer_status.look()
+            else:
+                seen = look(limits_of(options))
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             problem = str(error)
+        except Error as error:
+            problem = away(error)
+            if not problem:
+                raise
         terminal = self.stdout.isatty()
         now = datetime.now().astimezone() if terminal else datetime.now(UTC)
         self.stdout.write(CLEARED if terminal else "", ending="")
         self.line(now.isoformat(sep=" ", timespec="seconds"))
         if problem:
             self.line(problem, "ERROR")
+        elif seen is None:
+            self._show_consumers(found)
         else:
             self._show(seen)
         self.stdout.write("" if terminal else "\n", ending="")
         self.stdout.flush()
+
+    def _show_consumers(self, found: Sequence[Process]) -> None:
+        terminal = self.stdout.isatty()
+        if found:
+            self.table(*consumer_status.process_rows(found, terminal=terminal))
+        if any(one.in_flight for one in found):
+            self.line()
+            self.table(*consumer_status.in_flight_rows(found, terminal=terminal))
+        if not settings().records:
+            self.say("Consumers write no heartbeat while the setting RECORDS is False.")
+        elif not found:
+            self.say("No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume")
 
     def _show(self, seen: BrokerStatus) -> None:
         self.table(heads(seen))

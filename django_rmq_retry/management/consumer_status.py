@@ -1,0 +1,99 @@
+"""The consuming processes and their messages in flight, as tables and JSON."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import DatabaseError, connections, router
+
+from django_rmq_retry.management.arguments import clock
+from django_rmq_retry.management.command import Exit
+from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.parked.survey import Unmigrated
+from django_rmq_retry.telemetry.processes import InFlight, Process, ProcessState, processes
+
+_PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
+_IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")
+_SIGNS = {
+    ProcessState.RUNNING: ("running", ""),
+    ProcessState.STOPPING: ("stopping", "NOTICE"),
+    ProcessState.NO_BROKER: ("! no broker", "WARNING"),
+    ProcessState.VANISHED: ("✕ vanished", "ERROR"),
+}
+Table = tuple[list[Sequence[object]], list[str]]
+"""Rows with the head, and the style of each."""
+
+
+def look() -> list[Process]:
+    """Return the processes; if the table is missing, raise a CommandError with the way to create it."""
+    try:
+        return processes()
+    except DatabaseError as error:
+        alias = router.db_for_read(ConsumerProcess)
+        if ConsumerProcess._meta.db_table in connections[alias].introspection.table_names():  # noqa: SLF001 - documented
+            raise
+        raise CommandError(f"Database: {Unmigrated(alias)}", returncode=Exit.ERROR) from error
+
+
+def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
+    """Return one row for each process."""
+    rows: list[Sequence[object]] = [_PROCESSES]
+    for one in found:
+        row = one.row
+        times = (clock(at, terminal=terminal) for at in (row.started_at, row.beat_at))
+        queues, busy = ",".join(row.queues) or "-", f"{len(one.in_flight)}/{row.threads}"
+        facts = (row.version or "-", row.deploy or "-", queues, busy, row.waiting)
+        rows.append((_name(one), _SIGNS[one.state][0], *facts, *times))
+    return rows, ["", *(_SIGNS[one.state][1] for one in found)]
+
+
+def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
+    """Return one row for each message in flight."""
+    rows: list[Sequence[object]] = [_IN_FLIGHT]
+    styles = [""]
+    for one in found:
+        for message in one.in_flight:
+            names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
+            state = _outcome(one, message)
+            rows.append((_name(one), *names, message.attempt, clock(message.since, terminal=terminal), state))
+            styles.append("ERROR" if one.vanished or message.late else "")
+    return rows, styles
+
+
+def as_data(one: Process) -> Mapping[str, object]:
+    """Return a process as JSON data."""
+    row = one.row
+    names = ("host", "pid", "number", "version", "deploy", "broker", "queues", "threads", "waiting")
+    return {
+        "state": one.state.value,
+        **{name: getattr(row, name) for name in names},
+        "started_at": _time(row.started_at),
+        "beat_at": _time(row.beat_at),
+        "in_flight": [_message(message) for message in one.in_flight],
+    }
+
+
+def _message(message: InFlight) -> dict[str, Any]:
+    return {
+        **{name: getattr(message, name) for name in ("queue", "handler", "key", "message_id", "attempt")},
+        "since": _time(message.since),
+        "seconds": round(message.length.total_seconds(), 3),
+        "timeout": message.timeout,
+        "late": message.late,
+        "delivered_again": not message.auto_ack,
+    }
+
+
+def _name(one: Process) -> str:
+    return f"{one.row} #{one.row.number}" if one.row.number else str(one.row)
+
+
+def _outcome(one: Process, message: InFlight) -> str:
+    if one.vanished:
+        return '✕ lost: ack="auto"' if message.auto_ack else "✕ delivered again"
+    return f"✕ beyond its deadline of {message.timeout:g} s" if message.timeout and message.late else "running"
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else clock(at, terminal=False)

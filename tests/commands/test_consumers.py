@@ -1,0 +1,77 @@
+"""``rmq_status --consumers``: exit codes, refusals, and a database that is away or has no tables."""
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+
+from django_rmq_retry.models import ConsumerProcess
+from tests.admin.made import consumer, in_flight
+from tests.commands.running import Exit, run
+
+pytestmark = pytest.mark.django_db
+
+
+def test_nothing_found_is_an_exit_code_of_its_own() -> None:
+    told, data = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--json")
+
+    assert (told.code, told.out, data.code, data.data["items"]) == (Exit.NOTHING, "", Exit.NOTHING, [])
+    assert told.err == "No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume\n"
+
+
+def test_consumers_are_shown_without_a_broker() -> None:
+    consumer(in_flight=[in_flight(seconds=9, timeout=3.0)])
+    told = run("rmq_status", "--consumers")
+
+    assert (told.code, told.err) == (Exit.DONE, "")
+    assert [row[0] for row in told.lines] == ["PROCESS", "worker-3:4711", "", "PROCESS", "worker-3:4711"]
+    assert told.lines[-1][-1] == "✕ beyond its deadline of 3 s"
+
+
+def test_hostile_texts_are_printed_as_signs() -> None:
+    consumer(host="\x1b[2J\thost\n", in_flight=[in_flight(key="\x1b[2J\t\n", handler="\u202e"), {}])
+    told = run("rmq_status", "--consumers")
+
+    assert (told.code, {len(row) for row in told.lines}) == (Exit.DONE, {9, 7, 1})
+    assert "\x1b" not in told.out
+
+
+def test_disabled_records_are_named() -> None:
+    with override_settings(RMQ_RETRY={"URL": "amqp://guest:guest@127.0.0.1:1/", "RECORDS": False}):
+        told = run("rmq_status", "--consumers")
+
+    assert (told.code, told.err) == (Exit.NOTHING, "Consumers write no heartbeat while the setting RECORDS is False.\n")
+
+
+def test_consumers_and_check_exclude_each_other() -> None:
+    told = run("rmq_status", "--consumers", "--check")
+
+    assert (told.code, told.err) == (Exit.USAGE, "--consumers cannot be combined with --check. Omit one.")
+
+
+def test_a_watch_repeats_the_tables_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("django_rmq_retry.management.commands.rmq_status.time.sleep", pause)
+    consumer()
+    told = run("rmq_status", "--consumers", "--watch", "2.5")
+
+    assert (told.code, pauses, told.out.count("worker-3:4711\trunning")) == (Exit.DONE, [2.5, 2.5], 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_missing_table_is_one_sentence() -> None:
+    with connection.schema_editor() as editor:
+        editor.delete_model(ConsumerProcess)
+    try:
+        told = run("rmq_status", "--consumers")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(ConsumerProcess)
+
+    assert (told.code, told.out) == (Exit.ERROR, "")
+    assert told.err == "Database: the tables are missing in 'default': manage.py migrate"
