@@ -119,7 +119,7 @@ def _write(attempt: FinishedAttempt) -> None:
         "event": event,
         "queue": delivery.queue,
         "handler": handler,
-        "key": business_key_of(attempt),
+        "key": business_key_of(attempt.subscription, delivery, attempt.error),
         "message_id": message_id(attempt.delivery),
         "attempt": number,
         "attempts": limit,

@@ -228,12 +228,11 @@ def texts(given: str | Iterable[object]) -> list[str]:
     return list(dict.fromkeys(short(key, LIMIT) for key in named if key not in (None, "")))
 
 
-def business_key_of(attempt: FinishedAttempt) -> str:
+def business_key_of(subscription: Subscription | None, delivery: Delivery, error: BaseException | None = None) -> str:
     """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
-    subscription = attempt.subscription
-    if subscription is None or subscription.keys is None or isinstance(attempt.error, UndecodableBody):
+    if subscription is None or subscription.keys is None or isinstance(error, UndecodableBody):
         return ""
     try:
-        return next(iter(texts(subscription.keys(attempt.delivery))), "")
+        return next(iter(texts(subscription.keys(delivery))), "")
     except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
         return ""

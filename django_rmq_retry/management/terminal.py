@@ -11,6 +11,9 @@ from typing import Any, TextIO
 
 from django.core.management.color import Style
 
+from django_rmq_retry.conf import settings
+from django_rmq_retry.telemetry.log_fields import LogFields
+
 NAME = "django_rmq_retry"
 LEVELS = (logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
 """Log levels by verbosity."""
@@ -43,8 +46,8 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock} [{record.process}]" if self._with_pid else clock
-        sign = SIGNS.get(getattr(record, "event", ""))
-        text = self._verdict(record, sign) if sign and hasattr(record, "attempt") else self._remark(record)
+        sign = SIGNS.get(getattr(record, "event", "")) if record.name == NAME else None
+        text = self._verdict(record, sign) if sign and hasattr(record, "attempts") else self._remark(record)
         trace = "".join(f"\n    {printable(line)}" for line in trace_of(record).splitlines())
         return f"{head} {text}{trace}"
 
@@ -115,6 +118,8 @@ def install(stream: Any, style: Style, *, verbosity: int, json_logs: bool, with_
     for one in theirs:
         one.addFilter(lambda record: record.name.partition(".")[0] != NAME)
     handler = Console(stream)
+    if settings().around:
+        handler.addFilter(LogFields())
     handler.setFormatter(_formatter(stream, style, json_logs=json_logs, with_pid=with_pid))
     if any(map(_on_console, logging.getLogger("django").handlers)):
         # While DEBUG is on, Django writes its own records to the console itself.
@@ -149,7 +154,8 @@ def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
         yield "event", extras.pop("event")
     if record.name != NAME:
         yield "logger", record.name
-    if "attempt" not in extras:
+    if record.name != NAME or not hasattr(record, "attempts"):
+        # Other records have a text of their own, and may have the fields of the attempt in which they were written.
         yield "msg", record.getMessage()
     yield from extras.items()
     yield "pid", record.process

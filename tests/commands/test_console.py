@@ -3,12 +3,16 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from django.core.management.color import no_style
 
+from django_rmq_retry import Delivery
+from django_rmq_retry.hooks import AroundAttempt
 from django_rmq_retry.management import terminal
+from django_rmq_retry.telemetry.log_fields import bind
 
 VERDICT: dict[str, Any] = {
     "event": "park",
@@ -133,6 +137,27 @@ def test_logfmt_has_the_fixed_keys_in_their_order() -> None:
         "message_id=PAY-88121 attempt=5 attempts=5 seconds=30.04 "
         'reason=retries_exhausted error=GatewayTimeout detail="Gave up after 5 attempts: GatewayTimeout" pid=42'
     )
+
+
+@pytest.mark.usefixtures("loggers")
+def test_lines_of_the_project_carry_the_bound_fields_beside_their_text(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "AROUND": [bind]}
+    stream = io.StringIO()
+    install(stream, json_logs=True)
+    delivery = Delivery(queue="payments", body=b"", attempt=2)
+    with bind(AroundAttempt(delivery=delivery, handler="payments.transfer")) or nullcontext():
+        logging.getLogger("payments").warning("The limit is near")
+    logging.getLogger("payments").warning("No attempt")
+
+    during, outside = [json.loads(text) for text in stream.getvalue().splitlines()]
+    bound = {"attempt": 2, "queue": "payments", "handler": "payments.transfer"}
+    assert during["msg"] == "The limit is near"
+    assert bound.items() <= during.items()
+    assert (outside["msg"], bound.keys() & outside.keys()) == ("No attempt", set())
+
+
+def test_an_event_of_the_project_named_like_a_verdict_is_an_ordinary_line() -> None:
+    assert line(message="done", name="payments", event="park", attempt=1) == "· payments: done"
 
 
 def test_a_value_cannot_forge_another_logfmt_field() -> None:

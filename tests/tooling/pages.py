@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
+import django_rmq_retry.telemetry.log_fields  # noqa: F401 - with the real modules, before a stand-in takes their names
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts))
@@ -92,12 +94,19 @@ def _made(name: str) -> object:
 
 @contextmanager
 def readers_project() -> Iterator[None]:
-    """Make the modules of the reader's project importable inside the block."""
+    """Make the modules of the reader's project importable inside the block, in place of installed ones."""
     finder = _Readers()
+    installed = _take_modules()
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] in READERS_OWN]:
-            del sys.modules[name]
+        _take_modules()
+        sys.modules.update(installed)
+
+
+def _take_modules() -> dict[str, ModuleType]:
+    """Remove the imported modules with the names of the reader's project, and return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] in READERS_OWN]
+    return {name: sys.modules.pop(name) for name in names}
