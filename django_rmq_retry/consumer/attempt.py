@@ -53,7 +53,7 @@ OUTSIDE_FAILURE_WAIT = 5.0
 """Seconds for which a message stays unacked after a failure outside its handler."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)  # error trackers send the repr of local variables, and it has the data
 class AttemptState:
     """The state of one delivery from its arrival to its settlement. Only the steps of the pipeline write it."""
 
