@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-import django_rmq_retry.telemetry.log_fields  # noqa: F401 - with the real modules, before a stand-in takes their names
+import django_rmq_retry.telemetry.sentry  # noqa: F401 - with the real modules, before a stand-in takes their names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
