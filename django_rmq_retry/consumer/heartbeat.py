@@ -15,12 +15,11 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import AttemptState
 from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.handlers.attempt import FinishedAttempt, business_key_of
+from django_rmq_retry.handlers.attempt import business_key_of
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.parked.history import version
-from django_rmq_retry.policies.verdict import ACK
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -140,10 +139,7 @@ def _late(state: AttemptState, now: float) -> bool:
 
 def _key(state: AttemptState) -> str:
     unreadable = state.unreadable if isinstance(state.unreadable, UndecodableBody) else None
-    finished = FinishedAttempt(
-        delivery=state.delivery, verdict=ACK, subscription=state.subscription, seconds=0.0, error=unreadable
-    )
-    return business_key_of(finished)
+    return business_key_of(state.subscription, state.delivery, unreadable)
 
 
 def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:

@@ -144,7 +144,7 @@ def _consuming() -> None:
     """One process has vanished, one has a handler beyond its deadline, one is idle, one has lost its broker."""
     long = in_flight(seconds=245, attempt=2, key="PAY-88121", handler="charge", message_id="9f3c-812", timeout=180.0)
     short = in_flight(seconds=3, key="PAY-88130", handler="charge", message_id="9f3c-815", timeout=180.0)
-    charge = {"queues": ["payments.charge"]}
+    charge: dict[str, Any] = {"queues": ["payments.charge"]}
     consumer(host="bank-1", number=1, pid=19680, in_flight=[long, short], waiting=7, **charge)
     consumer(host="bank-1", number=2, pid=19681, queues=["payments.charge", "ledger.post"])
     consumer(host="bank-2", pid=411, connected=False, deploy="", **charge)

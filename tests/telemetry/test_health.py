@@ -170,9 +170,9 @@ def test_after_a_storm_of_cut_connections_the_counts_equal_the_attempts(
             becomes(site, ready=True)
             figures = site.sum_of("attempts_total"), site.sum_of("handler_seconds_count"), site.sum_of("threads_busy")
             attempts = len(behind.noted("begin"))
-            assert figures == (attempts, attempts, 0)
-            assert attempts >= 12 * (30 + 3 * 2 + 1)
+            assert list(figures) == [attempts, attempts, 0]
             assert site.sum_of("connections_total") > 2
+            assert attempts >= 12 * (30 + 3 * 2 + 1)
 
 
 def test_a_stopping_consumer_is_not_ready_and_alive(shop: Shop, publish: Publish, tmp_path: Path) -> None:

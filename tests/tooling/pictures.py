@@ -121,7 +121,10 @@ def main() -> None:
 
 def metrics(log: Path) -> str:
     """Wait until the demo prints the address of its consumer's metrics; return host and port."""
-    return str(wait_until(lambda: METRICS.search(log.read_text()), PATIENCE, what="the address of the metrics")[1])
+    wait_until(lambda: METRICS.search(log.read_text()) is not None, PATIENCE, what="the address of the metrics")
+    found = METRICS.search(log.read_text())
+    assert found is not None
+    return found[1]
 
 
 def total_after_outage(said: str) -> bool:

@@ -10,4 +10,5 @@ from tests.breakers.project.settings import (  # noqa: F401 - Django reads them 
 )
 
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry", "tests.consumer.project"]
-RMQ_RETRY = {**RMQ_RETRY, "VERSION": "2026.11", "RECORDS": os.environ.get("BANK_RECORDS") != "no"}
+RECORDS = os.environ.get("BANK_RECORDS") != "no"
+RMQ_RETRY = {**RMQ_RETRY, "VERSION": "2026.11", "RECORDS": RECORDS}  # type: ignore[dict-item]  # it has texts only
