@@ -101,6 +101,7 @@ class Inspector:
             with _opener().open(request, timeout=self.timeout) as answer:
                 return json.loads(_whole(answer, until))
         except HTTPError as error:
+            error.close()  # it holds the connection, and stays with the exception that is raised in its place
             if error.code == MISSING:
                 return None
             if error.code in (UNAUTHORIZED, FORBIDDEN):

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError
 
 import pytest
 
 from django_rmq_retry.amqp import BrokerUnreachable, Secret, inspection
 from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.errors import BrokerRefused
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -71,6 +73,19 @@ def test_a_redirect_is_not_followed_and_gets_no_login(place: str) -> None:
 
     assert len(asked) == 1
     assert asked_there == []
+
+
+def test_the_connection_of_a_refusal_is_closed() -> None:
+    def no(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(401)
+        handler.end_headers()
+
+    with api(no) as (inspector, _asked), pytest.raises(BrokerRefused, match="refuses this user") as caught:
+        inspector.queues()
+
+    refusal = caught.value.__context__
+    assert isinstance(refusal, HTTPError)
+    assert refusal.closed
 
 
 def test_a_management_answer_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,12 @@ class Management:
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         request.add_header("Content-Type", "application/json")
         data = None if body is None else json.dumps(body).encode()
-        with urlopen(request, data, timeout=30) as answer:  # noqa: S310 - http, a few lines above
-            text = answer.read()
+        try:
+            with urlopen(request, data, timeout=30) as answer:  # noqa: S310 - http, a few lines above
+                text = answer.read()
+        except HTTPError as error:
+            error.close()
+            raise
         return json.loads(text) if text else None
 
     def version(self) -> str | None:
