@@ -33,7 +33,7 @@ from tests.tooling import databases, servers
 
 ROOT = Path(__file__).parents[2]
 # the interpreters a Django supports, the preferred one first
-LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13", "3.12")}
+LANES = {"5.2": ("3.11", "3.12", "3.13", "3.14"), "6.0": ("3.12", "3.13", "3.14"), "6.1": ("3.13", "3.12", "3.14")}
 WITHOUT_DJANGO = tuple(
     f"--ignore=tests/{name}"
     for name in (
