@@ -1,5 +1,6 @@
 """The hook ``trace``: OpenTelemetry spans of publishes and attempts, by the semantic conventions for RabbitMQ."""
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Literal
@@ -43,6 +44,8 @@ ANONYMOUS = "amq.gen-"
 """The beginning of the names that the broker gives to queues: no span is named after such a queue."""
 LIMIT = 3 * 255
 """In bytes, of each text. AMQP allows 255 bytes for each of exchange, routing key and queue."""
+CARRIED = (b"traceparent", b"baggage", b"b3", b"uber-trace-id")
+"""Bytes searched for in undecoded headers: the names by which the usual propagators carry a context."""
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -51,18 +54,31 @@ class Tracing:
 
     The span of a message's first attempt is a child of the span of its publish. With ``first_attempt="link"`` it
     begins a trace of its own that is linked to the publish, as each retry and each attempt after a requeue does.
+
+    ``sample`` is the share of publishes, and of messages without a trace, for which a trace is begun at all. The others
+    cost a hundredth of a span: no context is made for them. A message that belongs to a trace is always traced.
     """
 
     def __init__(
-        self, *, first_attempt: Literal["child", "link"] = "child", tracer_provider: TracerProvider | None = None
+        self,
+        *,
+        first_attempt: Literal["child", "link"] = "child",
+        sample: float = 1.0,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         given: object = first_attempt
         if given not in ("child", "link"):
             raise ConfigurationError(f"first_attempt=… takes 'child' or 'link', not {given!r}.")
+        share: object = sample
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ConfigurationError(f"sample=… takes a share from 0 to 1, such as 0.01, not {share!r}.")
+        self._sample = sample
         self._child = first_attempt == "child"
         self._tracer = get_tracer("django_rmq_retry", __version__, tracer_provider, SCHEMA)
 
-    def __call__(self, one: Around) -> AbstractContextManager[None]:
+    def __call__(self, one: Around) -> AbstractContextManager[None] | None:
+        if self._sample < 1 and random.random() >= self._sample and not _traced(one):
+            return None
         return self._attempt(one) if isinstance(one, AroundAttempt) else self._publish(one)
 
     @contextmanager
@@ -123,6 +139,14 @@ class Tracing:
         with self._tracer.start_as_current_span(name, attributes=attributes) as parking:
             _failed(parking, one.error, reason)
             parking.set_status(StatusCode.ERROR, verdict.detail)
+
+
+def _traced(one: Around) -> bool:
+    """True if a publish or a message belongs to a trace, or carries what another program wants to be passed on."""
+    raw = one.delivery.raw if isinstance(one, AroundAttempt) else one.message.headers.raw
+    if any(name in raw for name in CARRIED):
+        return True
+    return isinstance(one, AroundPublish) and get_current_span().get_span_context().is_valid
 
 
 def _first(one: AroundAttempt) -> bool:

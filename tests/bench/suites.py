@@ -140,6 +140,7 @@ def _telemetry(threads: int) -> Suite:
         contenders=(
             Contender(name="without", module=module, threads=threads),
             Contender(name="with --http, metrics", module=module, threads=threads, watched="metrics", at_least=0.97),
+            Contender(name="with traces, 1 % sampled", module=module, threads=threads, watched="traces", at_least=0.9),
         ),
     )
 

@@ -101,10 +101,11 @@ def header_of(span: ReadableSpan) -> str:
 
 def tracing(**options: Any) -> tuple[Tracing, Traced]:
     """A hook whose spans are kept."""
-    exporter, first = InMemorySpanExporter(), options.pop("first_attempt", "child")
+    exporter, own = InMemorySpanExporter(), {"first_attempt", "sample"} & options.keys()
+    of_hook = {name: options.pop(name) for name in own}
     provider = TracerProvider(shutdown_on_exit=False, **options)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(first_attempt=first, tracer_provider=provider), Traced(provider, exporter)
+    return Tracing(tracer_provider=provider, **of_hook), Traced(provider, exporter)
 
 
 @pytest.fixture(autouse=True)
@@ -611,3 +612,37 @@ def test_the_hook_with_its_defaults_uses_the_global_provider(settings: Any) -> N
     with RmqTest() as rmq:
         charging(succeed).publish({})
         assert (rmq.drain(), current().failures) == (1, {})
+
+
+def test_a_message_that_is_not_sampled_has_neither_spans_nor_a_context(around: Set, request: Any) -> None:
+    hook, traced = tracing(sample=0.0)
+    around(hook)
+    kit: RmqTest = request.getfixturevalue("rmq")
+    ran: list[Any] = []
+    charging(ran.append).publish({})
+    kit.drain()
+
+    assert (list(traced.spans), dict(ran[0].headers)) == ([], {})
+
+
+def test_a_message_of_a_trace_is_traced_whatever_the_sample(around: Set, request: Any) -> None:
+    hook, traced = tracing(sample=0.0)
+    around(hook)
+    kit: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(lambda _message: None)
+    with traced.provider.get_tracer("shop").start_as_current_span("request"):
+        charge.publish({})
+    kit.drain()
+    charge.publish({}, headers={"traceparent": header_of(traced.one("request"))})
+    kit.drain()
+
+    assert [one.name for one in traced.spans] == [
+        *("send payments.charge", "request", "process payments.charge"),
+        *("send payments.charge", "process payments.charge"),
+    ]
+
+
+@pytest.mark.parametrize("sample", [-0.1, 1.1, "0.5", True, None])
+def test_an_invalid_sample_is_refused(sample: Any) -> None:
+    with pytest.raises(ConfigurationError, match="takes a share from 0 to 1"):
+        Tracing(sample=sample)

@@ -8,6 +8,8 @@ from tests.tooling.filled import given
 INSTALLED_APPS = [*OTHERS, "tests.bench.project"]
 task = Task.given()
 RMQ_RETRY = {"URL": task.url, "RECORDS": bool(task.database)}  # type: ignore[dict-item]  # the tests' own has texts only
+if task.watched == "traces":
+    RMQ_RETRY["AROUND"] = ["tests.bench.project.tracing.sampled"]  # type: ignore[assignment]  # as above
 if task.database:
     kept = {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True} if task.kept else {}
     DATABASES = {"default": {**given(task.database), **kept}}
