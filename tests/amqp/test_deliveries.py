@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pika import spec
 from pika.exceptions import InvalidFrameError
@@ -97,6 +97,7 @@ def test_a_delivery_may_be_interleaved_with_frames_of_another_channel() -> None:
 
 @pytest.mark.parametrize("cls", [BasicProtocol, OneByOne])
 @given(st.integers(0, 200), st.integers(1, 255))
+@example(48, 7)
 @settings(max_examples=300)
 def test_a_damaged_byte_never_makes_half_a_delivery(cls: type[BasicProtocol], place: int, change: int) -> None:
     good = delivery(b"good", delivery_tag=1)
@@ -108,7 +109,8 @@ def test_a_damaged_byte_never_makes_half_a_delivery(cls: type[BasicProtocol], pl
             at.feed(bytes(data))
 
         assert at.received[0] == ("one", 1, False, "", "q", b"\0\0", b"good")
-        assert all(len(values[6]) == 7 for values in at.received[1:])
+        # a size that became 0 says that the message ends there
+        assert all(len(values[6]) in (0, 7) for values in at.received[1:])
 
 
 @pytest.mark.parametrize("which", [1, 2, 3])
