@@ -15,22 +15,9 @@ from django_rmq_retry.messages.tracebacks import ErrorNote, kind_of, short
 from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
 
 try:
+    from opentelemetry import trace as api
     from opentelemetry.context import Context, attach, detach, get_current
     from opentelemetry.propagate import extract, inject
-    from opentelemetry.trace import (
-        INVALID_SPAN,
-        Link,
-        Span,
-        SpanContext,
-        SpanKind,
-        StatusCode,
-        TracerProvider,
-        format_span_id,
-        format_trace_id,
-        get_current_span,
-        get_tracer,
-        set_span_in_context,
-    )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError(
@@ -64,7 +51,7 @@ class Tracing:
         *,
         first_attempt: Literal["child", "link"] = "child",
         sample: float = 1.0,
-        tracer_provider: TracerProvider | None = None,
+        tracer_provider: api.TracerProvider | None = None,
     ) -> None:
         given: object = first_attempt
         if given not in ("child", "link"):
@@ -74,7 +61,7 @@ class Tracing:
             raise ConfigurationError(f"sample=… takes a share from 0 to 1, such as 0.01, not {share!r}.")
         self._sample = sample
         self._child = first_attempt == "child"
-        self._tracer = get_tracer("django_rmq_retry", __version__, tracer_provider, SCHEMA)
+        self._tracer = api.get_tracer("django_rmq_retry", __version__, tracer_provider, SCHEMA)
 
     def __call__(self, one: Around) -> AbstractContextManager[None] | None:
         if self._sample < 1 and random.random() >= self._sample and not _traced(one):
@@ -88,7 +75,7 @@ class Tracing:
         custom = _creation(one.message.headers)
         with self._tracer.start_as_current_span(
             f"send {attributes['messaging.destination.name']}",
-            kind=SpanKind.PRODUCER,
+            kind=api.SpanKind.PRODUCER,
             attributes=attributes,
             links=[_link(custom, "creation")] if custom.is_valid else [],
         ) as span:
@@ -100,17 +87,17 @@ class Tracing:
 
     @contextmanager
     def _attempt(self, one: AroundAttempt) -> Iterator[None]:
-        context, links = _extracted(one.delivery.headers), list[Link]()
+        context, links = _extracted(one.delivery.headers), list[api.Link]()
         if not (self._child and _first(one)):
-            links = _links(get_current_span(context).get_span_context(), one.previous)
-            context = set_span_in_context(INVALID_SPAN, context)
+            links = _links(api.get_current_span(context).get_span_context(), one.previous)
+            context = api.set_span_in_context(api.INVALID_SPAN, context)
         # Attached as a whole, because the handler gets the baggage of the message too.
         token = attach(context)
         try:
             with self._tracer.start_as_current_span(
                 f"process {_queue(one.delivery)}".rstrip(),
                 context=context,
-                kind=SpanKind.CONSUMER,
+                kind=api.SpanKind.CONSUMER,
                 attributes=_of_attempt(one),
                 links=links,
             ) as span:
@@ -120,7 +107,7 @@ class Tracing:
         finally:
             detach(token)
 
-    def _judged(self, span: Span, one: AroundAttempt) -> None:
+    def _judged(self, span: api.Span, one: AroundAttempt) -> None:
         """Write the verdict into the span of the attempt; a parked message gets a span of its own below it."""
         verdict = one.verdict
         if verdict is None:
@@ -138,7 +125,7 @@ class Tracing:
         name, attributes = f"park {_queue(one.delivery)}".rstrip(), _of_parking(one.delivery, verdict)
         with self._tracer.start_as_current_span(name, attributes=attributes) as parking:
             _failed(parking, one.error, reason)
-            parking.set_status(StatusCode.ERROR, verdict.detail)
+            parking.set_status(api.StatusCode.ERROR, verdict.detail)
 
 
 def _traced(one: Around) -> bool:
@@ -146,7 +133,7 @@ def _traced(one: Around) -> bool:
     raw = one.delivery.raw if isinstance(one, AroundAttempt) else one.message.headers.raw
     if any(name in raw for name in CARRIED):
         return True
-    return isinstance(one, AroundPublish) and get_current_span().get_span_context().is_valid
+    return isinstance(one, AroundPublish) and api.get_current_span().get_span_context().is_valid
 
 
 def _first(one: AroundAttempt) -> bool:
@@ -154,28 +141,28 @@ def _first(one: AroundAttempt) -> bool:
     return one.delivery.attempt == 1 and not one.previous and TICKET not in one.delivery.headers
 
 
-def _links(creation: SpanContext, previous: str) -> list[Link]:
+def _links(creation: api.SpanContext, previous: str) -> list[api.Link]:
     """Return the links to the publish of the message and to the attempt before, as far as they are known."""
-    before = get_current_span(_W3C.extract({"traceparent": previous}, Context())).get_span_context()
+    before = api.get_current_span(_W3C.extract({"traceparent": previous}, Context())).get_span_context()
     named = ((creation, "creation"), (before, "previous_attempt"))
     return [_link(context, name) for context, name in named if context.is_valid]
 
 
-def _link(context: SpanContext, name: str) -> Link:
-    return Link(context, {"rmq_retry.link": name})
+def _link(context: api.SpanContext, name: str) -> api.Link:
+    return api.Link(context, {"rmq_retry.link": name})
 
 
 def _extracted(headers: Headers) -> Context:
     """Return the current context with the span and the baggage of the headers, and without any other span."""
     # Other clients may have written values of any type, and propagators read text only.
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
-    return extract(carrier, set_span_in_context(INVALID_SPAN, get_current()))
+    return extract(carrier, api.set_span_in_context(api.INVALID_SPAN, get_current()))
 
 
-def _creation(headers: Headers) -> SpanContext:
+def _creation(headers: Headers) -> api.SpanContext:
     if not headers.raw:
-        return INVALID_SPAN.get_span_context()
-    return get_current_span(_extracted(headers)).get_span_context()
+        return api.INVALID_SPAN.get_span_context()
+    return api.get_current_span(_extracted(headers)).get_span_context()
 
 
 def _inject(one: AroundPublish) -> None:
@@ -186,22 +173,22 @@ def _inject(one: AroundPublish) -> None:
         one.add_headers(carrier)
 
 
-def _written(context: SpanContext) -> str:
+def _written(context: api.SpanContext) -> str:
     """Return a context in W3C's form; empty if there is none, because no SDK is set up."""
     if not context.is_valid:
         return ""
-    return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-{context.trace_flags:02x}"
+    return f"00-{api.format_trace_id(context.trace_id)}-{api.format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
 
-def _failed(span: Span, error: BaseException | None, reason: str) -> None:
+def _failed(span: api.Span, error: BaseException | None, reason: str) -> None:
     """Record an error in a span; without one, the reason for which its message is parked, if it is."""
     if error is None:
         if reason:
             span.set_attribute("error.type", reason)
-            span.set_status(StatusCode.ERROR)
+            span.set_status(api.StatusCode.ERROR)
         return
     span.set_attribute("error.type", kind_of(error))
-    span.set_status(StatusCode.ERROR, ErrorNote.of(error).text)
+    span.set_status(api.StatusCode.ERROR, ErrorNote.of(error).text)
     # An exception of the project may fail to show its text.
     with suppress(Exception):
         span.record_exception(error)
