@@ -30,6 +30,10 @@ MOVING = ".moving"
 """The suffix of the queue that holds the messages of a queue while it is recreated."""
 
 NO_CONSUMER = "no consumer reads this queue"
+TOO_EARLY = "a consumer reads it, so retries arrive too early"
+FULL = "full: it rejects or drops messages"
+INTERRUPTED = "a move of its messages was interrupted"
+"""The beginning of a problem that the plan reports too."""
 
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
@@ -251,7 +255,8 @@ def _refused(item: Item, error: Refusal | AMQPError) -> Item:
         problem = error.sentence(lambda what, name: right_for(item.declaration, what, name))
     else:  # pika found a value that AMQP has no type for
         problem = f"It cannot be sent: {type(error).__name__} {error}."
-    return replace(item, state=State.REFUSED, problem=problem)
+    forbidden = isinstance(error, Refusal) and error.forbidden
+    return replace(item, state=State.REFUSED, problem=problem, forbidden=forbidden)
 
 
 def _bound(
@@ -427,9 +432,9 @@ def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bound
     if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
         problems.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
     if queue.role is Role.WAITING and holding.consumers:
-        problems.append("a consumer reads it, so retries arrive too early")
+        problems.append(TOO_EARLY)
     if _full(queue.arguments, holding.ready):
-        problems.append("full: it rejects or drops messages")
+        problems.append(FULL)
     if row.get("messages_dlx"):
         problems.append(f"{row['messages_dlx']} dead letters wait: their target queue is full or missing")
     return problems
@@ -457,7 +462,7 @@ def _left(declarer: Declarer, queue: QueueDeclaration) -> list[str]:
     if aside is None:
         return []
     move = f"manage.py rmq_declare --recreate {queue.name}"
-    return [f"a move of its messages was interrupted, {aside.ready} messages wait: {move}"]
+    return [f"{INTERRUPTED}, {aside.ready} messages wait: {move}"]
 
 
 def _rate(row: Row | None, name: str) -> float | None:

@@ -15,7 +15,7 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 from pika import BlockingConnection
 
 from django_rmq_retry.amqp.address import Access, Secret
-from django_rmq_retry.amqp.connection import parameters
+from django_rmq_retry.amqp.connection import UNROUTABLE, parameters
 from django_rmq_retry.amqp.frames import text_of
 from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, BrokerUnreachable, Refusal, error_text
 from django_rmq_retry.amqp.session import Session, passively
@@ -85,6 +85,11 @@ class Inspector:
         """Return every binding of the virtual host except the default exchange's implicit ones."""
         rows = self._get(f"bindings/{quote(self.vhost, safe='')}")
         return [row for row in rows or [] if row["source"]]
+
+    def permission(self, user: str) -> Row | None:
+        """Return the patterns of a user's permissions; the API's own user needs the tag ``administrator``."""
+        row: Row | None = self._get(f"permissions/{quote(self.vhost, safe='')}/{quote(user, safe='')}")
+        return row
 
     def _one(self, what: str, name: str) -> Row | None:
         row: Row | None = self._get(f"{what}/{quote(self.vhost, safe='')}/{quote(name, safe='')}")
@@ -194,6 +199,49 @@ def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> H
         if holding is None or not holding.consumers or time.monotonic() > deadline:
             return holding
         time.sleep(_REST_STEP)
+
+
+def refused_read(session: Session, queue: str) -> Refusal | None:
+    """Return the refusal if the user may not consume this queue.
+
+    Nothing is consumed: RabbitMQ checks the permission first, and then refuses a priority that is no number.
+    """
+    try:
+        session.ask(
+            lambda channel, done: channel.basic_consume(
+                queue, lambda *_: None, callback=done, arguments={"x-priority": "none"}
+            )
+        )
+    except Refusal as refusal:
+        return refusal if refusal.forbidden else None
+    session.channel().close()
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishTest:
+    """The broker's answer to a message for no queue."""
+
+    refusal: Refusal | None = None
+    blocked: str = ""
+    """The reason why the broker blocks connections that publish."""
+
+
+def try_publish(session: Session) -> PublishTest:
+    """Publish a message that no queue takes to the default exchange. If it is blocked, the session answers no more."""
+    blocked: list[str] = []
+    answers: list[object] = []
+    session.connection.add_on_connection_blocked_callback(
+        lambda _connection, frame: blocked.append(text_of(frame.method.reason or "") or "unknown")
+    )
+    channel = session.channel()
+    channel.basic_publish("", UNROUTABLE, b"")
+    channel.basic_qos(prefetch_count=1, callback=answers.append)
+    try:
+        session.wait(lambda: answers or blocked, channel)
+    except Refusal as refusal:
+        return PublishTest(refusal=refusal)
+    return PublishTest(blocked=next(iter(blocked), ""))
 
 
 def watch(session: Session, inspector: Inspector | None, queues: Iterable[str]) -> dict[str, Holding]:

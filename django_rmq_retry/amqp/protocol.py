@@ -174,13 +174,19 @@ class Channel:
         self._inner.confirm_delivery(_ignore, callback=callback)
 
     def basic_consume(
-        self, queue: str, receive: Receive, *, auto_ack: bool = False, callback: Reply | None = None
+        self,
+        queue: str,
+        receive: Receive,
+        *,
+        auto_ack: bool = False,
+        callback: Reply | None = None,
+        arguments: dict[str, object] | None = None,
     ) -> str:
         """Start a consumer, and return its tag."""
         tag = f"ctag{self.channel_number}.{uuid4().hex}"
         self.consumers[tag] = receive
         self._expect(spec.Basic.ConsumeOk, callback or _ignore)
-        self._send(spec.Basic.Consume(queue=queue, consumer_tag=tag, no_ack=auto_ack))
+        self._send(spec.Basic.Consume(queue=queue, consumer_tag=tag, no_ack=auto_ack, arguments=arguments))
         return tag
 
     def basic_cancel(self, tag: str, callback: Reply | None = None) -> None:

@@ -166,6 +166,11 @@ class Session:
                 loop.poll()
                 loop.process_timeouts()
             loop.remove_timeout(alarm)
+        transport = connection.services.transport
+        if not connection.is_closed and transport is not None:
+            # The broker does not answer, and the socket would stay open.
+            transport.abort()
+            loop.process_timeouts()
         loop.close()
 
 

@@ -540,9 +540,14 @@ class Server:
         return f"{self.product} {'.'.join(map(str, self.version))}"
 
     @property
+    def embedded(self) -> bool:
+        """True for the embedded broker, which has no users, policies or management API."""
+        return self.cluster.startswith("embedded@")
+
+    @property
     def title(self) -> str:
         """The broker in a sentence; the embedded one reports the version that it behaves as."""
-        return f"the embedded broker, which behaves as {self}" if self.cluster.startswith("embedded@") else str(self)
+        return f"the embedded broker, which behaves as {self}" if self.embedded else str(self)
 
     def at_least(self, version: tuple[int, int]) -> bool:
         """True if the version is at least this one. An unknown product counts as older than every version."""

@@ -128,6 +128,8 @@ class Item:
     """The type of an external queue on the broker, if known."""
     foreign: bool = False
     """True for a binding whose ends are both external."""
+    forbidden: bool = False
+    """True if it was refused because the user lacks a permission, so that its state is unknown."""
 
     @property
     def kind(self) -> str:
