@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
@@ -23,6 +23,8 @@ from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, State, shown
+
+T = TypeVar("T")
 
 WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
 SIGNS = {
@@ -84,11 +86,11 @@ class BrokerStatus:
 
 def look(limits: Limits) -> BrokerStatus:
     """Query the database first: it has the queues that are stopped on purpose."""
-    survey, trouble = _asked(limits.timeout)
+    survey, trouble = surveyed(limits.timeout)
     stopped = frozenset(switch.queue for switch in survey.stopped) if survey else frozenset()
     bounds = Bounds(min_consumers=limits.min_consumers, stopped=stopped)
     with declarer(timeout=limits.timeout) as it:
-        round_trip = _round_trip(it.session)
+        seconds = round_trip(it.session)
         topology = registry.topology()
         former = former_queues(survey.declared, topology, Place.of(it.session)) if survey else ()
         gauged = gauge(it, topology, bounds, former)
@@ -103,7 +105,7 @@ def look(limits: Limits) -> BrokerStatus:
         problems.append(f"database: {trouble}")
     return BrokerStatus(
         broker=broker,
-        round_trip=round_trip,
+        round_trip=seconds,
         gauged=gauged,
         plan=plan,
         survey=survey,
@@ -113,35 +115,51 @@ def look(limits: Limits) -> BrokerStatus:
     )
 
 
-def _round_trip(session: Session) -> float:
+def round_trip(session: Session) -> float:
     session.channel()
     began = time.monotonic()
     session.ask(lambda channel, done: channel.basic_qos(prefetch_count=1, callback=done))
     return time.monotonic() - began
 
 
-def _asked(timeout: float) -> tuple[Survey | None, str]:
-    """Return the figures from the database, or None and the reason in one line."""
-    answers: list[tuple[Survey | None, str]] = []
-    broken: list[Exception] = []
-    alias = router.db_for_read(ParkedMessage)
-    if only(alias):
-        return _surveyed()
+class Unanswered(Exception):
+    """A database that did not answer in time."""
 
-    def ask() -> None:
+    def __init__(self, alias: str, timeout: float) -> None:
+        super().__init__(f"{alias!r} did not answer within {timeout:g} s")
+
+
+def surveyed(timeout: float) -> tuple[Survey | None, str]:
+    """Return the figures from the database, or None and the reason in one line."""
+    try:
+        return in_time(_surveyed, router.db_for_read(ParkedMessage), timeout)
+    except Unanswered as error:
+        return None, str(error)
+
+
+def in_time(ask: Callable[[], T], alias: str, timeout: float) -> T:
+    """Return the result of a query, or raise Unanswered after the timeout."""
+    if only(alias):
+        return ask()
+    answers: list[T] = []
+    broken: list[Exception] = []
+
+    def answer() -> None:
         try:
-            answers.append(_surveyed())
+            answers.append(ask())
         except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
             broken.append(error)
         finally:
             connections.close_all()
 
-    asking = threading.Thread(target=ask, name="rmq-survey", daemon=True)
+    asking = threading.Thread(target=answer, name="rmq-survey", daemon=True)
     asking.start()
     asking.join(timeout)
     if broken:
         raise broken[0]
-    return answers[0] if answers else (None, f"{alias!r} did not answer within {timeout:g} s")
+    if not answers:
+        raise Unanswered(alias, timeout)
+    return answers[0]
 
 
 def only(alias: str) -> bool:

@@ -262,7 +262,7 @@ class RmqCommand(BaseCommand):
                 self.stdout.write("\t".join(row))
             return
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        most = _columns(self.stdout) if cut else 0
+        most = columns(self.stdout) if cut else 0
         for number, row in enumerate(cells):
             # Align the numbers of a column by their last digits.
             aligned = (
@@ -293,7 +293,7 @@ class RmqCommand(BaseCommand):
             raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)
 
 
-def _columns(stream: Any) -> int:
+def columns(stream: Any) -> int:
     """Return the terminal's columns; 0 if they are unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
