@@ -231,6 +231,11 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "blind": str,
     },
     "consumers/1": {"items": [CONSUMER]},
+    "doctor/1": {
+        **dict.fromkeys(("problems", "warnings"), int),
+        "not_looked_at": [str],
+        "findings": [dict.fromkeys(("area", "level", "problem", "why", "fix"), str)],
+    },
     "declare/1": {
         "broker": str,
         "server": str,

@@ -20,6 +20,7 @@ from tests.tooling.brokers import using_broker
 NO_BROKER = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
 WITH_TIMEOUT = {
     "rmq_status": "--check",
+    "rmq_doctor": "--json",
     "rmq_declare": "--check",
     "rmq_delete": "payments.charge.parked --yes",
     "rmq_publish": "--queue payments.charge --raw {file}",
@@ -27,6 +28,7 @@ WITH_TIMEOUT = {
 }
 WITH_RECORDS = (
     *("rmq_parked list", "rmq_audit verify", "rmq_roles --dry-run", "rmq_consume --burst", "rmq_status"),
+    "rmq_doctor",
     *("rmq_blocked list", "rmq_queue list", "rmq_relay list"),
 )
 

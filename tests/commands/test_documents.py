@@ -97,6 +97,7 @@ WORDS: dict[str, tuple[str, Prepared]] = {
 }
 ON_BROKER = {
     "status/1": "rmq_status",
+    "doctor/1": "rmq_doctor",
     "declare/1": "rmq_declare",
     "delete/1": "rmq_delete payments.charge.parked --yes",
     "publish/1": f"rmq_publish --queue {QUEUE} {{file}}",

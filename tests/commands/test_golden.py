@@ -52,7 +52,7 @@ DATABASE = {
     "relay_retry": ("rmq_relay", "retry", "501", "502", "--yes"),
     "relay_discard": ("rmq_relay", "discard", "501", "--reason", "queue was retired", "--yes"),
 }
-BROKER = {"status": ("rmq_status",), "declare": ("rmq_declare", "--plan")}
+BROKER = {"status": ("rmq_status",), "declare": ("rmq_declare", "--plan"), "doctor": ("rmq_doctor",)}
 WITHOUT_JSON = {"topology", "show_none", "requeue_refused"}
 
 

@@ -1,0 +1,150 @@
+"""``manage.py rmq_doctor``: examine the installation; report each problem, its consequence and its repair."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandParser
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.management.arguments import age, positive
+from django_rmq_retry.management.broker_examination import BrokerExamination
+from django_rmq_retry.management.broker_status import counted
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, columns
+from django_rmq_retry.management.examination import (
+    Area,
+    Finding,
+    Health,
+    Limits,
+    RecordExamination,
+    examine_settings,
+    looked,
+)
+from django_rmq_retry.management.terminal import flat
+
+SIGNS = {
+    Health.OK: ("✓", "SUCCESS"),
+    Health.WARNING: ("!", "WARNING"),
+    Health.ERROR: ("✕", "ERROR"),
+    Health.UNKNOWN: ("?", ""),
+}
+MOST_READY = 10_000
+NARROWEST = 40
+
+
+class Command(RmqCommand):
+    help = "Examine settings, broker, database, queues and records, and show what is wrong and what repairs it."
+    examples = ("rmq_doctor", "rmq_doctor --json", "rmq_doctor --deploy --fail-on warning")
+    common = ("timeout", "using")
+    patience = 3.0
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add = parser.add_argument
+        add(
+            "--max-parked-age",
+            type=age,
+            default=timedelta(hours=24),
+            metavar="AGE",
+            help="report a problem if a message is parked for longer; 24h by default",
+        )
+        add(
+            "--max-ready",
+            type=positive,
+            default=MOST_READY,
+            metavar="N",
+            help=f"report a warning if more messages are ready in a work queue; {MOST_READY} by default",
+        )
+        add("--deploy", action="store_true", help="also run the system checks for deployment")
+        add(
+            "--fail-on",
+            choices=("warning", "error"),
+            default="error",
+            help="exit code 8 from this level on; error by default",
+        )
+        add_json(parser)
+
+    def run(self, options: Options) -> Exit | None:
+        limits = Limits(
+            timeout=options["timeout"],
+            max_parked_age=options["max_parked_age"],
+            max_ready=options["max_ready"],
+            deploy=options["deploy"],
+        )
+        findings, lost = examine(limits)
+        counts = Counter(finding.level for finding in findings)
+        unknown = list(dict.fromkeys(one.area.value for one in findings if one.level is Health.UNKNOWN))
+        if options["json"]:
+            self.document(
+                "doctor/1",
+                problems=counts[Health.ERROR],
+                warnings=counts[Health.WARNING],
+                not_looked_at=unknown,
+                findings=[asdict(finding) for finding in findings],
+            )
+        else:
+            self._show(findings)
+            self._sum_up(counts, unknown)
+        if lost:
+            return Exit.UNREACHABLE
+        failed = counts[Health.ERROR] or (options["fail_on"] == "warning" and counts[Health.WARNING])
+        return Exit.UNHEALTHY if failed else Exit.DONE
+
+    def _show(self, findings: Sequence[Finding]) -> None:
+        """Write each area with its findings on a terminal; elsewhere one line for each finding."""
+        if not self.stdout.isatty():
+            self.table([(one.area, one.level, one.problem, one.why, one.fix) for one in findings])
+            return
+        shown = None
+        for finding in findings:
+            if finding.area is not shown:
+                shown = finding.area
+                self.line(shown.value.capitalize())
+            sign, style = SIGNS[finding.level]
+            self._paragraph(f"  {sign} ", finding.problem, style)
+            self._paragraph("    ", finding.why)
+            if finding.fix:
+                # Not wrapped, so that a command can be copied.
+                self.line(f"    → {flat(finding.fix)}")
+
+    def _paragraph(self, head: str, text: str, style: str = "") -> None:
+        if not text:
+            return
+        width = columns(self.stdout) or len(text) + len(head)
+        indent = " " * len(head)
+        lines = textwrap.wrap(
+            flat(text),
+            max(width, NARROWEST),
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines:
+            self.line(line, style)
+
+    def _sum_up(self, counts: Counter[Health], unknown: Sequence[str]) -> None:
+        problems, warnings = counts[Health.ERROR], counts[Health.WARNING]
+        rest = f" Not fully examined: {', '.join(unknown)}." if unknown else ""
+        if problems or warnings:
+            style = "ERROR" if problems else "WARNING"
+            self.line(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}.{rest}", style)
+        else:
+            self.line(f"No problems found.{rest}", "SUCCESS")
+
+
+def examine(limits: Limits) -> tuple[list[Finding], bool]:
+    """Return all findings by area, and True if the broker is unreachable."""
+    found = list(looked(Area.SETTINGS, lambda: examine_settings(limits)))
+    try:
+        settings()
+    except ImproperlyConfigured:
+        return [*found, *(area.unseen("RMQ_RETRY is invalid") for area in Area if area is not Area.SETTINGS)], False
+    records = RecordExamination(limits)
+    found += records.findings()
+    broker = BrokerExamination(limits, records.survey)
+    found += broker.findings()
+    order = list(Area)
+    return sorted(found, key=lambda finding: order.index(finding.area)), broker.lost

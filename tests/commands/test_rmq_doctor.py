@@ -1,0 +1,694 @@
+"""rmq_doctor: each area is broken on purpose; the report names the problem, its consequence and its repair."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.db.migrations.recorder import MigrationRecorder
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
+from django_rmq_retry.models import BlockedKey, ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
+from django_rmq_retry.testing import isolated_handlers
+from tests.amqp.line_between import between
+from tests.commands.keeping import steady
+from tests.commands.running import Exit, Ran, Terminal, run
+from tests.operators.made import group, record
+from tests.tooling.node import Node
+from tests.tooling.pages import blocks, page
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.django_db]
+AREAS = ("settings", "broker", "policies", "permissions", "topology", "consumers", "database", "clocks", "parked")
+NOTHING_THERE = "amqp://app:sesame@127.0.0.1:1/pay"
+EXAMINATION = "django_rmq_retry.management.examination"
+
+
+def ago(**span: float) -> Any:
+    return timezone.now() - timedelta(**span)
+
+
+def put(channel: BlockingChannel, queue: str, count: int = 1) -> None:
+    for _ in range(count):
+        channel.basic_publish("", queue, b"{}")
+    wait_until(lambda: count_of(channel, queue) >= count)
+
+
+def count_of(channel: BlockingChannel, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def levels(ran: Ran) -> dict[str, set[str]]:
+    """The levels of the findings of each area."""
+    found: dict[str, set[str]] = {}
+    for one in ran.data["findings"]:
+        found.setdefault(one["area"], set()).add(one["level"])
+    return found
+
+
+def found(ran: Ran, level: str) -> list[tuple[str, str, str]]:
+    """Area, problem and repair of each finding of this level."""
+    return [(one["area"], one["problem"], one["fix"]) for one in ran.data["findings"] if one["level"] == level]
+
+
+def examined(*words: str) -> Ran:
+    return run("rmq_doctor", "--json", *words)
+
+
+@pytest.fixture
+def consumed(declared: None, amqp: BlockingChannel) -> BlockingChannel:  # noqa: ARG001 - first the queues
+    """A consumer reads the work queue, one message at a time."""
+    amqp.basic_qos(prefetch_count=1)
+    amqp.basic_consume("payments.charge", lambda *_: None)
+    return amqp
+
+
+@pytest.fixture
+def api(vhost: Vhost, project: Any) -> Vhost:
+    """The project knows the management API."""
+    project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
+    return vhost
+
+
+@pytest.mark.on_both
+@pytest.mark.usefixtures("consumed")
+def test_a_healthy_installation_has_a_fact_for_each_area() -> None:
+    ran = run("rmq_doctor")
+
+    assert [line[:2] for line in ran.lines if line[1:2] == ["ok"]] == [
+        [area, "ok"] for area in AREAS if area != "policies" or "embedded" in ran.out
+    ]
+    assert ran.lines[-1][0].startswith("No problems found. Not fully examined: ")
+    assert (ran.code, ran.err) == (Exit.DONE, "")
+
+
+@pytest.mark.usefixtures("consumed", "api")
+def test_with_the_management_api_every_area_is_examined_in_full() -> None:
+    ran = examined()
+
+    assert levels(ran) == {area: {"ok"} for area in AREAS}
+    assert ran.data["not_looked_at"] == []
+    assert run("rmq_doctor").lines[-1] == ["No problems found."]
+
+
+@pytest.mark.on_both
+@pytest.mark.usefixtures("declared")
+def test_a_warning_fails_only_if_requested() -> None:
+    ran = examined()
+
+    assert (ran.data["problems"], ran.data["warnings"], ran.code) == (0, 1, Exit.DONE)
+    start = "Start manage.py rmq_consume payments.charge"
+    assert found(ran, "warning") == [("consumers", "Queue 'payments.charge' has no consumer.", start)]
+    assert run("rmq_doctor", "--fail-on", "warning").code == Exit.UNHEALTHY
+
+
+@pytest.mark.on_both
+@pytest.mark.usefixtures("declared")
+def test_on_a_terminal_findings_are_grouped_and_commands_are_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq_retry.management.commands.rmq_doctor.columns", lambda _stream: 40)
+    lines = run("rmq_doctor", out=Terminal()).out.splitlines()
+
+    assert [line.lower() for line in lines if line[:1].isupper()] == list(AREAS)
+    assert "  ! Queue 'payments.charge' has no" in lines
+    assert lines[lines.index("  ! Queue 'payments.charge' has no") + 1] == "    consumer."
+    assert "    → Start manage.py rmq_consume payments.charge" in lines
+    assert lines[-1].startswith("0 problems, 1 warning.")
+
+
+@pytest.mark.usefixtures("api", "declared")
+def test_the_page_of_the_doctor_shows_what_it_prints(amqp: BlockingChannel, vhost: Vhost) -> None:
+    arguments = {**vhost.queues()["payments.charge.retry.10s"]["arguments"], "x-message-ttl": 1000}
+    amqp.queue_delete("payments.charge.retry.10s")
+    amqp.queue_declare("payments.charge.retry.10s", durable=True, arguments=arguments)
+    put(amqp, "payments.charge")
+    record(parked_at=ago(minutes=5, seconds=20), group=group("f", last_seen=ago(hours=1)))
+    [shown] = [block.text for block in blocks(page("doctor.md")) if block.kind == "console"]
+
+    assert steady(run("rmq_doctor", out=Terminal()).out) == shown.partition("\n")[2]
+
+
+class TestBroker:
+    @pytest.mark.usefixtures("charge")
+    def test_an_unreachable_broker_is_a_problem_and_the_database_is_examined(self, settings: Any) -> None:
+        settings.RMQ_RETRY = {"URL": NOTHING_THERE}
+        ran = examined()
+
+        assert (ran.code, ran.data["problems"]) == (Exit.UNREACHABLE, 1)
+        [(area, problem, fix)] = found(ran, "error")
+        assert (area, fix) == ("broker", "Start the broker, or correct RMQ_RETRY['URL'].")
+        assert problem.startswith("The broker at amqp://app@127.0.0.1:1/pay cannot be reached: ")
+        assert ran.data["not_looked_at"] == ["policies", "permissions", "topology", "consumers"]
+        assert levels(ran)["database"] == levels(ran)["parked"] == {"ok"}
+        assert "sesame" not in ran.out
+
+    @pytest.mark.usefixtures("charge")
+    def test_a_url_function_that_fails_is_a_problem(self, settings: Any) -> None:
+        def sealed() -> str:
+            raise ConnectionError("the vault is sealed")
+
+        settings.RMQ_RETRY = {"URL": sealed}
+        ran = examined()
+
+        assert (ran.code, levels(ran)["broker"]) == (Exit.UNREACHABLE, {"error"})
+
+    def test_a_refused_login_and_a_missing_embedded_broker_have_their_own_repair(
+        self, vhost: Vhost, project: Any, tmp_path: Any
+    ) -> None:
+        project.RMQ_RETRY = {"URL": vhost.url.replace("guest:guest@", "stranger:pw@")}
+        refused = examined()
+        project.RMQ_RETRY = {"URL": f"embedded://{tmp_path}"}
+        embedded = examined()
+
+        assert found(refused, "error")[0][2] == (
+            "Correct RMQ_RETRY['URL'], or the user and its permissions on the broker."
+        )
+        assert found(embedded, "error")[0][1:] == (
+            "The embedded broker is not running.",
+            "manage.py rmq_consume, which starts it too, or manage.py rmq_broker",
+        )
+        assert refused.code == embedded.code == Exit.UNREACHABLE
+
+    @pytest.mark.usefixtures("charge")
+    def test_a_broker_that_stops_answering_is_given_up_once(
+        self, broker_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with between(broker_url) as line:
+            settings.RMQ_RETRY = {"URL": line.url}
+
+            def last_answer(_session: object) -> float:
+                line.swallow()
+                return 0.0
+
+            monkeypatch.setattr("django_rmq_retry.management.broker_examination.round_trip", last_answer)
+            began = time.monotonic()
+            ran = examined("--timeout", "0.5")
+
+        assert time.monotonic() - began < 6
+        assert (ran.code, levels(ran)["broker"]) == (Exit.UNREACHABLE, {"ok", "error"})
+        assert {"topology", "consumers", "permissions"} <= set(ran.data["not_looked_at"])
+        assert levels(ran)["parked"] == {"ok"}
+
+    def test_a_handler_that_needs_a_newer_broker_is_a_problem(self, vhost: Vhost, project: Any) -> None:
+        if vhost.version.startswith("4.3"):
+            pytest.skip("this broker has what the handler needs")
+
+        @handler("cards.pay", policy=RetryThenPark(via=Native(10)), name="pay")
+        def pay(message: Delivery) -> None:
+            """Nothing."""
+
+        ran = examined()
+
+        assert any(problem.startswith("pay: via=Native needs RabbitMQ 4.3") for _, problem, _ in found(ran, "error"))
+
+    @pytest.mark.slow
+    @pytest.mark.usefixtures("charge")
+    def test_a_memory_alarm_is_a_problem(self, private_broker: Vhost, private_node: Node, settings: Any) -> None:
+        settings.RMQ_RETRY = {"URL": private_broker.url}
+        private_node.raise_alarm()
+        repair = "Free memory or disk space on the broker: rabbitmq-diagnostics alarms"
+        fixes = wait_until(
+            lambda: [fix for area, _, fix in found(examined("--timeout", "2"), "error") if fix == repair]
+        )
+        private_node.clear_alarm()
+
+        assert fixes == [repair]
+
+
+class TestSettings:
+    def test_invalid_settings_leave_everything_else_unexamined(self, settings: Any) -> None:
+        settings.RMQ_RETRY = {"URL": "http://broker"}
+        ran = examined()
+
+        assert ran.code == Exit.UNHEALTHY
+        assert ran.data["not_looked_at"] == list(AREAS[1:])
+        assert found(ran, "error")[0][2] == "Correct RMQ_RETRY in the settings file. (rmq_retry.E001)"
+
+    def test_contradicting_handlers_are_a_problem_and_the_broker_is_reached(self, project: Any) -> None:
+        for kind in ("topic", "direct"):
+
+            @handler(Queue(f"cards.{kind}", bindings=[Exchange("cards", kind).bind("a")]), name=kind)
+            def take(message: Delivery) -> None:
+                """Nothing."""
+
+        ran = examined()
+
+        assert [(area, fix[-16:]) for area, _, fix in found(ran, "error")] == [("settings", "(rmq_retry.E004)")]
+        assert ("topology", "Not looked at, because the handlers are invalid.", "") in found(ran, "unknown")
+        assert levels(ran)["broker"] == {"ok"}
+
+    def test_a_handler_that_does_not_fit_leaves_broker_and_database_examined(self, project: Any) -> None:
+        project.RMQ_RETRY = {**project.RMQ_RETRY, "POLICY": RetryThenPark(attempts=5, via=NackRequeue())}
+
+        @handler("cards.pay", name="pay")
+        def pay(message: Delivery) -> None:
+            """Nothing."""
+
+        ran = examined()
+
+        assert [fix[-16:] for _, _, fix in found(ran, "error")] == ["(rmq_retry.E002)"]
+        assert levels(ran)["broker"] == levels(ran)["database"] == {"ok"}
+
+    @pytest.mark.usefixtures("declared")
+    def test_warnings_of_the_checks_have_their_hint_and_may_be_silenced(self, project: Any) -> None:
+        project.RMQ_RETRY = {**project.RMQ_RETRY, "REPLY_TO": ["*"]}
+        warned = [fix for area, _, fix in found(examined(), "warning") if area == "settings"]
+        project.SILENCED_SYSTEM_CHECKS = ["rmq_retry.W011"]
+
+        assert len(warned) == 1
+        assert warned[0].endswith("(rmq_retry.W011)")
+        assert levels(examined())["settings"] == {"ok"}
+
+    @pytest.mark.usefixtures("declared")
+    def test_checks_for_deployment_run_only_with_deploy(self) -> None:
+        fixes = [fix for area, _, fix in found(examined("--deploy"), "warning") if area == "settings"]
+
+        assert any("rmq_retry.W020" in fix for fix in fixes)
+        assert levels(examined())["settings"] == {"ok"}
+
+
+@pytest.mark.usefixtures("declared")
+class TestTopology:
+    @pytest.mark.on_both
+    def test_missing_objects_are_one_problem_with_the_command_that_creates_them(self, amqp: BlockingChannel) -> None:
+        amqp.queue_delete("payments.charge.retry.10s")
+        amqp.queue_delete("payments.charge.retry.30s")
+        ran = examined()
+
+        assert found(ran, "error") == [
+            (
+                "topology",
+                "The broker lacks queue payments.charge.retry.10s, queue payments.charge.retry.30s.",
+                "manage.py rmq_declare",
+            )
+        ]
+        assert run("rmq_declare").code == Exit.DONE
+        assert levels(examined())["topology"] == {"ok", "unknown"}
+
+    @pytest.mark.on_both
+    def test_a_differing_queue_has_the_command_that_recreates_it(self, amqp: BlockingChannel) -> None:
+        amqp.queue_delete("payments.charge")
+        amqp.queue_declare("payments.charge", durable=True, arguments={"x-queue-type": "classic"})
+        [(area, problem, fix)] = found(examined(), "error")
+
+        assert area == "topology"
+        assert problem.startswith("Queue 'payments.charge' differs from the code: ")
+        command = re.search(r"manage\.py (rmq_declare --recreate \S+)$", fix)
+        assert command
+        assert run(*command[1].split(), "--yes", "--publishers-stopped").code == Exit.DONE
+        assert found(examined(), "error") == []
+
+    @pytest.mark.on_both
+    def test_an_interrupted_move_and_an_external_queue_are_named(self, amqp: BlockingChannel) -> None:
+        amqp.queue_declare("payments.charge.moving", durable=True)
+
+        @handler(Queue("ledger", existing=True), park=Queue("ledger.parked", existing=True), name="post")
+        def post(message: Delivery) -> None:
+            """Nothing."""
+
+        problems = {problem: fix for _, problem, fix in found(examined(), "error")}
+
+        moved = "A move of the messages of 'payments.charge' was interrupted, and 'payments.charge.moving' holds them."
+        assert problems[moved] == "manage.py rmq_declare --recreate payments.charge"
+        external = "Queue 'ledger' is external (existing=True), and the broker lacks it."
+        assert problems[external].startswith("Ask its owner to create it, ")
+
+    @pytest.mark.on_both
+    def test_a_queue_without_a_handler_has_the_command_that_moves_it(self, amqp: BlockingChannel, project: Any) -> None:
+        put(amqp, "payments.charge")
+        project.RMQ_RETRY = {**project.RMQ_RETRY}
+        with isolated_handlers():
+
+            @handler("payments.collect", name="collect")
+            def collect(message: Delivery) -> None:
+                """Nothing."""
+
+            problems = {problem: fix for _, problem, fix in found(examined(), "error")}
+
+        text = "No handler reads queue 'payments.charge' any more, which has 1 message."
+        assert problems[text] == "manage.py rmq_declare --recreate payments.charge --move-to NEW"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("api")
+class TestPolicies:
+    def policy(self, vhost: Vhost, name: str, pattern: str, *, operator: bool = False, **definition: object) -> None:
+        path = "operator-policies" if operator else "policies"
+        body = {"pattern": pattern, "definition": {key.replace("_", "-"): it for key, it in definition.items()}}
+        vhost.management.call("PUT", f"{path}/{vhost.name}/{name}", {**body, "apply-to": "queues"})
+
+    def examined_with_policies(self, vhost: Vhost, count: int) -> Ran:
+        """The management API shows a queue's policy seconds after it applies."""
+        assert run("rmq_declare").code == Exit.DONE
+        wait_until(
+            lambda: sum(bool(row.get("effective_policy_definition")) for row in vhost.queues().values()) >= count
+        )
+        return examined()
+
+    def test_policies_that_break_retries_are_problems(self, vhost: Vhost) -> None:
+        self.policy(vhost, "hurry", r"retry\.10s$", message_ttl=1000)
+        self.policy(vhost, "four", r"^payments\.charge$", delivery_limit=4)
+        self.policy(vhost, "short", r"parked$", max_length=10)
+        self.policy(vhost, "gone", r"quarantine$", expires=60_000)
+        ran = self.examined_with_policies(vhost, 4)
+
+        problems = {problem: fix for area, problem, fix in found(ran, "error") if area == "policies"}
+        assert set(problems) == {
+            "Policy 'hurry' sets message-ttl to 1000 on 'payments.charge.retry.10s'.",
+            "Policy 'four' sets delivery-limit to 4 on 'payments.charge'.",
+            "Policy 'short' sets max-length to 10 on 'payments.charge.parked'.",
+            "Policy 'gone' sets expires to 60000 on 'payments.charge.quarantine'.",
+        }
+        assert all(f"rabbitmqctl list_policies -p {vhost.name}" in fix for fix in problems.values())
+        assert ran.code == Exit.UNHEALTHY
+
+    def test_policies_that_leave_retries_alone_are_facts(self, vhost: Vhost) -> None:
+        self.policy(vhost, "mild", r"retry", message_ttl=60_000, dead_letter_exchange="elsewhere")
+        ran = self.examined_with_policies(vhost, 2)
+
+        assert levels(ran)["policies"] == {"ok"}
+
+    def test_an_operator_policy_is_named_as_one(self, vhost: Vhost) -> None:
+        self.policy(vhost, "cap", r"^payments", operator=True, message_ttl=5000)
+        ran = self.examined_with_policies(vhost, 5)
+
+        [parked] = [one for one in ran.data["findings"] if "parked" in one["problem"] and one["area"] == "policies"]
+        assert parked["problem"] == "Operator policy 'cap' sets message-ttl to 5000 on 'payments.charge.parked'."
+        assert parked["why"] == "A parked message that no consumer has recorded within 5 s is deleted."
+
+    def test_a_hostile_policy_name_controls_no_terminal(self, vhost: Vhost) -> None:
+        self.policy(vhost, "%1B%5B2J", r"parked$", max_length=10)
+        self.examined_with_policies(vhost, 1)
+        out = run("rmq_doctor", out=Terminal()).out
+
+        assert "max-length" in out
+        assert "\x1b[2J" not in out
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_management_api_that_does_not_answer_is_a_warning(vhost: Vhost, project: Any) -> None:
+    project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": "http://app:sesame@127.0.0.1:1"}}
+    ran = examined()
+
+    [(_, problem, _)] = [one for one in found(ran, "warning") if one[0] == "policies"]
+    assert problem.startswith("Not looked at: The broker at http://app@127.0.0.1:1 cannot be reached: ")
+    assert (levels(ran)["topology"], ran.code) == ({"ok", "unknown"}, Exit.DONE)
+    assert "sesame" not in ran.out
+
+
+@pytest.mark.usefixtures("declared")
+class TestPermissions:
+    @pytest.fixture
+    def granted(self, vhost: Vhost, project: Any) -> Iterator[Any]:
+        """Let the project be a user with these permissions."""
+        api, name = vhost.management, vhost.name
+        api.call("PUT", f"users/{name}", {"password": "sesame", "tags": "management"})
+
+        def grant(*, management: str = "", **rights: str) -> None:
+            given = {"configure": "^$", "write": "^$", "read": "^$", **rights}
+            api.call("PUT", f"permissions/{name}/{name}", given)
+            operators = {"OPERATORS": {"MANAGEMENT_URL": management}} if management else {}
+            project.RMQ_RETRY = {"URL": vhost.url.replace("guest:guest@", f"{name}:sesame@"), **operators}
+
+        yield grant
+        api.call("DELETE", f"users/{name}")
+
+    def test_missing_rights_are_problems_without_the_management_api(self, granted: Any, vhost: Vhost) -> None:
+        granted(read=r"^payments\.charge$", configure=".*")
+        ran = examined()
+
+        user = vhost.name
+        problems = [problem for area, problem, _ in found(ran, "error") if area == "permissions"]
+        assert problems == [
+            f"The user {user!r} lacks the read right on 'payments.charge.quarantine', 'payments.charge.parked'.",
+            f"The user {user!r} lacks the write right on 'amq.default'.",
+        ]
+        fix = next(fix for area, _, fix in found(ran, "error") if area == "permissions")
+        assert fix.startswith(
+            f"rabbitmqctl set_permissions -p {user} {user} CONFIGURE WRITE READ, with a READ pattern "
+        )
+
+    def test_a_user_that_only_consumes_is_healthy(self, granted: Any) -> None:
+        granted(read=r"^payments\.charge", write=r"^amq\.default$")
+        ran = examined()
+
+        assert levels(ran)["permissions"] == {"ok"}
+        assert (levels(ran)["topology"], found(ran, "error")) == ({"unknown"}, [])
+        assert "lacks a right on them" in str(found(ran, "unknown"))
+
+    def test_the_management_api_adds_the_right_to_declare(self, granted: Any, vhost: Vhost) -> None:
+        granted(read=r"^payments\.charge", write=r"^amq\.default$", management=vhost.management.url)
+        [fact] = [problem for area, problem, _ in found(examined(), "ok") if area == "permissions"]
+
+        assert fact.endswith(
+            "; rmq_declare needs another user, because this one may not create 'payments', 'payments.charge', "
+            "'payments.charge.retry.10s' and 3 more."
+        )
+
+    def test_the_examination_consumes_and_redelivers_nothing(self, amqp: BlockingChannel) -> None:
+        put(amqp, "payments.charge")
+        for _ in range(5):
+            examined()
+
+        method, _, _ = amqp.basic_get("payments.charge")
+        assert method is not None
+        assert method.redelivered is False
+
+
+class TestConsumers:
+    @pytest.mark.on_both
+    @pytest.mark.usefixtures("declared")
+    def test_messages_without_a_consumer_are_a_problem_unless_paused(self, amqp: BlockingChannel) -> None:
+        put(amqp, "payments.charge", 2)
+        ran = examined()
+        QueueControl.objects.create(queue="payments.charge", paused=True, by="ann", since=ago(minutes=1))
+        paused = examined()
+
+        problem = "Queue 'payments.charge': no consumer reads this queue."
+        assert found(ran, "error") == [("consumers", problem, "Start manage.py rmq_consume payments.charge")]
+        assert found(paused, "error") == found(paused, "warning") == []
+        assert ("parked", "Queue 'payments.charge' has been paused for 60 s by ann.", "") in found(paused, "ok")
+
+    @pytest.mark.on_both
+    def test_a_backlog_above_the_limit_is_a_warning(self, consumed: BlockingChannel) -> None:
+        consumed.confirm_delivery()
+        for _ in range(4):
+            consumed.basic_publish("", "payments.charge", b"{}")
+        [(_, problem, _)] = found(examined("--max-ready", "1"), "warning")
+
+        assert re.fullmatch(r"[34] messages wait in 'payments.charge' for 1 consumer\.", problem)
+        assert found(examined(), "warning") == []
+
+    @pytest.mark.on_both
+    def test_parked_queues_without_a_consumer_and_refused_messages_are_reported(
+        self, consumed: BlockingChannel
+    ) -> None:
+        put(consumed, "payments.charge.parked")
+        consumed.queue_declare("payments.charge.parked.unrecorded", durable=True)
+        put(consumed, "payments.charge.parked.unrecorded")
+        ran = examined()
+
+        parked = "No consumer records the 1 message in the parked queue 'payments.charge.parked'."
+        assert [problem for _, problem, _ in found(ran, "warning")] == [parked]
+        refused = "The database refused 1 message, now in 'payments.charge.parked.unrecorded'."
+        assert [(area, problem) for area, problem, _ in found(ran, "error")] == [("parked", refused)]
+
+    @pytest.mark.on_both
+    def test_a_consumed_waiting_queue_is_a_problem(self, consumed: BlockingChannel) -> None:
+        consumed.basic_consume("payments.charge.retry.10s", lambda *_: None)
+        [(_, problem, fix)] = found(examined(), "error")
+
+        assert problem.endswith("'payments.charge.retry.10s': a consumer reads it, so retries arrive too early.")
+        assert "rabbitmqctl list_consumers -p " in fix
+
+    @pytest.mark.slow
+    @pytest.mark.usefixtures("api")
+    def test_unacked_messages_without_a_consumer_are_a_warning(self, amqp: BlockingChannel) -> None:
+        """A quorum queue counts a cancelled consumer until its messages are settled."""
+
+        @handler(Queue("cards", type="classic"), name="cards")
+        def take(message: Delivery) -> None:
+            """Nothing."""
+
+        assert run("rmq_declare").code == Exit.DONE
+        put(amqp, "cards")
+        amqp.basic_get("cards")
+        told = "Queue 'cards' has no consumer, but 1 unacked message."
+
+        assert wait_until(lambda: told in [problem for _, problem, _ in found(examined(), "warning")], step=0.5)
+
+    @pytest.mark.on_both
+    @pytest.mark.usefixtures("consumed")
+    def test_vanished_differing_and_disconnected_consumers_are_warnings(self) -> None:
+        for number, age, more in (
+            (1, 2, {"deploy": "v1"}),
+            (2, 2, {"deploy": "v2", "connected": False}),
+            (3, 95, {"deploy": "v0"}),
+            (4, 2, {"deploy": "v0", "stopping": True}),
+        ):
+            ConsumerProcess.objects.create(
+                name=f"p{number}",
+                host="web",
+                pid=number,
+                started_at=ago(hours=1),
+                beat_at=ago(seconds=age),
+                **{"connected": True, **more},
+            )
+        problems = [problem for _, problem, _ in found(examined(), "warning")]
+
+        assert problems[0].startswith("1 consumer without a heartbeat for 30 s: web:3 (9")
+        assert problems[1:] == [
+            "Consumers run 2 versions of the project: v1 (1), v2 (1).",
+            "Without a connection to the broker: web:2.",
+        ]
+
+
+@pytest.mark.usefixtures("consumed")
+class TestDatabase:
+    @pytest.mark.database
+    def test_an_unapplied_migration_is_a_problem(self) -> None:
+        MigrationRecorder(connection).migration_qs.filter(app="rmq_retry").delete()
+        ran = examined()
+
+        problem = "Migrations of rmq_retry are not applied in 'default': 0001_initial."
+        fix = "manage.py migrate rmq_retry --database default"
+        assert (found(ran, "error"), ran.code) == ([("database", problem, fix)], Exit.UNHEALTHY)
+
+    def test_an_unavailable_database_is_a_problem_and_the_broker_is_examined(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(_alias: str) -> list[str]:
+            raise OperationalError("connection to server failed:\n  Connection refused\n")
+
+        monkeypatch.setattr(f"{EXAMINATION}.unapplied", away)
+        ran = examined()
+
+        problem = "The database 'default' cannot be used: connection to server failed: Connection refused."
+        fix = "Start it, or correct DATABASES['default'] in the settings."
+        assert found(ran, "error") == [("database", problem, fix)]
+        assert {"clocks", "parked"} <= set(ran.data["not_looked_at"])
+        assert levels(ran)["broker"] == {"ok"}
+
+    def test_an_unresponsive_database_is_given_up_after_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        over = threading.Event()
+        monkeypatch.setattr("django_rmq_retry.management.broker_status.only", lambda _alias: False)
+        monkeypatch.setattr(f"{EXAMINATION}.unapplied", lambda _alias: over.wait(30))
+        ran = examined("--timeout", "0.5")
+        over.set()
+
+        [(_, problem, _)] = found(ran, "error")
+        assert problem == "The database 'default' cannot be used: 'default' did not answer within 0.5 s."
+
+    def test_failed_and_overdue_messages_of_the_outbox_are_problems(self) -> None:
+        common: dict[str, Any] = {"body": b"{}", "properties": b"", "due_at": timezone.now()}
+        OutboxMessage.objects.create(created_at=ago(hours=3), failed_at=timezone.now(), **common)
+        OutboxMessage.objects.create(created_at=ago(minutes=11), **common)
+        problems = [problem for _, problem, _ in found(examined(), "error")]
+
+        assert problems == [
+            "1 message in the outbox failed.",
+            "1 message in the outbox not sent, the oldest for 11 min.",
+        ]
+
+    @pytest.mark.parametrize(("seconds", "level"), [(3, "warning"), (600, "error"), (-600, "error")])
+    def test_clocks_that_differ_are_reported(self, seconds: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_rmq_retry.server.ahead", lambda _alias: timedelta(seconds=seconds))
+        [(area, problem, fix)] = found(examined(), level)
+
+        word = "behind" if seconds > 0 else "ahead of"
+        assert (area, fix) == ("clocks", "Synchronize both by NTP: timedatectl status")
+        assert re.fullmatch(rf"The clock of this host is \d+ \w+ {word} the clock of database 'default'\.", problem)
+
+    def test_a_look_that_fails_is_a_problem_and_the_others_are_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(_now: object) -> None:
+            raise ZeroDivisionError("division by zero")
+
+        monkeypatch.setattr(f"{EXAMINATION}._growing", broken)
+        ran = examined()
+
+        [(area, problem, _)] = found(ran, "error")
+        assert (area, problem) == ("parked", "The examination failed: ZeroDivisionError: division by zero.")
+        assert set(levels(ran)) == set(AREAS)
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.database
+    def test_outside_a_transaction_each_database_is_queried_in_a_thread(self) -> None:
+        record()
+
+        assert levels(examined())["parked"] == {"ok", "warning"}
+
+
+@pytest.mark.usefixtures("consumed")
+class TestParked:
+    def test_an_old_parked_message_is_a_problem(self) -> None:
+        record(parked_at=ago(hours=30), group=group("f", last_seen=ago(hours=30)))
+        [(area, problem, fix)] = found(examined(), "error")
+
+        assert (area, problem) == ("parked", "1 message parked, the oldest 30 h ago.")
+        assert fix.startswith("manage.py rmq_parked groups")
+        assert found(examined("--max-parked-age", "2d"), "error") == []
+
+    def test_a_growing_group_is_a_warning(self) -> None:
+        grown = group("f", title="BankDown\x1b[2J\nx")
+        record(group=grown, parked_at=ago(minutes=2))
+        record(group=grown, parked_at=ago(minutes=40))
+        [(_, problem, fix)] = found(examined(), "warning")
+
+        assert problem.startswith(f"Error group {grown.pk} grows: 1 message in the last 10 min (BankDown")
+        assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
+        for out in (None, Terminal()):
+            assert "\x1b[2J" not in run("rmq_doctor", out=out).out
+
+    def test_long_pauses_open_breakers_and_halts_are_reported(self) -> None:
+        for queue, fields in {
+            "a b": {"paused": True, "since": ago(days=3), "by": "ann", "reason": "closed."},
+            "open": {"opened": True, "cause": "BankDown: timeout", "opened_at": ago(minutes=3)},
+            "line": {"halted_at": ago(hours=1), "halted_error": "NotCovered", "halted_attempt": 7},
+        }.items():
+            QueueControl.objects.create(queue=queue, halted_seen_at=timezone.now(), **fields)
+        ran = examined()
+
+        assert found(ran, "error")[0][1] == "The breaker of queue 'open' has been open for 3 min: BankDown: timeout."
+        assert [(problem, fix[:35]) for _, problem, fix in found(ran, "warning")] == [
+            ("Queue 'a b' has been paused for 3 d by ann: closed.", "manage.py rmq_queue resume 'a b'"),
+            ("Queue 'line' has been halted for 60 min, attempt 7: NotCovered.", "Correct the cause of the error; the"),
+        ]
+
+    @pytest.mark.parametrize(("waiting", "level"), [(8, "warning"), (10, "error")])
+    def test_blocked_messages_near_their_limit_are_reported(self, waiting: int, level: str, project: Any) -> None:
+        project.RMQ_RETRY = {**project.RMQ_RETRY, "BLOCKED_PER_KEY": 10}
+        BlockedKey.objects.create(
+            key="A", digest="A", handler="h", queue="payments.charge", since=timezone.now(), waiting=waiting
+        )
+        problems = [problem for _, problem, _ in found(examined(), level)]
+
+        assert problems == [f"{waiting} messages behind one key, and the limit BLOCKED_PER_KEY is 10."]
+
+    def test_requeue_runs_that_stand_still_are_warnings(self) -> None:
+        common: dict[str, Any] = {"by": "ann", "selection": {}, "total": 9, "sent": 2}
+        for fields in (
+            {"state": RunState.PAUSED, "wait": "guard"},
+            {"state": RunState.RUNNING, "wait": "queue_deep"},
+            {"state": RunState.RUNNING, "created_at": ago(hours=3)},
+            {"state": RunState.RUNNING},
+            {"state": RunState.PAUSED},
+        ):
+            RequeueRun.objects.create(**{"created_at": timezone.now(), **common, **fields})
+        first = RequeueRun.objects.order_by("pk")[0].pk
+        problems = [(problem, fix) for _, problem, fix in found(examined(), "warning")]
+
+        commands = [f"manage.py rmq_parked requeue-run {first + number}" for number in range(3)]
+        assert [fix for _, fix in problems] == [
+            f"{commands[0]} --resume, or {commands[0]} --stop",
+            f"{commands[1]} follows it, {commands[1]} --stop ends it",
+            f"Start manage.py rmq_consume, or drive it here: {commands[2]}",
+        ]
+        assert problems[0][0].startswith(f"Requeue run {first} paused itself: More messages failed again")
+        assert problems[1][0].startswith(f"Requeue run {first + 1} waits: The queue holds more messages")
+        assert problems[2][0] == f"Requeue run {first + 2} has had no driver for 3 h."
