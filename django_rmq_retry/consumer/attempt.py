@@ -107,7 +107,7 @@ class Attempts:
         self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
         self._surroundings = surroundings
         self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
-        self.in_flight: dict[AttemptState, bool] = {}
+        self.in_flight = set[AttemptState]()
         """The attempts that worker threads make now; copy it before reading it."""
         self._has_kept = False  # True once a message has stayed unacked: until then no delivery is looked up
         self._halted: dict[str, tuple[bytes, str, int]] = {}
@@ -123,17 +123,17 @@ class Attempts:
         """
         state = self._state(arrival)
         state.began = self._surroundings.clock()
-        self.in_flight[state] = True
+        self.in_flight.add(state)
         try:
             settlement = self._identify(state) if state.outcome is None else None
             if settlement is None:
                 with self._surroundings.around():
                     settlement = self._attempt(state, begin)
         except BaseException:
+            self.in_flight.discard(state)
             self._keep(state, arrival)
             raise
-        finally:
-            self.in_flight.pop(state, None)
+        self.in_flight.discard(state)
         return self._end(state, settlement)
 
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
@@ -194,7 +194,7 @@ class Attempts:
             settlement = self._attempt(state, None)
         for other in self.in_flight.copy():
             if other.arrival.token is run.delivery.token:
-                self.in_flight.pop(other, None)
+                self.in_flight.discard(other)
         # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
         return settlement if settlement.copy is None else replace(settlement, hold=0.0)
 
