@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from django_rmq_retry import signals
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, business_key_of, notify_each
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, notify_each
+from django_rmq_retry.handlers.subscription import business_key_of
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 

@@ -5,21 +5,16 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Protocol
 
-from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.history import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, short, trace, traced, untraced
+from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, trace, traced, untraced
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
-
-MOST = 20
-LIMIT = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,19 +215,3 @@ class Surroundings:
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""
-
-
-def texts(given: str | Iterable[object]) -> list[str]:
-    """Return the first 20 texts as a list, shortened, without duplicates and empty texts."""
-    named = [given] if isinstance(given, str) else islice(given, MOST)
-    return list(dict.fromkeys(short(key, LIMIT) for key in named if key not in (None, "")))
-
-
-def business_key_of(subscription: Subscription | None, delivery: Delivery, error: BaseException | None = None) -> str:
-    """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
-    if subscription is None or subscription.keys is None or isinstance(error, UndecodableBody):
-        return ""
-    try:
-        return next(iter(texts(subscription.keys(delivery))), "")
-    except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
-        return ""

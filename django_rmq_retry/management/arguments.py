@@ -5,7 +5,7 @@ import codecs
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_rmq_retry.conf import LOOPBACK
-from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.command import UNITS, Exit, Options, RmqCommand
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import (
@@ -32,7 +32,6 @@ from django_rmq_retry.parked.key_lists import (
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST = 10**9
 HIGHEST_PORT = 65_535
 OLDEST = 100 * 365 * 86_400
@@ -315,16 +314,3 @@ def seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"takes seconds of at least 0, not {text}")
     return number
-
-
-def clock(at: datetime | None, *, terminal: bool) -> str:
-    """Format a time: its age on a terminal, the full time elsewhere."""
-    if at is None:
-        return "-"
-    if not terminal:
-        return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    seconds = (timezone.now() - at).total_seconds()
-    for unit, size in reversed(UNITS.items()):
-        if abs(seconds) >= size and unit != "w":
-            return f"{abs(seconds) / size:.0f} {unit}{' ago' if seconds > 0 else ' ahead'}"
-    return "now"

@@ -16,8 +16,7 @@ from django_rmq_retry.amqp.inspection import LAG
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.arguments import clock
-from django_rmq_retry.management.command import RmqCommand, declarer
+from django_rmq_retry.management.command import RmqCommand, clock, declarer
 from django_rmq_retry.models import ParkedMessage, QueueControl
 from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.parked.survey import Survey, Unmigrated, survey

@@ -1,7 +1,6 @@
 """The base of all commands: exit codes, output, confirmation and access to broker and database."""
 
 import argparse
-import datetime
 import difflib
 import json
 import os
@@ -10,6 +9,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, InterfaceError, OperationalError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DatabaseErrorWrapper
+from django.utils import timezone
 
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import Inspector, WouldLose
@@ -35,6 +36,8 @@ from django_rmq_retry.server import uncertain
 
 AWAY = (OperationalError, InterfaceError)
 LONGEST = 300
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+"""The units of ages, in seconds."""
 
 Options = dict[str, Any]
 LONGEST_PATIENCE = 3600.0
@@ -149,6 +152,19 @@ def _raised_by(error: BaseException) -> tuple[str, bool]:
 
 def _words(error: Exception) -> str:
     return short(" ".join(str(error.args[-1] if error.args else error).split()) or type(error).__name__, LONGEST)
+
+
+def clock(at: datetime | None, *, terminal: bool) -> str:
+    """Format a time: its age on a terminal, the full time elsewhere."""
+    if at is None:
+        return "-"
+    if not terminal:
+        return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds = (timezone.now() - at).total_seconds()
+    for unit, size in reversed(UNITS.items()):
+        if abs(seconds) >= size and unit != "w":
+            return f"{abs(seconds) / size:.0f} {unit}{' ago' if seconds > 0 else ' ahead'}"
+    return "now"
 
 
 class Exit(IntEnum):
@@ -275,7 +291,7 @@ class RmqCommand(BaseCommand):
 
     def document(self, schema: str, **content: object) -> None:
         """Write the single JSON document of ``--json``."""
-        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.stdout.write(json.dumps({"schema": f"rmq_retry.{schema}", "at": at, **content}, indent=2, default=str))
 
     def confirm(self, question: str, *, yes: bool, option: str = "--yes") -> None:

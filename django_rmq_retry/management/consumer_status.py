@@ -7,8 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import DatabaseError, connections, router
 
-from django_rmq_retry.management.arguments import clock
-from django_rmq_retry.management.command import Exit
+from django_rmq_retry.management.command import Exit, clock
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.parked.survey import Unmigrated
 from django_rmq_retry.telemetry.processes import InFlight, Process, ProcessState, processes

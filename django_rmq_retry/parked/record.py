@@ -12,8 +12,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
-from django_rmq_retry.handlers.attempt import texts
-from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, texts
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, Parked, read_parked

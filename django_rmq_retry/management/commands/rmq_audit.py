@@ -6,8 +6,8 @@ from django.core.management.base import CommandParser
 from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.management.arguments import age, clock, moment, positive
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
+from django_rmq_retry.management.arguments import age, moment, positive
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, clock
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.operators import Actor, verify
 from django_rmq_retry.parked.retention import purge_audit

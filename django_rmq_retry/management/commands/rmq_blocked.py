@@ -2,8 +2,8 @@
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.management.arguments import clock, refused
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
+from django_rmq_retry.management.arguments import refused
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, clock
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, records_of
 from django_rmq_retry.parked.controls import blocked, blocked_by_name, unblock

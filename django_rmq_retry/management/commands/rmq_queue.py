@@ -6,8 +6,8 @@ from django.core.management.base import CommandParser
 from django.utils import timezone
 
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, QueueState
-from django_rmq_retry.management.arguments import age, clock, refused
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, check_known
+from django_rmq_retry.management.arguments import age, refused
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, check_known, clock
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 

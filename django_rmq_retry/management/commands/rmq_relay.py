@@ -10,8 +10,17 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.arguments import clock, http_address, positive, seconds
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
+from django_rmq_retry.management.arguments import http_address, positive, seconds
+from django_rmq_retry.management.command import (
+    Exit,
+    Options,
+    RmqCommand,
+    add_common,
+    add_json,
+    add_yes,
+    check_known,
+    clock,
+)
 from django_rmq_retry.management.terminal import install
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
