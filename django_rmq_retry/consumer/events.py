@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from django_rmq_retry import signals
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, notify_each
-from django_rmq_retry.handlers.subscription import business_key_of
+from django_rmq_retry.handlers.settlement import business_key_of
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 

@@ -15,7 +15,7 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import AttemptState
 from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.handlers.subscription import business_key_of
+from django_rmq_retry.handlers.settlement import business_key_of
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import ConsumerProcess

@@ -1,14 +1,14 @@
 """Subscriptions: a handler joined with its queue and policy, and all subscriptions of one queue."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Literal
 from uuid import UUID
 
-from django_rmq_retry.errors import ConfigurationError, RmqRetryError, UndecodableBody
+from django_rmq_retry.errors import ConfigurationError, RmqRetryError
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import short
@@ -19,9 +19,6 @@ from django_rmq_retry.topology.declarations import QUARANTINE, Queue, check_name
 
 PLAIN = (str, int, UUID, Decimal, date)
 BETWEEN = ":"
-MOST_KEYS = 20
-KEY_LIMIT = 255
-"""The number of business keys of a message, and the characters of each."""
 
 Ack = Literal["manual", "auto"]
 Keys = Callable[[Delivery], str | Sequence[str]]
@@ -312,19 +309,3 @@ def _agree(first: Subscription, other: Subscription) -> None:
                 f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r} "
                 f"but not its {what}: {one!r} against {two!r}. Use the same for both, or use two queues."
             )
-
-
-def texts(given: str | Iterable[object]) -> list[str]:
-    """Return the first 20 texts as a list, shortened, without duplicates and empty texts."""
-    named = [given] if isinstance(given, str) else islice(given, MOST_KEYS)
-    return list(dict.fromkeys(short(key, KEY_LIMIT) for key in named if key not in (None, "")))
-
-
-def business_key_of(subscription: Subscription | None, delivery: Delivery, error: BaseException | None = None) -> str:
-    """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
-    if subscription is None or subscription.keys is None or isinstance(error, UndecodableBody):
-        return ""
-    try:
-        return next(iter(texts(subscription.keys(delivery))), "")
-    except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
-        return ""

@@ -9,13 +9,16 @@ import json
 import os
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import NamedTuple
 
+TEXTS, TEXT_LIMIT = 20, 255
+"""The number of business keys of a message that are kept, and the length of each."""
 NAME_LIMIT = 100
 ERROR_TEXT_LIMIT = 400
 
@@ -69,6 +72,12 @@ def short(value: object, limit: int = ERROR_TEXT_LIMIT) -> str:
     if len(encoded) <= limit:
         return encoded.decode()
     return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
+def texts(given: str | Iterable[object]) -> list[str]:
+    """Return the first 20 texts as a list, shortened, without duplicates and empty texts."""
+    named = [given] if isinstance(given, str) else islice(given, TEXTS)
+    return list(dict.fromkeys(short(key, TEXT_LIMIT) for key in named if key not in (None, "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from django.conf import settings
 from django.utils import timezone
 
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
-from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, texts
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, Parked, read_parked
-from django_rmq_retry.messages.tracebacks import Grouping, short, untraced
+from django_rmq_retry.messages.tracebacks import Grouping, short, texts, untraced
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 

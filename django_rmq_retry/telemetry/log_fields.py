@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.subscription import business_key_of
+from django_rmq_retry.handlers.settlement import business_key_of
 from django_rmq_retry.hooks import Around, AroundAttempt
 from django_rmq_retry.messages.message import message_id
 
