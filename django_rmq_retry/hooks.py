@@ -15,7 +15,7 @@ from django.core.signals import setting_changed
 
 from django_rmq_retry.amqp.frames import HEADERS_MOST
 from django_rmq_retry.conf import NAME, settings
-from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.errors import DeadlineExceeded, HeadersTooLarge
 from django_rmq_retry.messages.history import traceparent
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.verdict import Verdict
@@ -97,18 +97,31 @@ class Hooks:
                 if context is not None:
                     context.__enter__()
                     entered.append((name, context))
-            except BaseException as error:  # noqa: BLE001 - a hook of the project may raise anything
+            except BaseException as error:
+                if isinstance(error, DeadlineExceeded) and isinstance(one, AroundPublish):
+                    # It is the deadline of the handler that publishes, raised in its thread.
+                    self.leave(entered)
+                    raise
                 self._failed(name, error)
         return entered
 
-    def leave(self, entered: Entered) -> None:
-        """Leave the hooks in reverse order. No exception is passed to them: they find it in ``error``."""
+    def leave(self, entered: Entered, *, in_handler: bool = False) -> None:
+        """Leave the hooks in reverse order. No exception is passed to them: they find it in ``error``.
+
+        Around a publish, ``in_handler``, the deadline of a handler may be raised here, and is raised at the end.
+        """
+        late: DeadlineExceeded | None = None
         while entered:
             name, context = entered.pop()
             try:
                 context.__exit__(None, None, None)
             except BaseException as error:  # noqa: BLE001 - as above
-                self._failed(name, error)
+                if isinstance(error, DeadlineExceeded) and in_handler:
+                    late = error
+                else:
+                    self._failed(name, error)
+        if late is not None:
+            raise late
 
     @contextmanager
     def around(self, one: Kind) -> Iterator[Kind]:
@@ -120,7 +133,7 @@ class Hooks:
             one.error = error
             raise
         finally:
-            self.leave(entered)
+            self.leave(entered, in_handler=isinstance(one, AroundPublish))
 
     def _failed(self, name: str, error: BaseException) -> None:
         now = time.monotonic()

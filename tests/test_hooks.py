@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_rmq_retry import Fixed, Handler, OneShot, Park, RetryThenPark, StopTheLine, handler, publish_many
-from django_rmq_retry.errors import MessageReturned
+from django_rmq_retry.errors import DeadlineExceeded, MessageReturned
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, current
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.policies import Kind
@@ -351,3 +351,42 @@ def test_an_invalid_hook_is_refused_by_name(settings: Any, given: object, senten
     with pytest.raises(ImproperlyConfigured, match="AROUND") as refused:
         current()
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("when", ["entered", "left"])
+def test_the_deadline_of_a_handler_that_publishes_passes_the_hooks(
+    around: Set, when: str, request: pytest.FixtureRequest
+) -> None:
+    @contextmanager
+    def slow(one: Around) -> Iterator[None]:
+        if isinstance(one, AroundPublish) and when == "entered":
+            raise DeadlineExceeded("charge", 1.0)
+        yield
+        if isinstance(one, AroundPublish) and when == "left":
+            raise DeadlineExceeded("charge", 1.0)
+
+    seen = Seen()
+    around(seen, slow)
+    request.getfixturevalue("rmq")
+    charge = charging(lambda _message: None)
+
+    with pytest.raises(DeadlineExceeded):
+        charge.publish({})
+    assert (len(seen.publishes), sum(current().failures.values())) == (1, 0)
+
+
+@pytest.mark.parametrize("given", [None, 7, "x" * 200_000, "\ud800", "00-zz"])
+def test_an_invalid_trace_context_of_a_hook_is_left_out(
+    around: Set, given: Any, request: pytest.FixtureRequest
+) -> None:
+    def trace(one: Around) -> None:
+        one.traceparent = given  # type: ignore[union-attr]  # a hook of the project may set anything
+
+    around(lambda one: trace(one) if isinstance(one, AroundAttempt) else None)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail)
+    charge.publish({})
+    rmq.drain()
+
+    assert rmq.waits == [5, 5]
+    assert "rmq-retry-traceparent" not in rmq.parked(charge).headers

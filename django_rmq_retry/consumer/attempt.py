@@ -39,7 +39,7 @@ from django_rmq_retry.handlers.settlement import (
 from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
+from django_rmq_retry.messages.history import PREFIX_BYTES, TRACE_CONTEXT, Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.policy import Failure
@@ -577,7 +577,9 @@ def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) 
     name, limit = subscription.name, subscription.policy.attempts
     around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=state.traceparent)
     entered = hooks.enter(around)
-    state.around, state.traceparent = around, str(around.traceparent)
+    given: object = around.traceparent
+    known = isinstance(given, str) and TRACE_CONTEXT.fullmatch(given)
+    state.around, state.traceparent = around, given if known else ""  # type: ignore[assignment]  # checked above
     return entered
 
 

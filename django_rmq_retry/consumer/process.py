@@ -501,9 +501,9 @@ def supervised(start: Start) -> int:
         reached = partial(supervisor.reached, number)
         return Process(start, number=number, reached=reached, instruments=instruments).run()
 
-    def cleared(number: int) -> None:
+    def cleared(number: int, over: bool) -> None:  # noqa: FBT001 - the supervisor's protocol
         if instruments is not None:
-            instruments.board.clear_states(number - 1, now=time.monotonic())
+            instruments.board.clear_states(number - 1, now=time.monotonic(), over=over)
 
     supervisor = Supervisor(
         start.processes,

@@ -100,7 +100,7 @@ class Supervisor:
         *,
         shutdown: float = 30.0,
         ticked: Callable[[], None] = lambda: None,
-        ended: Callable[[int], None] = lambda _number: None,
+        ended: Callable[[int, bool], None] = lambda _number, _over: None,
         wait: Callable[[int, float], object] = wait_for,
     ) -> None:
         self._children = [Child(number=number + 1) for number in range(processes)]
@@ -108,7 +108,7 @@ class Supervisor:
         self._shutdown = shutdown
         self._ticked = ticked
         self._end_noted = ended
-        """Called with the number of each child that has ended."""
+        """Called with the number of each child that has ended, and True if no other one takes its place."""
         self._wait_for = wait
         """Waits until a descriptor can be read, for at most the given seconds."""
         self._signals = 0
@@ -210,10 +210,10 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int) -> None:
         pid, child.pid = child.pid, 0
-        self._end_noted(child.number)
         child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or ENDED_EARLY
         child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
         child.over = code == DONE or self._deadline is not None
+        self._end_noted(child.number, child.over)
         reached = bool(self._reached[child.number - 1])
         if child.code:
             ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -160,7 +160,7 @@ def clock(at: datetime | None, *, terminal: bool) -> str:
         return "-"
     if not terminal:
         return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    seconds = (timezone.now() - at).total_seconds()
+    seconds = (timezone.now().astimezone(UTC) - at.astimezone(UTC)).total_seconds()
     for unit, size in reversed(UNITS.items()):
         if abs(seconds) >= size and unit != "w":
             return f"{abs(seconds) / size:.0f} {unit}{' ago' if seconds > 0 else ' ahead'}"

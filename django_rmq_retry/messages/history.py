@@ -36,7 +36,7 @@ _STAMP_HEADERS = [
     for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary", "traceparent")
 ]
 _ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY, TRACEPARENT = _STAMP_HEADERS
-_TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """The form of a W3C trace context (w3.org/TR/trace-context)."""
 PREFIX_BYTES = PREFIX.encode()
 """Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
@@ -302,7 +302,7 @@ class Stamp:
             routing_key=_name(headers, _KEY),
             queue=_name(headers, _QUEUE),
             summary=short(_text(headers, _SUMMARY), SUMMARY_LIMIT),
-            traceparent=context if isinstance(context, str) and _TRACE_CONTEXT.fullmatch(context) else "",
+            traceparent=context if isinstance(context, str) and TRACE_CONTEXT.fullmatch(context) else "",
         )
 
     def after(self, failure: str, *, attempt: int, now: int, traceparent: str = "") -> "Stamp":

@@ -16,15 +16,7 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry import server
-from django_rmq_retry.models import (
-    ItemReason,
-    ItemState,
-    ParkedMessage,
-    RequeueItem,
-    RequeueRun,
-    RunState,
-    RunWait,
-)
+from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, retry_conflicts

@@ -14,15 +14,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
-from django_rmq_retry.models import (
-    BusinessKey,
-    ItemState,
-    KeyList,
-    ListedKey,
-    ParkedMessage,
-    RequeueItem,
-    State,
-)
+from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 

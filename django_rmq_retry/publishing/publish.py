@@ -270,7 +270,7 @@ def publish_many(
         _check_timeout(timeout)
     using = None if immediate else open_transaction()
     if settings().around:
-        messages = _after_hooks(messages)
+        messages = _after_hooks(messages, stored=using is not None)
     if using is None:
         return broker_connections.current.publisher.publish_many(
             map(_without_order_key, messages), window=window, timeout=timeout
@@ -392,10 +392,10 @@ def _hooked(
         one.stored = stored
 
 
-def _after_hooks(messages: Iterable[Message]) -> Iterator[Message]:
+def _after_hooks(messages: Iterable[Message], *, stored: bool) -> Iterator[Message]:
     """Yield messages with the headers that the hooks add; each hook has been left when its message is sent."""
     for message in messages:
-        with _hooked(message) as changed:
+        with _hooked(message, stored=stored) as changed:
             pass
         yield changed
 

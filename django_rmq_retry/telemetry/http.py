@@ -19,7 +19,7 @@ from django_rmq_retry.errors import RmqRetryError
 log = logging.getLogger("django_rmq_retry")
 
 MOST = 32
-"""Open connections; a further one waits until another ends."""
+"""Open connections; for a further one the oldest is closed."""
 HEAD_LIMIT = 8192
 """The largest head of a request in bytes."""
 PATIENCE = 2.0
@@ -93,7 +93,6 @@ class HttpServer:
         self._selector = selectors.PollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._clients: dict[socket.socket, _Client] = {}
-        self._accepting = True
         log.info("Metrics and health: http://%s:%s/", *self.address, extra={"event": "http", "port": self.address[1]})
 
     @property
@@ -141,20 +140,12 @@ class HttpServer:
             client, _address = self._listener.accept()
         except OSError:
             return
+        if len(self._clients) >= MOST:
+            # The oldest one: silent clients must not delay a probe.
+            self._drop(next(iter(self._clients)))
         client.setblocking(False)  # noqa: FBT003 - Python's own signature
         self._clients[client] = _Client(self._clock() + PATIENCE)
         self._selector.register(client, selectors.EVENT_READ)
-        self._limit()
-
-    def _limit(self) -> None:
-        """Accept no further connection while MOST are open."""
-        wanted = len(self._clients) < MOST
-        if wanted is not self._accepting:
-            self._accepting = wanted
-            if wanted:
-                self._selector.register(self._listener, selectors.EVENT_READ)
-            else:
-                self._selector.unregister(self._listener)
 
     def _serve(self, client: socket.socket, events: int) -> None:
         state = self._clients[client]
@@ -203,7 +194,6 @@ class HttpServer:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(client)
             client.close()
-            self._limit()
 
 
 class HttpThread:

@@ -3,6 +3,7 @@
 Every number has a fixed place, so the label sets are bounded whatever is published, and a killed process loses none.
 """
 
+import math
 import mmap
 import threading
 import time
@@ -132,15 +133,17 @@ class Board:
     def waits(self, place: int) -> Histogram:
         return self._histogram(place, _WAITS, WAITS)
 
-    def clear_states(self, process: int, *, now: float) -> None:
+    def clear_states(self, process: int, *, now: float, over: bool = False) -> None:
         """Clear the states of a process that has ended; its counters stay, because counters never go down.
 
-        It is silent from now on; its supervisor has some seconds to start another one before it counts as dead.
+        It is silent from now on; its supervisor has some seconds to start another one before it counts as dead. A
+        process that has done all of its work is ``over``: it is missed by no health check.
         """
         for slot in Slot:
             if slot not in COUNTERS:
                 self.values[process * self._share + slot] = 0.0
-        self.values[process * self._share + Slot.BEAT] = now - 2 * SILENT
+        self.values[process * self._share + Slot.BEAT] = math.inf if over else now - 2 * SILENT
+        self.values[process * self._share + Slot.READY] = float(over)
 
     def silent(self, seconds: float, *, now: float) -> list[int]:
         """Return the numbers of the processes that have not beaten for so long, from 1."""
@@ -188,18 +191,20 @@ class Meter:
         verdict, subscription, delivery = attempt.verdict, attempt.subscription, attempt.delivery
         queue = self._work_queue_of.get(delivery.queue, delivery.queue)
         place = self._places.get((queue, subscription.name if subscription else ""))
-        if place is None:
+        ran = verdict.counted or attempt.error is not None
+        if place is None or (verdict.kind is Kind.RETRY and not ran):
+            # A message that is moved or put back without a run is no attempt.
             return
         index = _DUPLICATE if verdict is DUPLICATE else VERDICTS.index(verdict.kind.value)
         with self._lock:
             self._values[place + _VERDICTS + index] += 1
             if verdict.kind is Kind.PARK and verdict.reason is not None:
                 self._values[place + _REASONS + REASONS.index(verdict.reason.value)] += 1
-            if subscription is not None and verdict is not DUPLICATE:
+            if subscription is not None and ran:
                 self._observe(place + _SECONDS, SECONDS, attempt.seconds)
             if verdict.kind in (Kind.RETRY, Kind.HALT) and verdict.after:
                 self._observe(place + _WAITS, WAITS, verdict.after)
-        if delivery.attempt == 1:
+        if delivery.attempt == 1 and ran:
             self._measure_age(place, delivery.raw, attempt.seconds)
 
     def flush(self) -> None:

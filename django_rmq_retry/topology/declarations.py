@@ -7,19 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Literal, TypeVar, cast, get_args
 
-from django_rmq_retry.arguments import (
-    FLAG,
-    NUMBER,
-    TABLE,
-    TEXT,
-    WHOLE,
-    Kind,
-    check,
-    check_value,
-    many,
-    one_of,
-    whole,
-)
+from django_rmq_retry.arguments import FLAG, NUMBER, TABLE, TEXT, WHOLE, Kind, check, check_value, many, one_of, whole
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.messages.properties import milliseconds
 

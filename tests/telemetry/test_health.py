@@ -123,6 +123,15 @@ def test_a_killed_child_shows_in_readyz_and_loses_no_count(shop: Shop, publish: 
         assert (site.attempts("ack"), site.sum_of("process_starts_total")) == (20, 3)
 
 
+def test_a_child_that_has_done_its_work_is_missed_by_no_check(shop: Shop, publish: Publish) -> None:
+    with served(shop, "--processes", "2", "--max-messages", "5") as (_running, site):
+        publish(*["work"] * 9)
+        wait_until(lambda: site.sum_of("attempts_total") == 9, 20, what="nine are handled")
+        wait_until(lambda: site.sum_of("threads") == 4, 20, what="one process has ended")
+
+        assert (site.get("/livez"), site.get("/readyz")) == ((200, "ok\n"), (200, "ok\n"))
+
+
 def test_a_frozen_child_is_not_ready_until_it_continues(shop: Shop, publish: Publish) -> None:
     with served(shop, "--processes", "2") as (_running, site):
         publish("work")

@@ -159,6 +159,9 @@ def test_numbers_of_killed_children_are_kept_and_their_states_cleared() -> None:
     assert [one(found, "processes_ready") for found in (before, after)] == [1, 0]
     assert [one(found, "process_starts_total") for found in (before, after)] == [1, 1]
     assert of_charge(after, "attempts_total", verdict="ack") == 1
+    board.clear_states(0, now=clock.now, over=True)
+    assert board.silent(15, now=clock.now + 100) == [2]
+    board.clear_states(0, now=clock.now - 10)
     assert (board.silent(1.8, now=clock.now), board.silent(15, now=clock.now + 10)) == ([1, 2], [1])
 
 
