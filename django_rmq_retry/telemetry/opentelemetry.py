@@ -31,8 +31,8 @@ ANONYMOUS = "amq.gen-"
 """The beginning of the names that the broker gives to queues: no span is named after such a queue."""
 LIMIT = 3 * 255
 """In bytes, of each text. AMQP allows 255 bytes for each of exchange, routing key and queue."""
-CARRIED = (b"traceparent", b"baggage", b"b3", b"uber-trace-id")
-"""Bytes searched for in undecoded headers: the names by which the usual propagators carry a context."""
+CARRIED = tuple(bytes((len(name),)) + name for name in (b"traceparent", b"baggage", b"b3", b"uber-trace-id"))
+"""Bytes searched for in undecoded properties: the encoded names of headers by which propagators carry a context."""
 _W3C = TraceContextTextMapPropagator()
 
 
