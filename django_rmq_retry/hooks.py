@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from django.core.signals import setting_changed
 
 from django_rmq_retry.amqp.frames import HEADERS_MOST
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import DeadlineExceeded, HeadersTooLarge
-from django_rmq_retry.messages.history import traceparent
+from django_rmq_retry.messages.history import TRACE_CONTEXT, traceparent
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.verdict import Verdict
 
@@ -49,6 +49,12 @@ class AroundAttempt:
         """The W3C trace context of the attempt before; empty for a first attempt, or if no hook has set one."""
         return self.before or traceparent(self.delivery.headers)
 
+    @property
+    def context(self) -> str:
+        """The trace context of this attempt; empty if a hook has set anything else than one of W3C's form."""
+        given: object = self.traceparent
+        return self.traceparent if isinstance(given, str) and TRACE_CONTEXT.fullmatch(given) else ""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AroundPublish:
@@ -74,35 +80,63 @@ class AroundPublish:
 
 Around: TypeAlias = AroundAttempt | AroundPublish
 Hook: TypeAlias = Callable[[Any], "AbstractContextManager[object] | None"]
-Kind = TypeVar("Kind", AroundAttempt, AroundPublish)
 Entered: TypeAlias = list[tuple[str, AbstractContextManager[object]]]
 
 
+class _Listed(NamedTuple):
+    """A hook of the setting."""
+
+    name: str
+    context: Hook
+    declines: Callable[[Delivery | Message], bool] | None
+
+
 class Hooks:
-    """The hooks of one process. A hook that fails costs no message: its failure is counted and logged."""
+    """The hooks of one process. A hook that fails costs no message: its failure is counted and logged.
+
+    A hook may have a method ``declines``, which is asked before anything is made for it. Thus a hook that takes only a
+    few of the messages costs next to nothing for the others.
+    """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = [(name_of(hook), _as_context(hook)) for hook in hooks]
+        self._hooks = [_Listed(name_of(hook), _as_context(hook), getattr(hook, "declines", None)) for hook in hooks]
+        self._some_decline = any(hook.declines is not None for hook in self._hooks)
         self.failures: Counter[str] = Counter()
         """The failures of each hook, by its name."""
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def enter(self, one: Around) -> Entered:
-        """Enter the hooks in their order; return those that must be left."""
-        entered: Entered = []
-        for name, hook in self._hooks:
+    def wanting(self, message: Delivery | Message, *, traced: bool = False) -> list[_Listed]:
+        """Return the hooks that do not decline a message. None may decline if the attempt before was ``traced``."""
+        if traced or not self._some_decline:
+            return self._hooks
+        wanting: list[_Listed] = []
+        for hook in self._hooks:
             try:
-                context = hook(one)
+                if hook.declines is None or not hook.declines(message):
+                    wanting.append(hook)
+            except BaseException as error:
+                if isinstance(error, DeadlineExceeded) and isinstance(message, Message):
+                    # It is the deadline of the handler that publishes, raised in its thread.
+                    raise
+                self._failed(hook.name, error)
+        return wanting
+
+    def enter(self, one: Around, wanting: Sequence[_Listed]) -> Entered:
+        """Enter hooks in their order; return those that must be left."""
+        entered: Entered = []
+        for hook in wanting:
+            try:
+                context = hook.context(one)
                 if context is not None:
                     context.__enter__()
-                    entered.append((name, context))
+                    entered.append((hook.name, context))
             except BaseException as error:
                 if isinstance(error, DeadlineExceeded) and isinstance(one, AroundPublish):
-                    # It is the deadline of the handler that publishes, raised in its thread.
+                    # As above.
                     self.leave(entered)
                     raise
-                self._failed(name, error)
+                self._failed(hook.name, error)
         return entered
 
     def leave(self, entered: Entered, *, in_handler: bool = False) -> None:
@@ -124,16 +158,16 @@ class Hooks:
             raise late
 
     @contextmanager
-    def around(self, one: Kind) -> Iterator[Kind]:
-        """Enter the hooks around a block, and leave them with its exception in ``error``."""
-        entered = self.enter(one)
+    def around(self, publish: AroundPublish) -> Iterator[None]:
+        """Enter the hooks around a publish, and leave them with its exception in ``error``."""
+        entered = self.enter(publish, self.wanting(publish.message))
         try:
-            yield one
+            yield
         except BaseException as error:
-            one.error = error
+            publish.error = error
             raise
         finally:
-            self.leave(entered, in_handler=isinstance(one, AroundPublish))
+            self.leave(entered, in_handler=True)
 
     def _failed(self, name: str, error: BaseException) -> None:
         now = time.monotonic()

@@ -11,7 +11,18 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_rmq_retry import Fixed, Handler, OneShot, Park, RetryThenPark, StopTheLine, handler, publish_many
+from django_rmq_retry import (
+    Delivery,
+    Fixed,
+    Handler,
+    Message,
+    OneShot,
+    Park,
+    RetryThenPark,
+    StopTheLine,
+    handler,
+    publish_many,
+)
 from django_rmq_retry.errors import DeadlineExceeded, MessageReturned
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, current
 from django_rmq_retry.models import OutboxMessage
@@ -103,6 +114,31 @@ def test_a_generator_function_and_none_are_hooks_too(around: Set, request: Any) 
     rmq.drain()
 
     assert kinds == ["AroundPublish", "AroundAttempt"]
+
+
+class Choosing(Seen):
+    """A hook for the messages of one type."""
+
+    def declines(self, message: Delivery | Message) -> bool:
+        if message.properties.type == "broken":
+            raise LookupError("no decision")
+        return message.properties.type != "wanted"
+
+
+def test_a_hook_is_not_called_for_messages_that_it_declines(around: Set, request: Any) -> None:
+    choosing, all_of_them = Choosing(), Seen()
+    around(choosing, all_of_them)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail, policy=OneShot())
+    for kind in ("wanted", "other", "broken"):
+        charge.publish({}, type=kind)
+    rmq.drain()
+
+    assert [one.message.properties.type for one in choosing.publishes] == ["wanted"]
+    assert [one.delivery.type for one in choosing.attempts] == ["wanted"]
+    assert [one.verdict.kind for one in choosing.attempts if one.verdict] == [Kind.DISCARD]
+    assert len(all_of_them.attempts) == len(all_of_them.publishes) == 3
+    assert dict(current().failures) == {"tests.test_hooks.Choosing": 2}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

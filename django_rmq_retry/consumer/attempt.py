@@ -39,7 +39,7 @@ from django_rmq_retry.handlers.settlement import (
 from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.history import PREFIX_BYTES, TRACE_CONTEXT, Reason, at_origin, stamp_of
+from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.policy import Failure
@@ -436,8 +436,7 @@ class Attempts:
     ) -> Verdict:
         """Return the verdict after each gate has seen it.
 
-        If a gate raises, the next call resumes at that gate: gates that have already seen the verdict are not called
-        again.
+        If a gate raises, the next call resumes at that gate: the gates before it are not called again.
         """
         first, verdict = state.gates_left or (0, verdict)
         for number, gate in enumerate(self._surroundings.gates[first:], first):
@@ -572,14 +571,15 @@ class Attempts:
         return replace(settlement, answer=answer_to(delivery, answer, subscription.codec))
 
 
-def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) -> Entered:
+def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) -> Entered | None:
     """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
+    state.around, wanting = None, hooks.wanting(state.delivery, traced=state.traceparent != "")
+    if not wanting:
+        return None
     name, limit = subscription.name, subscription.policy.attempts
-    around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=state.traceparent)
-    entered = hooks.enter(around)
-    given: object = around.traceparent
-    known = isinstance(given, str) and TRACE_CONTEXT.fullmatch(given)
-    state.around, state.traceparent = around, given if known else ""  # type: ignore[assignment]  # checked above
+    state.around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=state.traceparent)
+    entered = hooks.enter(state.around, wanting)
+    state.traceparent = state.around.context
     return entered
 
 

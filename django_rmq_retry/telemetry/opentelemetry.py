@@ -8,9 +8,10 @@ from typing import Literal
 from django_rmq_retry import __version__
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
+from django_rmq_retry.messages.history import TRACEPARENT
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked_copy import TICKET
-from django_rmq_retry.messages.properties import Headers
+from django_rmq_retry.messages.properties import Headers, has_headers
 from django_rmq_retry.messages.tracebacks import ErrorNote, kind_of, short
 from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
 
@@ -31,8 +32,11 @@ ANONYMOUS = "amq.gen-"
 """The beginning of the names that the broker gives to queues: no span is named after such a queue."""
 LIMIT = 3 * 255
 """In bytes, of each text. AMQP allows 255 bytes for each of exchange, routing key and queue."""
-CARRIED = tuple(bytes((len(name),)) + name for name in (b"traceparent", b"baggage", b"b3", b"uber-trace-id"))
-"""Bytes searched for in undecoded properties: the encoded names of headers by which propagators carry a context."""
+CARRIED = tuple(
+    bytes((len(name),)) + name.encode() for name in ("traceparent", TRACEPARENT, "baggage", "b3", "uber-trace-id")
+)
+"""Bytes searched for in undecoded properties: the encoded names of headers by which propagators carry a context, and of
+the one that names the attempt before."""
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -63,9 +67,11 @@ class Tracing:
         self._child = first_attempt == "child"
         self._tracer = api.get_tracer("django_rmq_retry", __version__, tracer_provider, SCHEMA)
 
-    def __call__(self, one: Around) -> AbstractContextManager[None] | None:
-        if self._sample < 1 and random.random() >= self._sample and not _traced(one):
-            return None
+    def declines(self, message: Delivery | Message) -> bool:
+        """True if no span is made for a message, because it is not in the sample and belongs to no trace."""
+        return self._sample < 1 and random.random() >= self._sample and not _traced(message)
+
+    def __call__(self, one: Around) -> AbstractContextManager[None]:
         return self._attempt(one) if isinstance(one, AroundAttempt) else self._publish(one)
 
     @contextmanager
@@ -91,21 +97,22 @@ class Tracing:
         if not (self._child and _first(one)):
             links = _links(api.get_current_span(context).get_span_context(), one.previous)
             context = api.set_span_in_context(api.INVALID_SPAN, context)
-        # Attached as a whole, because the handler gets the baggage of the message too.
-        token = attach(context)
+        span = self._tracer.start_span(
+            f"process {_queue(one.delivery)}".rstrip(),
+            context=context,
+            kind=api.SpanKind.CONSUMER,
+            attributes=_of_attempt(one),
+            links=links,
+        )
+        # Attached with the context of the message, because the handler gets its baggage too.
+        token = attach(api.set_span_in_context(span, context))
         try:
-            with self._tracer.start_as_current_span(
-                f"process {_queue(one.delivery)}".rstrip(),
-                context=context,
-                kind=api.SpanKind.CONSUMER,
-                attributes=_of_attempt(one),
-                links=links,
-            ) as span:
-                one.traceparent = _written(span.get_span_context())
-                yield
-                self._judged(span, one)
+            one.traceparent = _written(span.get_span_context())
+            yield
+            self._judged(span, one)
         finally:
             detach(token)
+            span.end()
 
     def _judged(self, span: api.Span, one: AroundAttempt) -> None:
         """Write the verdict into the span of the attempt; a parked message gets a span of its own below it."""
@@ -128,12 +135,16 @@ class Tracing:
             parking.set_status(api.StatusCode.ERROR, verdict.detail)
 
 
-def _traced(one: Around) -> bool:
-    """True if a publish or a message belongs to a trace, or carries what another program wants to be passed on."""
-    raw = one.delivery.raw if isinstance(one, AroundAttempt) else one.message.headers.raw
-    if any(name in raw for name in CARRIED):
-        return True
-    return isinstance(one, AroundPublish) and api.get_current_span().get_span_context().is_valid
+def _traced(message: Delivery | Message) -> bool:
+    """True if a message belongs to a trace, or is published in one, or carries what must be passed on."""
+    if isinstance(message, Delivery) and not has_headers(message.raw):
+        return False
+    raw = message.raw if isinstance(message, Delivery) else message.headers.raw
+    # Not any(): for most messages this is all that tracing does, and a generator would take three times as long.
+    for name in CARRIED:
+        if name in raw:
+            return True
+    return isinstance(message, Message) and api.get_current_span().get_span_context().is_valid
 
 
 def _first(one: AroundAttempt) -> bool:
@@ -154,9 +165,11 @@ def _link(context: api.SpanContext, name: str) -> api.Link:
 
 def _extracted(headers: Headers) -> Context:
     """Return the current context with the span and the baggage of the headers, and without any other span."""
+    context = api.set_span_in_context(api.INVALID_SPAN, get_current())
+    if not headers.raw:
+        return context
     # Other clients may have written values of any type, and propagators read text only.
-    carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
-    return extract(carrier, api.set_span_in_context(api.INVALID_SPAN, get_current()))
+    return extract({name: value for name, value in headers.items() if isinstance(value, str)}, context)
 
 
 def _creation(headers: Headers) -> api.SpanContext:

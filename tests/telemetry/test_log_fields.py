@@ -202,10 +202,11 @@ def test_two_worker_threads_do_not_mix_their_fields(settings: Any, lines: Any, e
         for attempt in range(1, 20):
             one = AroundAttempt(delivery=Delivery(queue=f"q{number}", body=b"", attempt=attempt), handler=f"h{number}")
             together.wait()
-            with current().around(one):
-                together.wait()
-                log.info("%d", number)
-                structlog.get_logger().info(str(number))
+            entered = current().enter(one, current().wanting(one.delivery))
+            together.wait()
+            log.info("%d", number)
+            structlog.get_logger().info(str(number))
+            current().leave(entered)
         log.info("outside")
 
     with ThreadPoolExecutor(2) as threads:

@@ -643,6 +643,27 @@ def test_a_message_of_a_trace_is_traced_whatever_the_sample(around: Set, request
     ]
 
 
+@pytest.mark.parametrize("carrier", [Ladder(), InPlace()])
+def test_the_retries_of_a_sampled_attempt_are_traced_too(
+    around: Set, carrier: Any, request: Any, monkeypatch: Any
+) -> None:
+    hook, traced = tracing(sample=0.5)
+    around(hook)
+    kit: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(fail, policy=RetryThenPark(attempts=3, backoff=Fixed(1), via=carrier))
+    # The publish is not sampled, the first attempt is, and nothing after it.
+    chances = iter([0.9, 0.1])
+    monkeypatch.setattr("random.random", lambda: next(chances, 0.9))
+    charge.publish({})
+    kit.drain()
+
+    attempts = [one for one in traced.spans if one.name == "process payments.charge"]
+    assert [one.attributes and one.attributes["rmq_retry.attempt"] for one in attempts] == [1, 2, 3]
+    assert [[link.context.span_id for link in one.links] for one in attempts[1:]] == [
+        [one.context.span_id] for one in attempts[:2]
+    ]
+
+
 @pytest.mark.parametrize("sample", [-0.1, 1.1, "0.5", True, None])
 def test_an_invalid_sample_is_refused(sample: Any) -> None:
     with pytest.raises(ConfigurationError, match="takes a share from 0 to 1"):

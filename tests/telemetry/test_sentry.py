@@ -477,8 +477,7 @@ def test_two_worker_threads_do_not_mix_their_tags(kept: Kept) -> None:
 
     def attempt(number: int) -> None:
         one = AroundAttempt(delivery=Delivery(queue=f"q{number}", body=b"", attempt=number), handler=f"h{number}")
-        with current().around(one):
-            pass
+        current().leave(current().enter(one, current().wanting(one.delivery)))
         context = Reporting()(one)
         assert context is not None
         with context:
