@@ -74,6 +74,8 @@ class Books:
     """Queues that were not empty at the end, and waiting rows, with their counts."""
     vanished: Sequence[str] = ()
     """Rows of the history that were changed or deleted."""
+    miscounted: Sequence[str] = ()
+    """Numbers in /metrics that differ from the ledger once all is at rest."""
     exits: Sequence[Exit] = ()
     last: Mapping[str, int] = field(default_factory=dict)
     """Exit codes of the processes that were stopped at the end."""

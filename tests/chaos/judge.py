@@ -216,9 +216,13 @@ def history(books: Books) -> Iterator[Finding]:
     yield from finding_of("E, I21: rows of the history were changed or deleted", books.vanished)
 
 
+def metrics(books: Books) -> Iterator[Finding]:
+    yield from finding_of("I22: /metrics and the ledger differ", books.miscounted)
+
+
 RULES: Sequence[Callable[[Books], Iterator[Finding]]] = (
     *(order, passing, attempts, delays, innocents),
-    *(transactions, decisions, ends, quiescence, history),
+    *(transactions, decisions, ends, quiescence, history, metrics),
     *(unburned, pausing, pacing),
 )
 

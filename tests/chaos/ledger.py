@@ -63,14 +63,14 @@ class Counting:
         return self._lines
 
 
-def lines(folder: Path, word: str) -> Iterator[list[str]]:
-    """Yield the lines that all processes wrote under one word; a line cut off by a kill is ignored."""
-    for path in sorted((folder / "ledger").glob(f"{word}-*")):
+def lines(folder: Path, word: str, writer: str = "*") -> Iterator[list[str]]:
+    """Yield the lines that all processes, or one, wrote under one word; a line cut off by a kill is ignored."""
+    for path in sorted((folder / "ledger").glob(f"{word}-{writer}")):
         whole, _, _being_written = path.read_text().rpartition("\n")
         for line in whole.splitlines():
             yield line.split(" ")
 
 
-def names(folder: Path, word: str) -> Iterator[str]:
+def names(folder: Path, word: str, writer: str = "*") -> Iterator[str]:
     """Yield the first word of each line."""
-    return (line[0] for line in lines(folder, word))
+    return (line[0] for line in lines(folder, word, writer))

@@ -29,6 +29,8 @@ class Role:
     """One of consumer, producer, relay, operator."""
     proxied: bool = False
     """True if it connects to broker and database through the proxies."""
+    port: int = 0
+    """The port of its metrics; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ class Actor:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.running else None
 
     @property
     def age(self) -> float:

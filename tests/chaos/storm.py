@@ -10,9 +10,11 @@ from tests.chaos.gathering import Historian, books, settle
 from tests.chaos.judge import judge
 from tests.chaos.lanes import Lane, landed, lanes
 from tests.chaos.ledger import CONFIRMED, Counting, now
+from tests.chaos.metrics import miscounted
 from tests.chaos.nemeses import Nemesis, schedule
 from tests.chaos.processes import Role
 from tests.chaos.stage import Stage
+from tests.tooling.node import free_ports
 
 LOOK_EVERY = 20.0
 AT_LEAST = 10.0
@@ -33,9 +35,10 @@ class Weather:
     longest: float = 5.0
 
 
-def consumer(name: str, *queues: str, proxied: bool, prefetch: int = 10) -> Role:
+def consumer(name: str, *queues: str, proxied: bool, prefetch: int = 10, port: int = 0) -> Role:
     words = ("django", "rmq_consume", *queues, "--prefetch", str(prefetch), "--shutdown-timeout", "15", "-v", "0")
-    return Role(name=name, words=words, kind="consumer", proxied=proxied)
+    http = ("--http", str(port)) if port else ()
+    return Role(name=name, words=(*words, *http), kind="consumer", proxied=proxied, port=port)
 
 
 def roles(known: Mapping[str, Lane]) -> Sequence[Role]:
@@ -46,11 +49,12 @@ def roles(known: Mapping[str, Lane]) -> Sequence[Role]:
         if landed("management.commands.rmq_relay")
         else []
     )
+    ports = free_ports(4)
     return [
-        consumer("flood-1", *flood, proxied=False, prefetch=300),
-        consumer("flood-2", *flood, proxied=True, prefetch=100),
-        consumer("others-1", *others, proxied=False),
-        consumer("others-2", *others, proxied=True),
+        consumer("flood-1", *flood, proxied=False, prefetch=300, port=ports[0]),
+        consumer("flood-2", *flood, proxied=True, prefetch=100, port=ports[1]),
+        consumer("others-1", *others, proxied=False, port=ports[2]),
+        consumer("others-2", *others, proxied=True, port=ports[3]),
         *relay,
         Role(name="producer-flood", words=("tests.chaos.producing", "flood"), kind="producer"),
         Role(name="producer-mixed", words=("tests.chaos.producing", "mixed"), kind="producer", proxied=True),
@@ -82,8 +86,11 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
     stage.fleet.stop("operator")
     # The messages that the operator requeued last must be handled as well.
     again = settle(stage, weather.patience) if settled is not None else None
+    compared, wrong = miscounted(stage)
+    report.say(f"  {compared:,} successes and attempts in the ledger were compared with /metrics")
     last = stage.fleet.stop("consumer", "relay")
     found = books(stage, known, historian)
+    found.miscounted = wrong if settled is not None else ()
     found.last, found.began_at, found.quiet_until = last, began, quiet_until
     verdict = judge(found)
     report.judged(title, found, verdict, settled=None if settled is None or again is None else settled + again)

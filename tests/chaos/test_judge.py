@@ -218,8 +218,10 @@ def test_wrong_exit_codes_are_found() -> None:
     ]
 
 
-def test_leftover_messages_and_changed_history_are_found() -> None:
-    assert broken(books(left={"chaos.flood": 3}, vanished=["rmq_retry_attempt 7 is gone"])) == [
+def test_leftover_messages_changed_history_and_wrong_metrics_are_found() -> None:
+    wrong = ["flood-1, line: 7 are counted, 8 are did"]
+    assert broken(books(left={"chaos.flood": 3}, vanished=["rmq_retry_attempt 7 is gone"], miscounted=wrong)) == [
         ("I1", "not empty at the end: chaos.flood holds 3"),
         ("E, I21", "rows of the history were changed or deleted: rmq_retry_attempt 7 is gone"),
+        ("I22", "/metrics and the ledger differ: flood-1, line: 7 are counted, 8 are did"),
     ]
