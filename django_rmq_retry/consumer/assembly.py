@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import Pace
-from django_rmq_retry.breakers.table import Halts, MeterTable, Report, Table, Watch, database, process_name
+from django_rmq_retry.breakers.table import Halts, MeterTable, Table, Watch, database, process_name
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
@@ -49,7 +49,7 @@ from django_rmq_retry.telemetry.processes import delete_vanished
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
 FLUSH_TIMEOUT = 5.0
-"""Seconds at the end of a run in which paused queues and breakers are still written to the database."""
+"""Seconds at the end of a run for the last write of pauses, breakers and the heartbeat to the database."""
 
 KEY_TIMEOUT = 10.0
 """Seconds for ``order_by``, for whose result the later messages of its queue wait."""
@@ -92,11 +92,10 @@ def consumer(
         watchers=watchers,
     )
     breaker_gate.control = recorded.pauses
-    reports: list[Report] = [Halts(lambda: events.halts, name)]
     if now.records:
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
-        reports.append(Heartbeat(recorded, **facts, queues=recorded.pauses.queues))
-    recorded.watch = Watch(breaker_gate, around=FreshConnections, reports=reports)
+        recorded.heartbeat = Heartbeat(recorded, **facts, queues=recorded.pauses.queues)
+    recorded.watch = Watch(breaker_gate, around=FreshConnections, reports=[Halts(lambda: events.halts, name)])
     return recorded
 
 
@@ -130,6 +129,7 @@ class Recorded(Consumer):
     """A consumer that follows pauses and breakers and, if given a recorder, records its attempts."""
 
     watch: Watch
+    heartbeat: Heartbeat | None = None
 
     def __init__(self, *args: Any, recorder: Recorder | None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -138,10 +138,21 @@ class Recorded(Consumer):
     def run(self) -> int:
         self.watch.start()
         try:
+            if self.heartbeat is not None:
+                self.heartbeat.start()
             with self._recorder.recording() if self._recorder else nullcontext():
                 return super().run()
         finally:
-            self.watch.stop(FLUSH_TIMEOUT)
+            self._stop_threads()
+
+    def _stop_threads(self) -> None:
+        """Stop both threads at the same time, so that a database that hangs costs FLUSH_TIMEOUT once."""
+        ends = time.monotonic() + FLUSH_TIMEOUT
+        if self.heartbeat is not None:
+            self.heartbeat.stop(0.0)
+        self.watch.stop(FLUSH_TIMEOUT)
+        if self.heartbeat is not None:
+            self.heartbeat.stop(max(ends - time.monotonic(), 0.0))
 
 
 def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:

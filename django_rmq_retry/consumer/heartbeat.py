@@ -3,12 +3,13 @@
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from django.db import router
+from django.db import connections, router
 from django.db.models import QuerySet
 
 from django_rmq_retry import server
@@ -25,6 +26,8 @@ log = logging.getLogger("django_rmq_retry")
 
 EVERY = 5.0
 """Seconds between two heartbeats of an unchanged process."""
+STEP = 1.0
+"""Seconds between two looks at the status, whose change is written at once."""
 MOST = 100
 """The most messages in flight that a row names, the oldest first."""
 NAME = 255
@@ -45,7 +48,10 @@ class Beating(Protocol):
 
 
 class Heartbeat:
-    """Writes the row on the thread of ``Watch``. A database that does not answer costs one warning, and no message."""
+    """Writes the row in a thread of its own, because the project's ``keys=`` functions may hang.
+
+    A database that does not answer costs one warning, and no message.
+    """
 
     def __init__(
         self, consumer: Beating, *, name: str, number: int, package: str, threads: int, queues: Sequence[str]
@@ -68,8 +74,27 @@ class Heartbeat:
         """The status in the row; None before the first heartbeat."""
         self._failing = False
         self._keys: dict[AttemptState, tuple[Delivery, str]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-heartbeat", daemon=True)
 
-    def report(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._report()
+                self._stopping.wait(STEP)
+            self._end()
+        finally:
+            connections.close_all()
+
+    def _report(self) -> None:
         """Write the row if it is due, or if the status has changed."""
         now = time.monotonic()
         if now < self._due and (self._failing or self._written == self._status(now)):
@@ -77,14 +102,15 @@ class Heartbeat:
         self._due = now + EVERY
         self._try(self._write)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Delete the row; keep it if handlers have not finished, because their messages return to their queues."""
         if self._written is not None:
             self._try(self._write if self._consumer.in_flight else self._delete)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
-            write()
+            with server.FreshConnections():
+                write()
         except Exception as error:  # noqa: BLE001 - any error of a database driver or router
             if not self._failing:
                 text = "The heartbeat of this process cannot be written, so pages and commands do not show it: %s"

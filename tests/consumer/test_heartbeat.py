@@ -168,6 +168,18 @@ def test_hostile_keys_and_message_ids_are_in_the_row(bank: Bank) -> None:
     assert seen == {name.replace("\0", "\\x00"): shown for name, (_key, shown) in HOSTILE.items()}
 
 
+def test_a_hanging_keys_function_delays_neither_a_pause_nor_the_end(bank: Bank) -> None:
+    with at_work(bank, "payments", {"payment": "PAY-HANGS"}, words=("--shutdown-timeout", "0.5")) as consumer:
+        wait_until(lambda: bank.diary("asked"), 60, what=consumer.said)
+        paused = bank.run("rmq_queue", "pause", "rates")
+        assert paused.returncode == 0, paused.stderr
+        wait_until(lambda: bank.consumers("rates") == 0, 20, what=consumer.said)
+        consumer.process.send_signal(signal.SIGTERM)
+        assert consumer.process.wait(30) == 1, consumer.said
+
+    assert bank.ready("payments") == 1
+
+
 def test_each_child_of_a_supervisor_has_a_row_with_its_number(bank: Bank) -> None:
     with bank.consuming("--processes", "2") as consumer:
         wait_until(lambda: [one.number for one in rows()] == [1, 2], 60, what=consumer.said)
