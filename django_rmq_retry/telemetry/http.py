@@ -4,7 +4,9 @@ The loop is driven by ``step``: by a thread in a single process, and by the main
 have other threads when it forks.
 """
 
+import errno
 import logging
+import math
 import selectors
 import socket
 import threading
@@ -26,6 +28,8 @@ PATIENCE = 2.0
 """Seconds for a request and its answer."""
 CHUNK = 65_536
 LONGEST_STEP = 0.5
+ACCEPT_PAUSE = 0.5
+"""Seconds without new connections after the process or the system has run out of file descriptors."""
 
 Address = tuple[str, int]
 
@@ -93,6 +97,8 @@ class HttpServer:
         self._selector = selectors.PollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._clients: dict[socket.socket, _Client] = {}
+        self._accepts_at = math.inf
+        """The time at which the listener is registered again; infinite while it is registered."""
         log.info("Metrics and health: http://%s:%s/", *self.address, extra={"event": "http", "port": self.address[1]})
 
     @property
@@ -117,9 +123,13 @@ class HttpServer:
             found = key.fileobj
             if found is self._listener:
                 self._accept()
-            elif isinstance(found, socket.socket):
+            elif isinstance(found, socket.socket) and found in self._clients:
+                # Otherwise a new client has just taken its place.
                 self._serve(found, events)
         now = self._clock()
+        if self._accepts_at <= now:
+            self._accepts_at = math.inf
+            self._selector.register(self._listener, selectors.EVENT_READ)
         for late in [one for one, client in self._clients.items() if client.ends <= now]:
             self._drop(late)
 
@@ -133,12 +143,16 @@ class HttpServer:
 
     def _rests(self) -> list[float]:
         now = self._clock()
-        return [client.ends - now for client in self._clients.values()]
+        return [self._accepts_at - now, *(client.ends - now for client in self._clients.values())]
 
     def _accept(self) -> None:
         try:
             client, _address = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # The connection stays in the backlog, so the listener would be ready again at once.
+                self._selector.unregister(self._listener)
+                self._accepts_at = self._clock() + ACCEPT_PAUSE
             return
         if len(self._clients) >= MOST:
             # The oldest one: silent clients must not delay a probe.

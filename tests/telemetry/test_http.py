@@ -1,15 +1,25 @@
 """The HTTP server for metrics and health, against clients that misbehave."""
 
+import errno
 import http.client
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from unittest import mock
 
 import pytest
 
-from django_rmq_retry.telemetry.http import HEAD_LIMIT, MOST, AddressUnusable, HttpServer, HttpThread, Response
+from django_rmq_retry.telemetry.http import (
+    ACCEPT_PAUSE,
+    HEAD_LIMIT,
+    MOST,
+    AddressUnusable,
+    HttpServer,
+    HttpThread,
+    Response,
+)
 from tests.tooling.waiting import wait_until
 
 LARGE = "x" * 3_000_000
@@ -127,3 +137,50 @@ def test_an_address_that_is_taken_or_not_ours_is_named(server: HttpServer) -> No
             HttpServer(address, answer)
 
         assert str(refused.value).startswith(f"The HTTP server cannot listen on {address[0]}:{address[1]}: ")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_file_descriptors_only_open_connections_are_served(number: int) -> None:
+    now, request = [100.0], b"GET / HTTP/1.1\r\n\r\n"
+    server = HttpServer(("127.0.0.1", 0), answer, clock=lambda: now[0])
+    with (
+        closing(server),
+        closing(socket.create_connection(server.address, timeout=5)) as first,
+        closing(socket.socket()) as second,
+    ):
+        server.step(5)
+        second.settimeout(5)
+        with mock.patch.object(socket.socket, "accept", side_effect=OSError(number, "none left")) as accept:
+            second.connect(server.address)
+            server.step(5)
+            first.sendall(request)
+            for _ in range(20):
+                server.step(0.01)
+            assert first.recv(100).startswith(b"HTTP/1.1 200 ")
+            assert accept.call_count == 1
+            assert elapsed(lambda: server.step(5)) < 2, "the pause ends the step"
+        now[0] += ACCEPT_PAUSE
+        second.sendall(request)
+        for _ in range(4):
+            server.step(0.1)
+        assert second.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_oldest_client_may_send_as_a_new_one_takes_its_place() -> None:
+    with (
+        closing(HttpServer(("127.0.0.1", 0), answer)) as server,
+        closing(socket.socket()) as new,
+        ExitStack() as stack,
+    ):
+        clients = [socket.create_connection(server.address, timeout=5) for _ in range(MOST)]
+        for client in clients:
+            stack.enter_context(closing(client))
+            server.step(5)
+        assert server.clients == MOST
+        new.settimeout(5)
+        new.connect(server.address)
+        clients[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        server.step(5)
+        new.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        server.step(5)
+        assert new.recv(100).startswith(b"HTTP/1.1 200 ")
