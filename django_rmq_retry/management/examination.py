@@ -34,6 +34,8 @@ NAMED = 3
 """The most names in one finding; others are counted."""
 VANISHED = timedelta(seconds=30)
 """The age of a heartbeat from which its process counts as vanished."""
+MOST_PROCESSES = 1000
+"""The most processes that are examined: those with the latest heartbeats."""
 DAY = timedelta(days=1)
 OVERDUE = timedelta(minutes=5)
 """The age from which a message in the outbox, and a requeue run without a driver, is a problem."""
@@ -257,7 +259,8 @@ class RecordExamination:
             yield area.ok(f"The database {survey.alias!r} has no clock of its own.")
 
     def _processes(self, survey: Survey) -> Iterator[Finding]:
-        rows = self._asked(lambda: list(ConsumerProcess.objects.order_by("host", "pid")))
+        newest = ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]
+        rows = sorted(self._asked(lambda: list(newest)), key=lambda row: (row.host, row.pid))
         now = server.now(survey.alias)
         gone = [row for row in rows if now - row.beat_at > VANISHED]
         if gone:
@@ -267,7 +270,7 @@ class RecordExamination:
                 why="Each was killed, hangs, or cannot reach the database.",
                 fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
             )
-        living = [row for row in rows if row not in gone and not row.stopping]
+        living = [row for row in rows if now - row.beat_at <= VANISHED and not row.stopping]
         yield from _versions(living)
         away = [str(row) for row in living if not row.connected]
         if away:

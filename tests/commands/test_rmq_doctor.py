@@ -6,14 +6,17 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
+from django_rmq_retry.management.examination import MOST_PROCESSES
 from django_rmq_retry.models import BlockedKey, ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.line_between import between
@@ -547,6 +550,26 @@ class TestConsumers:
             "Consumers run 2 versions of the project: v1 (1), v2 (1).",
             "Without a connection to the broker: web:2.",
         ]
+
+    @pytest.mark.usefixtures("consumed")
+    def test_the_newest_thousand_consumers_are_read_without_messages_in_flight(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        facts: dict[str, Any] = {"host": "web", "started_at": ago(hours=1), "connected": True}
+        ConsumerProcess.objects.bulk_create(
+            ConsumerProcess(name=f"p{number}", pid=number, beat_at=ago(seconds=2 + 40 * number), **facts)
+            for number in range(MOST_PROCESSES + 5)
+        )
+        compared = mock.Mock(return_value=False)
+        monkeypatch.setattr(ConsumerProcess, "__eq__", compared)
+        with CaptureQueriesContext(connection) as queries:
+            [(_, problem, _)] = found(examined(), "warning")
+
+        assert problem.startswith(f"{MOST_PROCESSES - 1} consumers without a heartbeat for 30 s: web:1 (4")
+        read = [one["sql"] for one in queries if "rmq_retry_consumerprocess" in one["sql"]]
+        assert read
+        assert not any("in_flight" in one for one in read)
+        assert not compared.called
 
 
 @pytest.mark.usefixtures("consumed")
