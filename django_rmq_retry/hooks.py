@@ -43,17 +43,13 @@ class AroundAttempt:
     """The W3C trace context of this attempt. If a hook sets it as it is entered, copies and records keep it."""
     before: str = ""
     """The trace context of the attempt before if the message has stayed unacked since; otherwise a header has it."""
+    hooks: "Sequence[_Listed]" = ()
+    """The hooks that see this attempt; the others have declined it."""
 
     @property
     def previous(self) -> str:
         """The W3C trace context of the attempt before; empty for a first attempt, or if no hook has set one."""
         return self.before or traceparent(self.delivery.headers)
-
-    @property
-    def context(self) -> str:
-        """The trace context of this attempt; empty if a hook has set anything else than one of W3C's form."""
-        given: object = self.traceparent
-        return self.traceparent if isinstance(given, str) and TRACE_CONTEXT.fullmatch(given) else ""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -87,8 +83,8 @@ class _Listed(NamedTuple):
     """A hook of the setting."""
 
     name: str
-    context: Hook
-    declines: Callable[[Delivery | Message], bool] | None
+    call: Hook
+    declines: Callable[[Delivery | Message], object] | None
 
 
 class Hooks:
@@ -99,21 +95,26 @@ class Hooks:
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = [_Listed(name_of(hook), _as_context(hook), getattr(hook, "declines", None)) for hook in hooks]
+        self._hooks = [_Listed(name_of(hook), _as_context(hook), _declines_of(hook)) for hook in hooks]
         self._some_decline = any(hook.declines is not None for hook in self._hooks)
         self.failures: Counter[str] = Counter()
         """The failures of each hook, by its name."""
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def wanting(self, message: Delivery | Message, *, traced: bool = False) -> list[_Listed]:
-        """Return the hooks that do not decline a message. None may decline if the attempt before was ``traced``."""
-        if traced or not self._some_decline:
+    def wanting(self, message: Delivery | Message, before: AroundAttempt | None = None) -> list[_Listed]:
+        """Return the hooks that do not decline a message.
+
+        A hook that has seen the attempt ``before`` of a message that stayed unacked is not asked again.
+        """
+        if not self._some_decline:
             return self._hooks
+        seen = before.hooks if before is not None else ()
         wanting: list[_Listed] = []
         for hook in self._hooks:
             try:
-                if hook.declines is None or not hook.declines(message):
+                # Only True declines: whatever else a hook returns by mistake must not switch it off.
+                if hook.declines is None or hook in seen or hook.declines(message) is not True:
                     wanting.append(hook)
             except BaseException as error:
                 if isinstance(error, DeadlineExceeded) and isinstance(message, Message):
@@ -127,7 +128,7 @@ class Hooks:
         entered: Entered = []
         for hook in wanting:
             try:
-                context = hook.context(one)
+                context = hook.call(one)
                 if context is not None:
                     context.__enter__()
                     entered.append((hook.name, context))
@@ -194,8 +195,24 @@ def name_of(hook: Hook) -> str:
 
 
 def _as_context(hook: Hook) -> Hook:
-    """Return the hook; a generator function is made to return a context manager."""
-    return contextmanager(hook) if inspect.isgeneratorfunction(hook) else hook
+    """Return the hook; a generator function, also one that is ``__call__``, is made to return a context manager."""
+    listed: Any = hook
+    called = hook if inspect.isroutine(hook) else type(listed).__call__
+    return contextmanager(listed) if inspect.isgeneratorfunction(called) else hook
+
+
+def _declines_of(hook: Hook) -> Callable[[Delivery | Message], object] | None:
+    """Return the method ``declines`` of a hook, if it has one; the method of a listed class has no object."""
+    declines: object = None
+    with suppress(Exception):
+        declines = getattr(hook, "declines", None)
+    return declines if callable(declines) and not isinstance(hook, type) else None
+
+
+def context_of(attempt: AroundAttempt) -> str:
+    """Return the trace context that a hook has set; empty if it is not of W3C's form."""
+    given: object = attempt.traceparent
+    return attempt.traceparent if isinstance(given, str) and TRACE_CONTEXT.fullmatch(given) else ""
 
 
 @cache

@@ -15,6 +15,7 @@ from django_rmq_retry import (
     Delivery,
     Fixed,
     Handler,
+    InPlace,
     Message,
     OneShot,
     Park,
@@ -139,6 +140,57 @@ def test_a_hook_is_not_called_for_messages_that_it_declines(around: Set, request
     assert [one.verdict.kind for one in choosing.attempts if one.verdict] == [Kind.DISCARD]
     assert len(all_of_them.attempts) == len(all_of_them.publishes) == 3
     assert dict(current().failures) == {"tests.test_hooks.Choosing": 2}
+
+
+class Generating:
+    """A hook whose ``__call__`` is a generator function."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+
+    def __call__(self, one: Around) -> Iterator[None]:
+        yield
+        self.left.append(type(one).__name__)
+
+
+class Odd(Generating):
+    """A hook that returns from ``declines`` what is true, but not True."""
+
+    def declines(self, _message: Delivery | Message) -> object:
+        return object()
+
+
+class Unready(Generating):
+    """A hook whose attribute ``declines`` cannot be read."""
+
+    @property
+    def declines(self) -> object:
+        raise ValueError("not ready")
+
+
+@pytest.mark.parametrize("kind", [Generating, Odd, Unready])
+def test_only_an_answer_that_is_true_declines(around: Set, kind: type[Generating], request: Any) -> None:
+    hook = kind()
+    around(hook)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(lambda _message: None).publish({})
+    rmq.drain()
+
+    assert (hook.left, current().failures) == (["AroundPublish", "AroundAttempt"], {})
+
+
+def test_a_hook_that_declined_a_message_is_not_called_because_another_has_seen_it(around: Set, request: Any) -> None:
+    def traces(one: Around) -> None:
+        if isinstance(one, AroundAttempt):
+            one.traceparent = CONTEXT
+
+    choosing = Choosing()
+    around(traces, choosing)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(fail, policy=RetryThenPark(attempts=3, backoff=Fixed(1), via=InPlace())).publish({}, type="other")
+    rmq.drain()
+
+    assert choosing.attempts == []
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

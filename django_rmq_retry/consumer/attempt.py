@@ -37,7 +37,7 @@ from django_rmq_retry.handlers.settlement import (
     waits_on,
 )
 from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
-from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks
+from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks, context_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
@@ -573,13 +573,13 @@ class Attempts:
 
 def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) -> Entered | None:
     """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
-    state.around, wanting = None, hooks.wanting(state.delivery, traced=state.traceparent != "")
+    wanting, before, state.around = hooks.wanting(state.delivery, state.around), state.traceparent, None
     if not wanting:
         return None
     name, limit = subscription.name, subscription.policy.attempts
-    state.around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=state.traceparent)
+    state.around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=before, hooks=wanting)
     entered = hooks.enter(state.around, wanting)
-    state.traceparent = state.around.context
+    state.traceparent = context_of(state.around)
     return entered
 
 

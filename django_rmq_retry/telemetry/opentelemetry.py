@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from typing import Literal
 
 from django_rmq_retry import __version__
@@ -18,7 +19,8 @@ from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
 try:
     from opentelemetry import trace as api
     from opentelemetry.context import Context, attach, detach, get_current
-    from opentelemetry.propagate import extract, inject
+    from opentelemetry.propagate import extract, get_global_textmap, inject
+    from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError(
@@ -32,11 +34,6 @@ ANONYMOUS = "amq.gen-"
 """The beginning of the names that the broker gives to queues: no span is named after such a queue."""
 LIMIT = 3 * 255
 """In bytes, of each text. AMQP allows 255 bytes for each of exchange, routing key and queue."""
-CARRIED = tuple(
-    bytes((len(name),)) + name.encode() for name in ("traceparent", TRACEPARENT, "baggage", "b3", "uber-trace-id")
-)
-"""Bytes searched for in undecoded properties: the encoded names of headers by which propagators carry a context, and of
-the one that names the attempt before."""
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -141,10 +138,17 @@ def _traced(message: Delivery | Message) -> bool:
         return False
     raw = message.raw if isinstance(message, Delivery) else message.headers.raw
     # Not any(): for most messages this is all that tracing does, and a generator would take three times as long.
-    for name in CARRIED:
+    for name in _carried(get_global_textmap()):
         if name in raw:
             return True
     return isinstance(message, Message) and api.get_current_span().get_span_context().is_valid
+
+
+@cache
+def _carried(propagator: TextMapPropagator) -> list[bytes]:
+    """Return the encoded names of the headers by which a trace is continued, to be searched in undecoded properties."""
+    names = {"traceparent", TRACEPARENT, "baggage", "b3", "uber-trace-id", *propagator.fields}
+    return [bytes((len(name),)) + name.encode() for name in sorted(names)]
 
 
 def _first(one: AroundAttempt) -> bool:

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from urllib.request import urlopen
+from http.client import HTTPException
+from urllib.request import ProxyHandler, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,6 +11,7 @@ from tests.chaos.ledger import BEGAN, DID, names
 from tests.chaos.naming import lane_of
 from tests.chaos.stage import Stage
 
+DIRECT = build_opener(ProxyHandler({}))
 FLUSH = 10.0
 """Seconds within which the numbers must agree: a process counts its successes each half second."""
 NOTED = {DID: ("flood", "line", "fragile", "gated", "metered"), BEGAN: ("fragile", "gated", "metered")}
@@ -17,13 +19,14 @@ NOTED = {DID: ("flood", "line", "fragile", "gated", "metered"), BEGAN: ("fragile
 
 
 def miscounted(stage: Stage) -> tuple[int, list[str]]:
-    """Return the attempts that were compared, and a sentence for each number that differs.
+    """Return how many successes and attempts were compared, and a sentence for each number that differs.
 
     A process is compared with its own lines since its start: its metrics end with it.
     """
     compared, wrong = 0, []
     for actor in stage.fleet.of("consumer"):
         if actor.pid is None:
+            wrong.append(f"{actor.role.name} does not run")
             continue
         deadline = time.monotonic() + FLUSH
         while True:
@@ -37,7 +40,7 @@ def miscounted(stage: Stage) -> tuple[int, list[str]]:
             for word, lane in sorted(noted.keys() | counted.keys())
             if noted[word, lane] != counted[word, lane]
         ]
-    return compared, wrong
+    return compared, wrong if compared else [*wrong, "nothing was compared"]
 
 
 def noted_by(stage: Stage, writer: str) -> Counter[tuple[str, str]]:
@@ -53,9 +56,9 @@ def noted_by(stage: Stage, writer: str) -> Counter[tuple[str, str]]:
 def scraped(port: int) -> Counter[tuple[str, str]]:
     """Return the same numbers from the metrics of a process; nothing if it does not answer."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with DIRECT.open(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             text = answer.read().decode()
-    except OSError:
+    except (OSError, HTTPException):
         return Counter()
     found: Counter[tuple[str, str]] = Counter()
     for family in text_string_to_metric_families(text):

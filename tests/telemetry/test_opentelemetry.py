@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.context import Context, get_current
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, SamplingResult
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from django_rmq_retry import (
     AckFirst,
@@ -662,6 +665,45 @@ def test_the_retries_of_a_sampled_attempt_are_traced_too(
     assert [[link.context.span_id for link in one.links] for one in attempts[1:]] == [
         [one.context.span_id] for one in attempts[:2]
     ]
+
+
+class OwnPropagator(TextMapPropagator):
+    """A propagator with a header that this package does not know."""
+
+    w3c = TraceContextTextMapPropagator()
+
+    @property
+    def fields(self) -> set[str]:
+        return {"x-bank-trace"}
+
+    def extract(self, carrier: Any, context: Context | None = None, getter: Any = None) -> Context:
+        found = carrier.get("x-bank-trace")
+        if not found:
+            return context if context is not None else get_current()
+        return self.w3c.extract({"traceparent": found}, context)
+
+    def inject(self, carrier: Any, context: Context | None = None, setter: Any = None) -> None:
+        found: dict[str, str] = {}
+        self.w3c.inject(found, context)
+        carrier["x-bank-trace"] = found["traceparent"]
+
+
+def test_a_trace_carried_by_the_propagator_of_the_project_is_continued_whatever_the_sample(
+    around: Set, request: Any
+) -> None:
+    before = propagate.get_global_textmap()
+    request.addfinalizer(lambda: propagate.set_global_textmap(before))
+    propagate.set_global_textmap(OwnPropagator())
+    hook, traced = tracing(sample=0.0)
+    around(hook)
+    kit: RmqTest = request.getfixturevalue("rmq")
+    charge = charging(lambda _message: None)
+    with traced.provider.get_tracer("shop").start_as_current_span("request"):
+        charge.publish({})
+    kit.drain()
+
+    assert len({one.context.trace_id for one in traced.spans}) == 1
+    assert [one.name for one in traced.spans] == ["send payments.charge", "request", "process payments.charge"]
 
 
 @pytest.mark.parametrize("sample", [-0.1, 1.1, "0.5", True, None])
