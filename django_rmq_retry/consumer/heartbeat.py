@@ -179,4 +179,6 @@ def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:
         "attempt": state.number,
         "since": since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "timeout": None if subscription is None else subscription.timeout,
+        # Written here, because the process that reads the row may know other handlers.
+        "auto_ack": subscription is not None and subscription.ack == "auto",
     }

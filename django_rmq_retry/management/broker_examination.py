@@ -542,6 +542,12 @@ def _abandoned(level: Level) -> Iterator[Finding]:
 
 
 def _problem(level: Level, problem: str) -> Finding:
+    if problem == NO_CONSUMER and level.role is Role.OTHER:
+        return Area.CONSUMERS.warning(
+            f"Queue {level.queue!r}: {problem}, and no handler of this project is for it.",
+            why=f"It has {counted(level.ready or 0, 'message')} ready.",
+            fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
+        )
     why, fix = {
         NO_CONSUMER: (
             f"It has {counted(level.ready or 0, 'message')} ready.",

@@ -36,6 +36,8 @@ VANISHED = timedelta(seconds=30)
 """The age of a heartbeat from which its process counts as vanished."""
 MOST_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
+MOST_GROUPS = 100
+"""The most error groups whose growth is examined: those with the latest messages."""
 DAY = timedelta(days=1)
 OVERDUE = timedelta(minutes=5)
 """The age from which a message in the outbox, and a requeue run without a driver, is a problem."""
@@ -327,16 +329,22 @@ def _versions(living: Iterable[ConsumerProcess]) -> Iterator[Finding]:
 
 def _growing(now: datetime) -> Iterator[Finding]:
     """Yield a finding for each error group in which messages are being parked."""
-    recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-parked", "pk")
-    groups = {group.pk: group for group in recent[:NAMED]}
+    recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
+    groups = {group.pk: group for group in recent[:MOST_GROUPS]}
     _, counts = parked_lately(groups, buckets=1)
-    for number, (count,) in counts.items():
-        if count:
-            yield Area.PARKED.warning(
-                f"Error group {number} grows: {counted(count, 'message')} in the last 10 min ({groups[number]}).",
-                why="Its cause persists, so requeued messages would fail again.",
-                fix=f"manage.py rmq_parked list --group {number}; correct the cause before you requeue.",
-            )
+    growing = sorted(((count, number) for number, (count,) in counts.items() if count), reverse=True)
+    for count, number in growing[:NAMED]:
+        yield Area.PARKED.warning(
+            f"Error group {number} grows: {counted(count, 'message')} in the last 10 min ({groups[number]}).",
+            why="As long as its cause persists, requeued messages fail again.",
+            fix=f"manage.py rmq_parked list --group {number}; correct the cause before you requeue.",
+        )
+    if len(growing) > NAMED:
+        yield Area.PARKED.warning(
+            f"{counted(len(growing) - NAMED, 'more error group')} grow more slowly.",
+            why="As above.",
+            fix="manage.py rmq_parked groups",
+        )
 
 
 def _stopped(control: QueueControl, now: datetime) -> Finding:

@@ -1,6 +1,6 @@
 """The consuming processes as their heartbeats report them: running, stopping, without a broker, or vanished."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,7 +10,6 @@ from django.db import router
 from django.db.models import Q
 
 from django_rmq_retry import server
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ConsumerProcess
 
 LATEST = timedelta(seconds=30)
@@ -57,7 +56,7 @@ class InFlight:
         return self.timeout is not None and self.length.total_seconds() > self.timeout
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any], beat: datetime, auto_ack: Collection[str]) -> "InFlight":
+    def of(cls, entry: Mapping[str, Any], beat: datetime) -> "InFlight":
         since = _time(entry.get("since"))
         texts = {name: str(entry.get(name) or "") for name in ("queue", "handler", "key", "message_id")}
         return cls(
@@ -66,7 +65,7 @@ class InFlight:
             since=since,
             length=timedelta(seconds=max(beat.timestamp() - since.timestamp(), 0.0) if since else 0.0),
             timeout=float(timeout) if isinstance(timeout := entry.get("timeout"), int | float) else None,
-            auto_ack=texts["queue"] in auto_ack,
+            auto_ack=entry.get("auto_ack") is True,
         )
 
 
@@ -88,13 +87,13 @@ class Process:
         return any(one.late for one in self.in_flight)
 
     @classmethod
-    def of(cls, row: ConsumerProcess, now: datetime, auto_ack: Collection[str]) -> "Process":
+    def of(cls, row: ConsumerProcess, now: datetime) -> "Process":
         state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
         if now - row.beat_at > LATEST:
             state = ProcessState.VANISHED
         elif row.stopping:
             state = ProcessState.STOPPING
-        in_flight = tuple(InFlight.of(entry, row.beat_at, auto_ack) for entry in row.in_flight)
+        in_flight = tuple(InFlight.of(entry, row.beat_at) for entry in row.in_flight)
         return cls(row=row, state=state, in_flight=in_flight)
 
 
@@ -103,9 +102,7 @@ def processes() -> list[Process]:
     alias = router.db_for_read(ConsumerProcess)
     rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:MOST]
     now = server.now(alias)
-    auto_ack = {work_queue.queue.name for work_queue in registry.work_queues() if work_queue.auto_ack}
-    found = [Process.of(row, now, auto_ack) for row in rows]
-    return sorted(found, key=_place)
+    return sorted([Process.of(row, now) for row in rows], key=_place)
 
 
 def _place(one: Process) -> tuple[object, ...]:

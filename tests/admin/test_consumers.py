@@ -6,7 +6,6 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import ConsumerProcess
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -86,14 +85,15 @@ def test_a_vanished_process_without_messages_says_so(page: Client) -> None:
 
 
 def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client) -> None:
-    @handler("rates", ack="auto")
-    def rate(message: Delivery) -> None: ...
-
-    made.consumer(seconds=60, in_flight=[made.in_flight(), made.in_flight(queue="rates")])
+    lost = made.in_flight(queue="rates", handler="rate", key="EUR", auto_ack=True)
+    made.consumer(seconds=60, in_flight=[made.in_flight(), lost])
+    text = shown(page)
 
     assert (
         f'{AGAIN} It does not deliver messages of rates again, because ack="auto" has removed them from their queue.'
-    ) in shown(page)
+    ) in text
+    assert 'rate Business key EUR Attempt 1 In flight for 0 s ✕ ack="auto"' in text
+    assert text.count('✕ ack="auto"') == 1
 
 
 def test_a_message_without_a_key_is_named_by_its_id(page: Client) -> None:

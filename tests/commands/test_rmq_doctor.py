@@ -478,6 +478,19 @@ class TestConsumers:
         assert found(paused, "error") == found(paused, "warning") == []
         assert ("parked", "Queue 'payments.charge' has been paused for 60 s by ann.", "") in found(paused, "ok")
 
+    def test_an_unread_queue_without_a_handler_is_for_another_program(
+        self, settings: Any, consumed: BlockingChannel
+    ) -> None:
+        consumed.queue_declare("replies", durable=True)
+        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "TOPOLOGY": [Queue("replies", type="classic")]}
+        put(consumed, "replies", 3)
+        ran = examined()
+
+        said = "Queue 'replies': no consumer reads this queue, and no handler of this project is for it."
+        fix = "Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does."
+        assert found(ran, "error") == []
+        assert ("consumers", said, fix) in found(ran, "warning")
+
     @pytest.mark.on_both
     def test_a_backlog_above_the_limit_is_a_warning(self, consumed: BlockingChannel) -> None:
         consumed.confirm_delivery()
@@ -667,6 +680,18 @@ class TestParked:
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out
+
+    def test_the_fastest_growing_groups_are_named_and_the_others_counted(self) -> None:
+        groups = [group(f"f{number}") for number in range(5)]
+        for number, one in enumerate(groups):
+            for _ in range(5 - number):
+                record(group=one, parked_at=ago(minutes=2))
+        for _ in range(9):
+            record(group=groups[4], parked_at=ago(minutes=40))
+        named = [problem for _, problem, _ in found(examined(), "warning")]
+
+        assert [problem.split(":")[0] for problem in named[:3]] == [f"Error group {one.pk} grows" for one in groups[:3]]
+        assert named[3:] == ["2 more error groups grow more slowly."]
 
     def test_long_pauses_open_breakers_and_halts_are_reported(self) -> None:
         for queue, fields in {

@@ -90,6 +90,7 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
             "message_id": f"payments-{PAYMENT}",
             "attempt": 1,
             "timeout": None,
+            "auto_ack": False,
         }
         began = bank.diary("began")[0]["at"]
         assert abs(since.timestamp() - began) < 1
