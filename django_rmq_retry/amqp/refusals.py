@@ -36,6 +36,8 @@ _PUBLISH_CAUSES = (
 _NO_EXCHANGE = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
 _TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
 
+_SILENT = "Timeout while setting up AMQP"
+
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
@@ -187,6 +189,9 @@ def error_text(error: object) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)
+    if _SILENT in text:
+        # pika's own text has its states and the arguments of the socket.
+        return "it accepts connections, but does not answer as RabbitMQ does"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

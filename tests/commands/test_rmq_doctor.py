@@ -1,9 +1,11 @@
 """rmq_doctor: each area is broken on purpose; the report names the problem, its consequence and its repair."""
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -138,6 +140,16 @@ def test_the_page_of_the_doctor_shows_what_it_prints(amqp: BlockingChannel, vhos
 
 
 class TestBroker:
+    @pytest.mark.usefixtures("charge")
+    def test_a_server_that_never_answers_is_named_in_words(self, settings: Any) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+            port = silent.getsockname()[1]
+            settings.RMQ_RETRY = {"URL": f"amqp://app:sesame@127.0.0.1:{port}/pay"}
+            ran = examined("--timeout", "1")
+
+        [(_, problem, _)] = found(ran, "error")
+        assert problem.endswith(f"127.0.0.1:{port}: it accepts connections, but does not answer as RabbitMQ does.")
+
     @pytest.mark.usefixtures("charge")
     def test_an_unreachable_broker_is_a_problem_and_the_database_is_examined(self, settings: Any) -> None:
         settings.RMQ_RETRY = {"URL": NOTHING_THERE}
