@@ -178,7 +178,7 @@ def test_after_a_storm_of_cut_connections_the_counts_equal_the_attempts(
             becomes(site, ready=True)
 
             def equal() -> bool:
-                # What was unacked as a connection was cut comes again, so attempts may begin after each look.
+                # The broker redelivers what was unacked when a connection was cut, so an attempt may begin at any time.
                 figures = [site.sum_of(name) for name in ("attempts_total", "handler_seconds_count", "threads_busy")]
                 attempts = len(behind.noted("begin"))
                 return figures == [attempts, attempts, 0]
