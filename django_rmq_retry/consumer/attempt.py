@@ -384,8 +384,7 @@ class Attempts:
         if wanted:
             self._note(state, state.verdict, since=state.began)
         elif self._surroundings.acked is not None:
-            seconds = self._surroundings.clock() - state.began
-            self._surroundings.acked((subscription, seconds, state.delivery.raw))
+            self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
 
     def _settle(self, state: AttemptState, subscription: Subscription) -> Settlement:
         """Return the final settlement, with the answer that a caller waits for."""

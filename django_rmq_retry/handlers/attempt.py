@@ -203,7 +203,7 @@ class Surroundings:
     """Patterns of the queues that may get answers: a sender must not choose where the consumer writes."""
     refused: Callable[[str], None] = ignore_refused_answer
     """Called with the address of each answer that the settings do not allow."""
-    acked: Callable[[tuple[Subscription, float, bytes]], object] | None = None
+    acked: Callable[[Subscription, float, bytes], None] | None = None
     """Takes each successful first attempt that no journal wants: handler, seconds, and encoded properties."""
     hooks: Hooks | None = None
     """Entered around each attempt: the setting AROUND. None if it names no hook."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import TypeAlias
 
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -30,9 +29,6 @@ WAITS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0, 604_800
 
 SILENT = 1.8
 """Seconds without a beat after which a process is silent: it beats each half second."""
-
-Acked: TypeAlias = tuple[Subscription, float, bytes]
-"""A successful first attempt: its handler, its seconds, and the encoded properties of its message."""
 
 _VERDICTS = 0
 _REASONS = _VERDICTS + len(VERDICTS)
@@ -164,8 +160,8 @@ class Board:
 class Meter:
     """Counts the attempts of one process. A journal that all worker threads share.
 
-    Successful first attempts are only appended to a queue, which ``flush`` counts every half second: a killed process
-    loses at most those. All others are counted at once.
+    Of a successful first attempt only the seconds are kept, until ``flush`` counts them every half second: a killed
+    process loses at most those. All others are counted at once.
     """
 
     notes_acks = False
@@ -181,10 +177,20 @@ class Meter:
         self._work_queue_of = board.work_queue_of
         first = self._start + len(Slot)
         self._places = {(one.queue, one.handler): first + at * _SIZE for at, one in enumerate(board.labels)}
-        self._acks: deque[Acked] = deque()
-        self.acked = self._acks.append
-        """Takes a successful first attempt; a method of a built-in type, because it runs for every message."""
+        self._successes: dict[str, deque[float]] = {one.handler: deque() for one in board.labels if one.handler}
+        """The seconds of the successful first attempts that are not counted yet, by handler."""
+        self._latest: tuple[Subscription, float, bytes] | None = None
+        """The handler, the seconds and the encoded properties of the latest of them."""
         self._lock = threading.Lock()
+
+    def acked(self, subscription: Subscription, seconds: float, properties: bytes) -> None:
+        """Take a successful first attempt.
+
+        It runs for every message, so it keeps a plain number of each: tuples of all of them would be visited by the
+        garbage collector, and their properties would fill the processor's cache.
+        """
+        self._successes[subscription.name].append(seconds)
+        self._latest = subscription, seconds, properties
 
     def note(self, attempt: FinishedAttempt) -> None:
         """Count any other attempt, or the decision not to make one."""
@@ -209,16 +215,14 @@ class Meter:
 
     def flush(self) -> None:
         """Count the successes since the last call, and measure the age of the last message among them."""
-        acks = [self._acks.popleft() for _ in range(len(self._acks))]
-        if not acks:
+        latest, self._latest = self._latest, None
+        if latest is None:
             return
-        durations: dict[int, list[float]] = {}
-        for subscription, seconds, _properties in acks:
-            durations.setdefault(id(subscription), []).append(seconds)
-        known = {id(subscription): subscription for subscription, _seconds, _properties in acks}
-        for number, found in durations.items():
-            self._count(self._places[known[number].queue.name, known[number].name], found)
-        subscription, seconds, properties = acks[-1]
+        for (_queue, handler), place in self._places.items():
+            waiting = self._successes.get(handler)
+            if waiting:
+                self._count(place, [waiting.popleft() for _ in range(len(waiting))])
+        subscription, seconds, properties = latest
         self._measure_age(self._places[subscription.queue.name, subscription.name], properties, seconds)
 
     def set(self, slot: Slot, value: float) -> None:

@@ -62,7 +62,7 @@ def of_charge(found: Samples, name: str, **labels: str) -> float:
 
 def test_each_verdict_is_counted_by_handler() -> None:
     board, meter, _clock = metered()
-    meter.acked((CHARGE, 0.003, b""))
+    meter.acked(CHARGE, 0.003, b"")
     meter.flush()
     for verdict in (retry(5), retry(5), park(Reason.EXHAUSTED, "gave up"), discard("superseded"), ACK, DUPLICATE):
         meter.note(ended(verdict))
@@ -78,7 +78,7 @@ def test_each_verdict_is_counted_by_handler() -> None:
 def test_durations_fall_into_their_buckets() -> None:
     board, meter, _clock = metered()
     for seconds in (0.0005, 0.001, 0.2, 999.0):
-        meter.acked((CHARGE, seconds, b""))
+        meter.acked(CHARGE, seconds, b"")
     meter.flush()
     meter.note(ended(DUPLICATE, seconds=50))
     found = samples(board)
@@ -108,10 +108,10 @@ def test_the_age_of_the_last_success_is_measured_at_a_flush() -> None:
     board, meter, _clock = metered()
     old = encode_properties(Properties(timestamp=int(NOW) - 30))
     for _ in range(5):
-        meter.acked((CHARGE, 0.0, old))
+        meter.acked(CHARGE, 0.0, old)
     meter.flush()
     meter.flush()
-    meter.acked((CHARGE, 0.0, b"\xff\xff\x01"))
+    meter.acked(CHARGE, 0.0, b"\xff\xff\x01")
     meter.flush()
     found = samples(board)
 
@@ -126,8 +126,8 @@ def test_successes_of_many_threads_and_handlers_are_all_counted() -> None:
 
     def work() -> None:
         for _ in range(1000):
-            meter.acked((CHARGE, 0.0, b""))
-            meter.acked((refund, 1.0, b""))
+            meter.acked(CHARGE, 0.0, b"")
+            meter.acked(refund, 1.0, b"")
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -146,7 +146,7 @@ def test_numbers_of_killed_children_are_kept_and_their_states_cleared() -> None:
     child = os.fork()
     if not child:
         second = Meter(board, 1, clock=clock)
-        second.acked((CHARGE, 0.1, b""))
+        second.acked(CHARGE, 0.1, b"")
         second.flush()
         second.add(Slot.STARTS)
         second.set(Slot.READY, 1)
