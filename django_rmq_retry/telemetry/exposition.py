@@ -1,8 +1,9 @@
 """Prometheus' text format: the numbers of a board and the figures of broker and database as lines."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import chain
 
 from django_rmq_retry.telemetry.meter import Board, Histogram, Slot
 
@@ -23,25 +24,27 @@ class Family:
     samples: tuple[tuple[Labels, float], ...] = ()
     histograms: tuple[tuple[Labels, Histogram], ...] = field(default=())
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> list[str]:
         """Return the family as lines; a family without samples has none."""
         if not self.samples and not self.histograms:
-            return
+            return []
         name = PREFIX + self.name
-        yield f"# HELP {name} {self.about}"
-        yield f"# TYPE {name} {self.kind}"
-        for labels, value in self.samples:
-            yield _sample(name, labels, value)
+        lines = [f"# HELP {name} {self.about}", f"# TYPE {name} {self.kind}"]
+        lines += [f"{name}{_braced(labels)} {_number(value)}" for labels, value in self.samples]
         for labels, histogram in self.histograms:
-            for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
-                yield _sample(f"{name}_bucket", {**labels, "le": "+Inf" if math.isinf(bound) else f"{bound:g}"}, count)
-            yield _sample(f"{name}_sum", labels, histogram.total)
-            yield _sample(f"{name}_count", labels, histogram.count)
+            # Rendered once for all of its lines: a consumer with many handlers has thousands of them.
+            inside = _braced(labels)
+            bucket = f"{name}_bucket{inside[:-1]}"
+            counts = zip(_bounds(histogram.bounds), histogram.counts, strict=True)
+            lines += [f"{bucket}{bound}{int(count)}" for bound, count in counts]
+            lines.append(f"{name}_sum{inside} {_number(histogram.total)}")
+            lines.append(f"{name}_count{inside} {_number(histogram.count)}")
+        return lines
 
 
 def text_of(families: Iterable[Family]) -> str:
     """Return the families in the text format."""
-    return "".join(f"{line}\n" for family in families for line in family.lines())
+    return "\n".join([*chain.from_iterable(family.lines() for family in families), ""])
 
 
 def families_of(board: Board, *, alive: int, version: str) -> Iterator[Family]:
@@ -114,7 +117,21 @@ def _processes(board: Board, alive: int, version: str) -> Iterator[Family]:
     yield one("hook_failures_total", "counter", "Failures of hooks of the setting AROUND.", failures)
 
 
-def _sample(name: str, labels: Labels, value: float) -> str:
-    inside = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
-    number = f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)  # noqa: PLR2004 - exact so far
-    return f"{name}{{{inside}}} {number}" if inside else f"{name} {number}"
+@cache
+def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    """Return the label of each bucket, up to its value."""
+    return tuple(f',le="{bound}"}} ' for bound in (*(f"{bound:g}" for bound in bounds), "+Inf"))
+
+
+def _braced(labels: Labels) -> str:
+    """Return labels as they follow the name of a metric."""
+    return f"{{{','.join([_label(name, text) for name, text in labels.items()])}}}" if labels else ""
+
+
+@lru_cache(maxsize=4096)
+def _label(name: str, text: str) -> str:
+    return f'{name}="{text.translate(_ESCAPES)}"'
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -112,13 +112,11 @@ class Board:
 
     def verdicts(self, place: int) -> Iterator[tuple[str, float]]:
         """Yield the attempts of one handler by verdict, over all processes."""
-        for index, verdict in enumerate(VERDICTS):
-            yield verdict, self._sum(place, _VERDICTS + index)
+        yield from zip(VERDICTS, self._sums(place, _VERDICTS, len(VERDICTS)), strict=True)
 
     def reasons(self, place: int) -> Iterator[tuple[str, float]]:
         """Yield the parked messages of one handler by reason."""
-        for index, reason in enumerate(REASONS):
-            yield reason, self._sum(place, _REASONS + index)
+        yield from zip(REASONS, self._sums(place, _REASONS, len(REASONS)), strict=True)
 
     def seconds(self, place: int) -> Histogram:
         return self._histogram(place, _SECONDS, SECONDS)
@@ -145,16 +143,16 @@ class Board:
         """Return the numbers of the processes that have not beaten for so long, from 1."""
         return [process + 1 for process in range(self.processes) if now - self.slot(process, Slot.BEAT) >= seconds]
 
-    def _sum(self, place: int, offset: int) -> float:
+    def _sums(self, place: int, offset: int, count: int) -> list[float]:
+        """Return neighbouring numbers of one handler, each summed over all processes."""
         at = len(Slot) + place * _SIZE + offset
-        return sum(self.values[process * self._share + at] for process in range(self.processes))
+        starts = range(at, at + self.processes * self._share, self._share)
+        # Read as a whole: a scrape of many handlers takes some thousand numbers.
+        return [sum(each) for each in zip(*(self.values[start : start + count] for start in starts), strict=True)]
 
     def _histogram(self, place: int, offset: int, bounds: tuple[float, ...]) -> Histogram:
-        counts, running = [], 0.0
-        for index in range(len(bounds) + 1):
-            running += self._sum(place, offset + index)
-            counts.append(running)
-        return Histogram(bounds=bounds, counts=tuple(counts), total=self._sum(place, offset + len(bounds) + 1))
+        *counts, total = self._sums(place, offset, len(bounds) + 2)
+        return Histogram(bounds=bounds, counts=tuple(accumulate(counts)), total=total)
 
 
 class Meter:

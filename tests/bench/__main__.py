@@ -22,6 +22,8 @@ from tests.bench.orders import orders
 from tests.bench.outboxes import outboxes
 from tests.bench.parking import parking
 from tests.bench.queues import prepared
+from tests.bench.scrapes import NAME as SCRAPES
+from tests.bench.scrapes import scrapes
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
 from tests.bench.waiting import waiting
 from tests.bench.walks.running import NAME as WALKS
@@ -84,11 +86,14 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
             if asked.quick:
                 task = replace(task, messages=task.messages // QUICK_SHARE, skip=task.skip // QUICK_SHARE)
             sized = replace(suite, task=task)
-            rounds = [_round(node, sized) for _ in range(asked.rounds or (QUICK_ROUNDS if asked.quick else ROUNDS))]
+            number = asked.rounds or (QUICK_ROUNDS if asked.quick else ROUNDS)
+            rounds = [_round(node, sized, backwards=bool(turn % 2)) for turn in range(number)]
             findings += report.timed(sized, rounds)
     if PARK in asked.only:
         rounds_asked = asked.rounds or (1 if asked.quick else 3)
         findings += parking(node, rounds=rounds_asked, share=QUICK_SHARE if asked.quick else 1)
+    if SCRAPES in asked.only:
+        findings += scrapes(node, share=QUICK_SHARE if asked.quick else 1)
     if EMBEDDED in asked.only:
         findings += waiting(WAITING // (QUICK_SHARE if asked.quick else 1))
     if WALKS in asked.only:
@@ -99,9 +104,10 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
     return findings
 
 
-def _round(node: Node, suite: Suite) -> report.Round:
-    """Run each contender once."""
-    return {contender.name: _trial(node, suite, contender) for contender in suite.contenders}
+def _round(node: Node, suite: Suite, *, backwards: bool = False) -> report.Round:
+    """Run each contender once. Every second round runs backwards, so that no place in the order is an advantage."""
+    order = suite.contenders[::-1] if backwards else suite.contenders
+    return {contender.name: _trial(node, suite, contender) for contender in order}
 
 
 def _trial(node: Node, suite: Suite, contender: Contender) -> trials.Result:

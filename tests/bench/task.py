@@ -34,6 +34,10 @@ class Task:
     """The work of its handler in the database; none if empty."""
     watched: str = ""
     """The telemetry that is on: "metrics" or "traces"; none if empty."""
+    port: int = 0
+    """The port of its metrics; any free one if 0."""
+    idle_handlers: int = 0
+    """The number of further handlers of its queue, which take no message."""
     told: int = -1
     """The file descriptor to which marks are written."""
 

@@ -83,11 +83,11 @@ class Child:
 
 def timed(module: str, task: Task) -> Result:
     """Measure messages per second and CPU per message, from the mark `start` to the mark `end`."""
-    with _spawned(module, task) as (child, log):
+    with spawned(module, task) as (child, log):
         done = child.wait_for("end")
         took = child.end()
         if not done:
-            return Result(error=_last_words(log))
+            return Result(error=last_words(log))
     start, end = child.marks["start"], child.marks["end"]
     return Result(
         rate=task.messages / (end["at"] - start["at"]),
@@ -98,22 +98,23 @@ def timed(module: str, task: Task) -> Result:
 
 def at_rest(module: str, task: Task) -> Result:
     """Measure a process that handles one message, is idle, and is stopped."""
-    with _spawned(module, task) as (child, log):
+    with spawned(module, task) as (child, log):
         if not child.wait_for("first"):
             child.end()
-            return Result(error=_last_words(log))
+            return Result(error=last_words(log))
         _pass(SETTLING)
         resident, before = processes.resident(child.process.pid), processes.cpu(child.process.pid)
         _pass(RESTING)
         idle = (processes.cpu(child.process.pid) - before) / RESTING
         took = child.end()
         if child.process.returncode:
-            return Result(error=f"exit code {child.process.returncode}: {_last_words(log)}")
+            return Result(error=f"exit code {child.process.returncode}: {last_words(log)}")
     return Result(startup=child.marks["first"]["at"] - child.began, stop=took, resident=resident, idle_cpu=idle)
 
 
 @contextmanager
-def _spawned(module: str, task: Task) -> Iterator[tuple[Child, IO[bytes]]]:
+def spawned(module: str, task: Task) -> Iterator[tuple[Child, IO[bytes]]]:
+    """Run a trial's process, and kill it at the end if it has not been ended; its output is in the file."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log:
         began = time.monotonic()
@@ -137,7 +138,8 @@ def _spawned(module: str, task: Task) -> Iterator[tuple[Child, IO[bytes]]]:
             os.close(read)
 
 
-def _last_words(log: IO[bytes]) -> str:
+def last_words(log: IO[bytes]) -> str:
+    """Return the end of a process's output, for an error."""
     log.seek(0)
     return log.read().decode(errors="replace").strip()[-400:] or "the process did not finish in time"
 

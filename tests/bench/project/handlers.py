@@ -35,3 +35,7 @@ def key(message: Delivery) -> str:
 does, once = worked(task.does, marks.tick) if task.does else (flaky if task.flaky else quick, False)
 order_by = key if task.does.endswith(" keyed") else None
 charge = handler(Queue(task.queue, type=task.kind), policy=POLICY, once=once, order_by=order_by)(does)
+
+for number in range(task.idle_handlers):
+    # Each has metrics of its own.
+    handler(Queue(task.queue, type=task.kind), policy=POLICY, type=f"bench.idle.{number}", name=f"idle.{number}")(quick)

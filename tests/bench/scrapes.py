@@ -1,0 +1,84 @@
+"""The CPU that a scrape of a consumer's metrics takes from its messages."""
+
+import http.client
+import json
+import secrets
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+from tests.bench import processes, trials
+from tests.bench.queues import prepared
+from tests.bench.report import Finding, table
+from tests.bench.task import Task
+from tests.tooling import databases
+from tests.tooling.filled import own_database
+from tests.tooling.node import Node, free_ports
+
+NAME = "telemetry"
+MODULE = "tests.bench.contenders.our_consumer"
+MOST = 2.0
+"""Milliseconds of CPU of one scrape."""
+SCRAPES, EVERY = 200, 0.05
+"""Not one after the other at once: between two scrapes the caches of the processor cool down, as they do in use."""
+SETTLING = 1.0
+
+
+def scrapes(node: Node, *, share: int = 1) -> list[Finding]:
+    """Measure and print; return the findings for the limit."""
+    number = SCRAPES // share
+    print(f"\nscrapes of a consumer that has handled messages and waits for more ({number} scrapes)\n")
+    rows: list[Sequence[str]] = [("consumer with", "bytes of metrics", "CPU of one scrape", "limit", "")]
+    findings = []
+    for handlers in (1, 20):
+        name = "1 handler" if handlers == 1 else f"{handlers} handlers"
+        size, cost = _costs(node, handlers, number)
+        finding = Finding(what=f"scrape of a consumer with {name}: {cost:.2f} ms, limit {MOST:g}", met=cost < MOST)
+        rows.append((name, f"{size:,}", f"{cost:.2f} ms", f"{MOST:g} ms", "met" if finding.met else "not met"))
+        findings.append(finding)
+    table(rows)
+    return findings
+
+
+def _costs(node: Node, handlers: int, number: int) -> tuple[int, float]:
+    """Return the bytes of the metrics, and the milliseconds of CPU of one scrape, less what the consumer takes idle."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
+        own_database(Path(folder), Path(folder), databases.SQLITE) as own,
+    ):
+        task = Task(
+            url=node.url(),
+            queue=f"bench.{secrets.token_hex(4)}",
+            messages=2000,
+            database=json.dumps(own.settings),
+            watched="metrics",
+            port=free_ports(1)[0],
+            idle_handlers=handlers - 1,
+        )
+        with prepared(task, bare_loop=False, filled=True), trials.spawned(MODULE, task) as (child, log):
+            if not child.wait_for("end"):
+                raise RuntimeError(trials.last_words(log))
+            Event().wait(SETTLING)
+            size = len(_scraped(task.port))
+            began = processes.cpu(child.process.pid)
+            Event().wait(number * EVERY)
+            idle = processes.cpu(child.process.pid) - began
+            began = processes.cpu(child.process.pid)
+            for _ in range(number):
+                Event().wait(EVERY)
+                _scraped(task.port)
+            scraped = processes.cpu(child.process.pid) - began
+            child.end()
+    return size, (scraped - idle) / number
+
+
+def _scraped(port: int) -> bytes:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        text = response.read()
+    if response.status != http.client.OK or b"rmq_retry_attempts_total" not in text:
+        raise RuntimeError(f"/metrics answered {response.status}")
+    return text
