@@ -134,4 +134,5 @@ def _label(name: str, text: str) -> str:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
+    whole = int(value)
+    return str(whole) if whole == value else repr(value)

@@ -148,7 +148,8 @@ class Board:
         at = len(Slot) + place * _SIZE + offset
         starts = range(at, at + self.processes * self._share, self._share)
         # Read as a whole: a scrape of many handlers takes some thousand numbers.
-        return [sum(each) for each in zip(*(self.values[start : start + count] for start in starts), strict=True)]
+        found = [[*self.values[start : start + count]] for start in starts]
+        return found[0] if len(found) == 1 else [sum(each) for each in zip(*found, strict=True)]
 
     def _histogram(self, place: int, offset: int, bounds: tuple[float, ...]) -> Histogram:
         *counts, total = self._sums(place, offset, len(bounds) + 2)

@@ -19,8 +19,8 @@ from tests.tooling.node import Node, free_ports
 
 NAME = "telemetry"
 MODULE = "tests.bench.contenders.our_consumer"
-MOST = 2.0
-"""Milliseconds of CPU of one scrape."""
+MOST = {1: 2.0, 20: 3.0}
+"""Milliseconds of CPU of one scrape, by the number of handlers; each handler has 58 lines of metrics."""
 SCRAPES, EVERY = 200, 0.05
 """Not one after the other at once: between two scrapes the caches of the processor cool down, as they do in use."""
 SETTLING = 1.0
@@ -32,11 +32,11 @@ def scrapes(node: Node, *, share: int = 1) -> list[Finding]:
     print(f"\nscrapes of a consumer that has handled messages and waits for more ({number} scrapes)\n")
     rows: list[Sequence[str]] = [("consumer with", "bytes of metrics", "CPU of one scrape", "limit", "")]
     findings = []
-    for handlers in (1, 20):
+    for handlers, most in MOST.items():
         name = "1 handler" if handlers == 1 else f"{handlers} handlers"
         size, cost = _costs(node, handlers, number)
-        finding = Finding(what=f"scrape of a consumer with {name}: {cost:.2f} ms, limit {MOST:g}", met=cost < MOST)
-        rows.append((name, f"{size:,}", f"{cost:.2f} ms", f"{MOST:g} ms", "met" if finding.met else "not met"))
+        finding = Finding(what=f"scrape of a consumer with {name}: {cost:.2f} ms, limit {most:g}", met=cost < most)
+        rows.append((name, f"{size:,}", f"{cost:.2f} ms", f"{most:g} ms", "met" if finding.met else "not met"))
         findings.append(finding)
     table(rows)
     return findings
