@@ -81,6 +81,21 @@ def started(page: Page) -> None:
     page.get_by_text("Finished").first.wait_for(timeout=60_000)
 
 
+def in_flight(page: Page) -> None:
+    """Let the other bank answer slowly, and wait until the page shows some payments in flight."""
+    consumers = page.url
+    page.goto(page.url + "../../payments/gateway/")
+    page.select_option("select[name$=-mode]", "slow")
+    page.click("input[name=_save]")
+    page.goto(consumers)
+
+    def some() -> bool:
+        page.reload()
+        return page.get_by_text("messages in flight").is_visible()
+
+    wait_until(some, 60, what="payments in flight", step=1.0)
+
+
 # Add a page of the admin here; the demo has gone through one outage when the pictures are taken.
 PICTURES = (
     Picture(name="groups", path="admin/rmq_retry/errorgroup/", shows="GatewayDown"),
@@ -90,6 +105,8 @@ PICTURES = (
     Picture(name="run", path="admin/rmq_retry/parkedmessage/", before=started, shows="Finished"),
     Picture(name="payments", path="admin/payments/payment/?o=-5", shows="Select payment to"),
     Picture(name="gateway", path="admin/payments/gateway/", shows="The other bank"),
+    # The last one, because it changes how the other bank answers.
+    Picture(name="consumers", path="admin/rmq_retry/consumerprocess/", before=in_flight, shows="messages in flight"),
 )
 
 
