@@ -91,7 +91,7 @@ def in_flight(page: Page) -> None:
 
     def some() -> bool:
         page.reload()
-        return page.get_by_text("messages in flight").is_visible()
+        return bool(page.get_by_text("messages in flight").is_visible())
 
     wait_until(some, 60, what="payments in flight", step=1.0)
 
