@@ -34,7 +34,7 @@ class Family:
         for labels, histogram in self.histograms:
             # Rendered once for all of its lines: a consumer with many handlers has thousands of them.
             inside = _braced(labels)
-            bucket = f"{name}_bucket{inside[:-1]}"
+            bucket = f"{name}_bucket{inside[:-1]}," if inside else f"{name}_bucket{{"
             counts = zip(_bounds(histogram.bounds), histogram.counts, strict=True)
             lines += [f"{bucket}{bound}{int(count)}" for bound, count in counts]
             lines.append(f"{name}_sum{inside} {_number(histogram.total)}")
@@ -119,8 +119,8 @@ def _processes(board: Board, alive: int, version: str) -> Iterator[Family]:
 
 @cache
 def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    """Return the label of each bucket, up to its value."""
-    return tuple(f',le="{bound}"}} ' for bound in (*(f"{bound:g}" for bound in bounds), "+Inf"))
+    """Return the end of each bucket's labels."""
+    return tuple(f'le="{bound}"}} ' for bound in (*(f"{bound:g}" for bound in bounds), "+Inf"))
 
 
 def _braced(labels: Labels) -> str:

@@ -22,6 +22,8 @@ log = logging.getLogger("django_rmq_retry")
 
 MOST = 32
 """Open connections; for a further one the oldest is closed."""
+BACKLOG = 4 * MOST
+"""Connections that the system keeps until they are accepted. It drops more; their clients try again after a second."""
 HEAD_LIMIT = 8192
 """The largest head of a request in bytes."""
 PATIENCE = 2.0
@@ -88,7 +90,7 @@ class HttpServer:
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(address)
-            self._listener.listen(MOST)
+            self._listener.listen(BACKLOG)
         except (OSError, OverflowError) as error:
             self._listener.close()
             raise AddressUnusable(address, getattr(error, "strerror", None) or str(error)) from error

@@ -214,15 +214,14 @@ class Meter:
 
     def flush(self) -> None:
         """Count the successes since the last call, and measure the age of the last message among them."""
-        latest, self._latest = self._latest, None
-        if latest is None:
-            return
         for (_queue, handler), place in self._places.items():
             waiting = self._successes.get(handler)
             if waiting:
                 self._count(place, [waiting.popleft() for _ in range(len(waiting))])
-        subscription, seconds, properties = latest
-        self._measure_age(self._places[subscription.queue.name, subscription.name], properties, seconds)
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            subscription, seconds, properties = latest
+            self._measure_age(self._places[subscription.queue.name, subscription.name], properties, seconds)
 
     def set(self, slot: Slot, value: float) -> None:
         self._values[self._start + slot] = value

@@ -105,7 +105,7 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
 
 
 def _round(node: Node, suite: Suite, *, backwards: bool = False) -> report.Round:
-    """Run each contender once. Every second round runs backwards, so that no place in the order is an advantage."""
+    """Run each contender once. Every second round runs backwards, which evens out the effect of the order."""
     order = suite.contenders[::-1] if backwards else suite.contenders
     return {contender.name: _trial(node, suite, contender) for contender in order}
 

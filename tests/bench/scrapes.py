@@ -4,6 +4,7 @@ import http.client
 import json
 import secrets
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,9 +21,12 @@ from tests.tooling.node import Node, free_ports
 NAME = "telemetry"
 MODULE = "tests.bench.contenders.our_consumer"
 MOST = {1: 2.0, 20: 3.0}
-"""Milliseconds of CPU of one scrape, by the number of handlers; each handler has 58 lines of metrics."""
-SCRAPES, EVERY = 200, 0.05
-"""Not one after the other at once: between two scrapes the caches of the processor cool down, as they do in use."""
+"""Milliseconds of CPU of one scrape, by the number of handlers; each has 52 lines of metrics or more."""
+SCRAPES, SPAN = 300, 15.0
+"""The scrapes within a span, with pauses in which the processor's caches cool down, as they do in use.
+
+The consumer reads its figures every 15 seconds, so the span at rest and the span with scrapes have one reading each.
+"""
 SETTLING = 1.0
 
 
@@ -63,11 +67,11 @@ def _costs(node: Node, handlers: int, number: int) -> tuple[int, float]:
             Event().wait(SETTLING)
             size = len(_scraped(task.port))
             began = processes.cpu(child.process.pid)
-            Event().wait(number * EVERY)
+            Event().wait(SPAN)
             idle = processes.cpu(child.process.pid) - began
-            began = processes.cpu(child.process.pid)
-            for _ in range(number):
-                Event().wait(EVERY)
+            began, over = processes.cpu(child.process.pid), time.monotonic() + SPAN
+            for left in range(number, 0, -1):
+                Event().wait(max(0.0, over - time.monotonic()) / left)
                 _scraped(task.port)
             scraped = processes.cpu(child.process.pid) - began
             child.end()

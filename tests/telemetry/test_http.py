@@ -120,6 +120,18 @@ def test_more_clients_than_allowed_close_the_oldest_and_delay_no_probe(server: H
             one.close()
 
 
+def test_connections_are_kept_while_the_server_is_at_work() -> None:
+    server, waiting = HttpServer(("127.0.0.1", 0), answer), list[socket.socket]()
+    try:
+        for _ in range(3 * MOST):
+            # A connection that the system drops would be tried again after a second.
+            waiting.append(socket.create_connection(server.address, timeout=0.5))
+    finally:
+        for one in waiting:
+            one.close()
+        server.close()
+
+
 def test_a_client_that_does_not_read_is_dropped(server: HttpServer) -> None:
     with closing(socket.socket()) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
