@@ -43,7 +43,7 @@ class AroundAttempt:
     """The W3C trace context of this attempt. If a hook sets it as it is entered, copies and records keep it."""
     before: str = ""
     """The trace context of the attempt before if the message has stayed unacked since; otherwise a header has it."""
-    hooks: "Sequence[_Listed]" = ()
+    hooks: "Sequence[Listed]" = ()
     """The hooks that see this attempt; the others have declined it."""
 
     @property
@@ -79,7 +79,7 @@ Hook: TypeAlias = Callable[[Any], "AbstractContextManager[object] | None"]
 Entered: TypeAlias = list[tuple[str, AbstractContextManager[object]]]
 
 
-class _Listed(NamedTuple):
+class Listed(NamedTuple):
     """A hook of the setting."""
 
     name: str
@@ -95,35 +95,41 @@ class Hooks:
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = [_Listed(name_of(hook), _as_context(hook), _declines_of(hook)) for hook in hooks]
+        self._hooks = [Listed(name_of(hook), _as_context(hook), _declines_of(hook)) for hook in hooks]
         self._some_decline = any(hook.declines is not None for hook in self._hooks)
+        self._lone = self._hooks[0].declines if len(self._hooks) == 1 else None
+        """The question that decides alone, if there is one hook and it may decline."""
         self.failures: Counter[str] = Counter()
         """The failures of each hook, by its name."""
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def wanting(self, message: Delivery | Message, before: AroundAttempt | None = None) -> list[_Listed]:
+    def wanting(self, message: Delivery | Message, before: AroundAttempt | None = None) -> Sequence[Listed]:
         """Return the hooks that do not decline a message.
 
         A hook that has seen the attempt ``before`` of a message that stayed unacked is not asked again.
         """
         if not self._some_decline:
             return self._hooks
+        if self._lone is not None and before is None:
+            # Usually there is one hook, and it declines most messages: the loop would take twice as long.
+            try:
+                return () if self._lone(message) is True else self._hooks
+            except BaseException as error:  # noqa: BLE001 - a broken hook must not cost a message
+                self._not_asked(self._hooks[0].name, error, message)
+                return ()
         seen = before.hooks if before is not None else ()
-        wanting: list[_Listed] = []
+        wanting: list[Listed] = []
         for hook in self._hooks:
             try:
                 # Only True declines: whatever else a hook returns by mistake must not switch it off.
                 if hook.declines is None or hook in seen or hook.declines(message) is not True:
                     wanting.append(hook)
-            except BaseException as error:
-                if isinstance(error, DeadlineExceeded) and isinstance(message, Message):
-                    # It is the deadline of the handler that publishes, raised in its thread.
-                    raise
-                self._failed(hook.name, error)
+            except BaseException as error:  # noqa: BLE001 - as above
+                self._not_asked(hook.name, error, message)
         return wanting
 
-    def enter(self, one: Around, wanting: Sequence[_Listed]) -> Entered:
+    def enter(self, one: Around, wanting: Sequence[Listed]) -> Entered:
         """Enter hooks in their order; return those that must be left."""
         entered: Entered = []
         for hook in wanting:
@@ -169,6 +175,13 @@ class Hooks:
             raise
         finally:
             self.leave(entered, in_handler=True)
+
+    def _not_asked(self, name: str, error: BaseException, message: Delivery | Message) -> None:
+        """Note that a hook failed as it was asked whether it declines a message, which it does not see then."""
+        if isinstance(error, DeadlineExceeded) and isinstance(message, Message):
+            # It is the deadline of the handler that publishes, raised in its thread.
+            raise error
+        self._failed(name, error)
 
     def _failed(self, name: str, error: BaseException) -> None:
         now = time.monotonic()

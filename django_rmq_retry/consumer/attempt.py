@@ -37,7 +37,7 @@ from django_rmq_retry.handlers.settlement import (
     waits_on,
 )
 from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
-from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks, context_of
+from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks, Listed, context_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
@@ -210,8 +210,8 @@ class Attempts:
                 turned_away = self._enter(state, subscription) if gated else None
                 if turned_away is not None:
                     return turned_away
-                if hooks is not None:
-                    entered = _enter_hooks(hooks, state, subscription)
+                if hooks is not None and (wanting := hooks.wanting(state.delivery, state.around)):
+                    entered = _enter_hooks(hooks, wanting, state, subscription)
                 if state.unreadable is None:
                     self._run(state, subscription, begin)
             self._judge(state, subscription)
@@ -570,12 +570,9 @@ class Attempts:
         return replace(settlement, answer=answer_to(delivery, answer, subscription.codec))
 
 
-def _enter_hooks(hooks: Hooks, state: AttemptState, subscription: Subscription) -> Entered | None:
+def _enter_hooks(hooks: Hooks, wanting: Sequence[Listed], state: AttemptState, subscription: Subscription) -> Entered:
     """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
-    wanting, before, state.around = hooks.wanting(state.delivery, state.around), state.traceparent, None
-    if not wanting:
-        return None
-    name, limit = subscription.name, subscription.policy.attempts
+    name, limit, before = subscription.name, subscription.policy.attempts, state.traceparent
     state.around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=before, hooks=wanting)
     entered = hooks.enter(state.around, wanting)
     state.traceparent = context_of(state.around)

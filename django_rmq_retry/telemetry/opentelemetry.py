@@ -66,7 +66,10 @@ class Tracing:
 
     def declines(self, message: Delivery | Message) -> bool:
         """True if no span is made for a message, because it is not in the sample and belongs to no trace."""
-        return self._sample < 1 and random.random() >= self._sample and not _traced(message)
+        # Asked for every message. Most of them are first deliveries without headers, which cannot belong to a trace.
+        if random.random() < self._sample:
+            return False
+        return (type(message) is Delivery and message.plain) or not _traced(message)
 
     def __call__(self, one: Around) -> AbstractContextManager[None]:
         return self._attempt(one) if isinstance(one, AroundAttempt) else self._publish(one)
@@ -267,7 +270,7 @@ def _given(named: Mapping[str, object]) -> dict[str, str | int]:
     return {
         name: value if isinstance(value, int) else short(value, LIMIT)
         for name, value in named.items()
-        if value not in (None, "") and value is not False
+        if value is not None and value != "" and value is not False
     }
 
 
