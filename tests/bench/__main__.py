@@ -14,7 +14,7 @@ from pathlib import Path
 
 import django
 
-from tests.bench import report, trials
+from tests.bench import report, trials, turns
 from tests.bench.embedding import embedded
 from tests.bench.million.running import million
 from tests.bench.onces import onces
@@ -87,8 +87,7 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
                 task = replace(task, messages=task.messages // QUICK_SHARE, skip=task.skip // QUICK_SHARE)
             sized = replace(suite, task=task)
             number = asked.rounds or (QUICK_ROUNDS if asked.quick else ROUNDS)
-            rounds = [_round(node, sized, backwards=bool(turn % 2)) for turn in range(number)]
-            findings += report.timed(sized, rounds)
+            findings += report.timed(sized, _rounds(node, sized, number))
     if PARK in asked.only:
         rounds_asked = asked.rounds or (1 if asked.quick else 3)
         findings += parking(node, rounds=rounds_asked, share=QUICK_SHARE if asked.quick else 1)
@@ -102,6 +101,12 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
         rounds = [_round(node, AT_REST) for _ in range(1 if asked.quick else 3)]
         findings += report.at_rest(AT_REST, rounds)
     return findings
+
+
+def _rounds(node: Node, suite: Suite, number: int) -> list[report.Round]:
+    if suite.turns:
+        return turns.rounds(node, suite, number)
+    return [_round(node, suite, backwards=bool(turn % 2)) for turn in range(number)]
 
 
 def _round(node: Node, suite: Suite, *, backwards: bool = False) -> report.Round:
@@ -139,17 +144,7 @@ def _database(contender: Contender) -> Iterator[str]:
 
 
 def _on(url: str, suite: Suite, contender: Contender, database: str) -> trials.Result:
-    task = replace(
-        suite.task,
-        url=url,
-        queue=f"bench.{secrets.token_hex(4)}",
-        database=database,
-        threads=contender.threads,
-        window=contender.window,
-        kept=contender.kept,
-        does=contender.does,
-        watched=contender.watched,
-    )
+    task = contender.task(suite.task, url=url, queue=f"bench.{secrets.token_hex(4)}", database=database)
     with prepared(task, bare_loop=contender.bare_loop, filled=suite.filled):
         return (trials.at_rest if suite is AT_REST else trials.timed)(contender.module, task)
 

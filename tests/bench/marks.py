@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import time
 
 from tests.bench.task import Task
@@ -18,11 +19,17 @@ class Marks:
         self._at = {task.total: "end", 1: "first"}
         if task.skip:
             self._at[task.skip] = "start"
+        self._turns = {task.skip + turn * task.messages: task.mark_of(turn) for turn in range(task.turns + 1)}
+        if task.turns:
+            self._at = self._turns
 
     def tick(self) -> None:
         number = self._next()
         if number in self._at:
             self.say(self._at[number])
+            if self._at is self._turns:
+                # All threads stop, until the benchmark sends SIGCONT.
+                os.kill(os.getpid(), signal.SIGSTOP)
 
     def failed(self) -> None:
         """Note a planned failure; the time of the retries starts with the first of them."""

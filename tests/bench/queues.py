@@ -25,7 +25,10 @@ PATIENCE = 60.0
 def prepared(task: Task, *, bare_loop: bool, filled: bool) -> Iterator[None]:
     """Declare the task's queues, with its messages if `filled`; with `bare_loop`, a dead-letter loop."""
     arguments = _bare_loop(task) if bare_loop else _ours(task)
-    with pika.BlockingConnection(pika.URLParameters(task.url)) as connection:
+    parameters = pika.URLParameters(task.url)
+    # It is idle for minutes, and answers no heartbeat meanwhile.
+    parameters.heartbeat = 0
+    with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         for name, of_queue in arguments.items():
             channel.queue_declare(name, durable=True, arguments=of_queue)
@@ -67,11 +70,11 @@ def _bare_loop(task: Task) -> dict[str, dict[str, object]]:
 def fill(task: Task) -> int:
     """Publish the task's messages, each confirmed; return the total bytes of their bodies."""
     with publishing(task.url) as publisher:
-        publisher.publish_many((_message(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
-    return sum(len(_message(task, n).body) for n in range(task.total))
+        publisher.publish_many((message(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
+    return sum(len(message(task, n).body) for n in range(task.total))
 
 
-def _message(task: Task, number: int) -> Message:
+def message(task: Task, number: int) -> Message:
     properties = Properties(content_type=Json().content_type, delivery_mode=2, message_id=f"{number:032x}")
     return Message(body=Json().encode(payload(number)), routing_key=task.queue, properties=properties)
 

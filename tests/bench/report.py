@@ -27,7 +27,7 @@ class Finding:
 
 def timed(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
     """Print a suite's table; return the findings for its targets."""
-    print(f"\n{suite.title} ({len(rounds)} rounds of {suite.task.messages} messages)\n")
+    print(f"\n{suite.title} ({len(rounds)} rounds of {suite.task.messages * (suite.turns or 1)} messages)\n")
     rows: list[Sequence[str]] = [("contender", "messages/s", "CPU µs", "ratio", "lowest to highest", "target", "")]
     findings: list[Finding] = []
     for contender in suite.contenders:

@@ -1,7 +1,7 @@
 """The suites: contenders, references and targets."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.bench.task import Task
@@ -36,6 +36,20 @@ class Contender:
     at_least: float | None = None
     then: float | None = None
 
+    def task(self, task: Task, *, url: str, queue: str, database: str = "") -> Task:
+        """Return the task of its suite, as it is passed to this contender."""
+        return replace(
+            task,
+            url=url,
+            queue=queue,
+            database=database,
+            threads=self.threads,
+            window=self.window,
+            kept=self.kept,
+            does=self.does,
+            watched=self.watched,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
@@ -46,6 +60,8 @@ class Suite:
     task: Task
     contenders: tuple[Contender, ...]
     filled: bool = True
+    turns: int = 0
+    """The turns that the contenders take in each round; if 0, they run one after another."""
 
 
 def _consume(task: Task) -> Suite:
@@ -132,11 +148,12 @@ def _embedded(title: str, module: str, task: Task) -> Suite:
 def _telemetry(threads: int) -> Suite:
     """Return our consumer without and with what watches it."""
     workers = "1 worker" if threads == 1 else f"{threads} workers"
-    module, task = OURS + "consumer", Task(messages=40000, skip=4000)
+    module, task = OURS + "consumer", Task(messages=1000, skip=8000)
     return Suite(
         name="telemetry",
         title=f"consume, watched, {task.kind} queue, {workers}",
         task=task,
+        turns=16,
         contenders=(
             Contender(name="without", module=module, threads=threads),
             Contender(

@@ -24,6 +24,8 @@ class Task:
     threads: int = 1
     prefetch: int = 100
     window: int = 0
+    turns: int = 0
+    """The number of turns, of `messages` each: the process stops itself after each, and after the warm-up."""
     flaky: bool = False
     """True if every message fails once."""
     database: str = ""
@@ -55,6 +57,10 @@ class Task:
     @property
     def total(self) -> int:
         return self.skip + self.messages
+
+    def mark_of(self, turn: int) -> str:
+        """The mark at the end of a turn; turn 0 is the warm-up."""
+        return f"turn {turn}"
 
     @property
     def wait_queue(self) -> str:
