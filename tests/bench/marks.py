@@ -19,15 +19,15 @@ class Marks:
         self._at = {task.total: "end", 1: "first"}
         if task.skip:
             self._at[task.skip] = "start"
-        self._turns = {task.skip + turn * task.messages: task.mark_of(turn) for turn in range(task.turns + 1)}
-        if task.turns:
-            self._at = self._turns
+        self._takes_turns = task.turns > 0
+        if self._takes_turns:
+            self._at = {task.skip + turn * task.messages: task.mark_of(turn) for turn in range(task.turns + 1)}
 
     def tick(self) -> None:
         number = self._next()
         if number in self._at:
             self.say(self._at[number])
-            if self._at is self._turns:
+            if self._takes_turns:
                 # All threads stop, until the benchmark sends SIGCONT.
                 os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -61,7 +61,10 @@ class Suite:
     contenders: tuple[Contender, ...]
     filled: bool = True
     turns: int = 0
-    """The turns that the contenders take in each round; if 0, they run one after another."""
+    """The turns that the contenders take in each round; if 0, they run one after another.
+
+    A multiple of twice their number, so that each order comes as often as any other.
+    """
 
 
 def _consume(task: Task) -> Suite:
@@ -153,7 +156,7 @@ def _telemetry(threads: int) -> Suite:
         name="telemetry",
         title=f"consume, watched, {task.kind} queue, {workers}",
         task=task,
-        turns=16,
+        turns=18,
         contenders=(
             Contender(name="without", module=module, threads=threads),
             Contender(
