@@ -178,8 +178,8 @@ class Meter:
         self._places = {(one.queue, one.handler): first + at * _SIZE for at, one in enumerate(board.labels)}
         self._successes: dict[str, deque[float]] = {one.handler: deque() for one in board.labels if one.handler}
         """The seconds of the successful first attempts that are not counted yet, by handler."""
-        self._latest: tuple[Subscription, float, bytes] | None = None
-        """The handler, the seconds and the encoded properties of the latest of them."""
+        self._sampled: tuple[Subscription, float, bytes] | None = None
+        """The handler, the begin and the encoded properties of one of them, whose age is measured."""
         self._lock = threading.Lock()
 
     def acked(self, subscription: Subscription, seconds: float, properties: bytes) -> None:
@@ -189,7 +189,8 @@ class Meter:
         garbage collector, and their properties would fill the processor's cache.
         """
         self._successes[subscription.name].append(seconds)
-        self._latest = subscription, seconds, properties
+        if self._sampled is None:
+            self._sampled = subscription, self._clock() - seconds, properties
 
     def note(self, attempt: FinishedAttempt) -> None:
         """Count any other attempt, or the decision not to make one."""
@@ -213,15 +214,16 @@ class Meter:
             self._measure_age(place, delivery.raw, attempt.seconds)
 
     def flush(self) -> None:
-        """Count the successes since the last call, and measure the age of the last message among them."""
+        """Count the successes since the last call, and measure the age of one message among them."""
         for (_queue, handler), place in self._places.items():
             waiting = self._successes.get(handler)
             if waiting:
                 self._count(place, [waiting.popleft() for _ in range(len(waiting))])
-        latest, self._latest = self._latest, None
-        if latest is not None:
-            subscription, seconds, properties = latest
-            self._measure_age(self._places[subscription.queue.name, subscription.name], properties, seconds)
+        sampled, self._sampled = self._sampled, None
+        if sampled is not None:
+            subscription, began, properties = sampled
+            place = self._places[subscription.queue.name, subscription.name]
+            self._measure_age(place, properties, self._clock() - began)
 
     def set(self, slot: Slot, value: float) -> None:
         self._values[self._start + slot] = value
