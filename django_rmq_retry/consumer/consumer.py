@@ -536,7 +536,7 @@ class Consumer:
         self._give_back_rest()
         if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung())):
             left = self._workers.running - len(self._hung())
-            log.error("%s handlers did not finish; their messages return to their queues", left)
+            log.error('%s handlers did not finish; their messages return to their queues, except with ack="auto"', left)
             self._code = self._code or BROKEN
         self._abandon_all(self._hung())
         self._source.stop()
@@ -557,4 +557,4 @@ def _located(run: Run) -> str:
     error = run.error()
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""
-    return f"{error}, in a call that Python cannot interrupt.{at}"
+    return f"{error}: a call that Python cannot interrupt, or the handler caught DeadlineExceeded.{at}"
