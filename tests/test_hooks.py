@@ -126,9 +126,10 @@ class Choosing(Seen):
         return message.properties.type != "wanted"
 
 
-def test_a_hook_is_not_called_for_messages_that_it_declines(around: Set, request: Any) -> None:
-    choosing, all_of_them = Choosing(), Seen()
-    around(choosing, all_of_them)
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_hook_is_not_called_for_messages_that_it_declines(around: Set, others: int, request: Any) -> None:
+    choosing, more = Choosing(), [Seen() for _ in range(others)]
+    around(choosing, *more)
     rmq: RmqTest = request.getfixturevalue("rmq")
     charge = charging(fail, policy=OneShot())
     for kind in ("wanted", "other", "broken"):
@@ -138,7 +139,7 @@ def test_a_hook_is_not_called_for_messages_that_it_declines(around: Set, request
     assert [one.message.properties.type for one in choosing.publishes] == ["wanted"]
     assert [one.delivery.type for one in choosing.attempts] == ["wanted"]
     assert [one.verdict.kind for one in choosing.attempts if one.verdict] == [Kind.DISCARD]
-    assert len(all_of_them.attempts) == len(all_of_them.publishes) == 3
+    assert [(len(other.attempts), len(other.publishes)) for other in more] == [(3, 3)] * others
     assert dict(current().failures) == {"tests.test_hooks.Choosing": 2}
 
 
@@ -461,6 +462,23 @@ def test_the_deadline_of_a_handler_that_publishes_passes_the_hooks(
     with pytest.raises(DeadlineExceeded):
         charge.publish({})
     assert (len(seen.publishes), sum(current().failures.values())) == (1, 0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_deadline_of_a_handler_that_publishes_passes_a_hook_that_is_asked(
+    around: Set, others: int, request: pytest.FixtureRequest
+) -> None:
+    class Slow(Seen):
+        def declines(self, _message: Delivery | Message) -> bool:
+            raise DeadlineExceeded("charge", 1.0)
+
+    around(Slow(), *(Seen() for _ in range(others)))
+    request.getfixturevalue("rmq")
+    charge = charging(lambda _message: None)
+
+    with pytest.raises(DeadlineExceeded):
+        charge.publish({})
+    assert current().failures == {}
 
 
 @pytest.mark.parametrize("given", [None, 7, "x" * 200_000, "\ud800", "00-zz"])

@@ -502,7 +502,9 @@ class Consumer:
         left = sum(thread.ident is None or thread.is_alive() for thread in threads)
         if left:
             log.error(
-                "%s hanging handlers have no record of their attempt; their messages return to their queues", left
+                "%s hanging handlers have no record of their attempt; their messages return to their queues, or are "
+                "lost with ack=auto",
+                left,
             )
 
     def _abandon(self, run: Run) -> None:
@@ -515,7 +517,10 @@ class Consumer:
         try:
             self._source.settle(run.delivery, self._attempts.abandoned(run))
         except Exception:
-            log.exception("The attempt of a hanging handler cannot be recorded; its message returns to its queue")
+            log.exception(
+                "The attempt of a hanging handler cannot be recorded; its message returns to its queue, or is lost "
+                "with ack=auto"
+            )
 
     def _log_stopping(self) -> None:
         running = self._workers.running
@@ -536,7 +541,9 @@ class Consumer:
         self._give_back_rest()
         if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung())):
             left = self._workers.running - len(self._hung())
-            log.error('%s handlers did not finish; their messages return to their queues, except with ack="auto"', left)
+            log.error(
+                "%s handlers did not finish; their messages return to their queues, or are lost with ack=auto", left
+            )
             self._code = self._code or BROKEN
         self._abandon_all(self._hung())
         self._source.stop()
@@ -557,4 +564,5 @@ def _located(run: Run) -> str:
     error = run.error()
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""
-    return f"{error}: a call that Python cannot interrupt, or the handler caught DeadlineExceeded.{at}"
+    what = run.part or "handler"
+    return f"{error}: a call that Python cannot interrupt, or the {what} caught DeadlineExceeded.{at}"

@@ -159,12 +159,12 @@ class Board:
 class Meter:
     """Counts the attempts of one process. A journal that all worker threads share.
 
-    Of a successful first attempt only the seconds are kept, until ``flush`` counts them every half second: a killed
-    process loses at most those. All others are counted at once.
+    Of successful first attempts only the seconds are kept, and one sample for the age, until ``flush`` counts them
+    every half second: a killed process loses at most those. All others are counted at once.
     """
 
     notes_acks = False
-    """Successful first attempts are passed to ``acked``, which costs a hundredth of an attempt."""
+    """Successful first attempts are passed to ``acked``, which costs less than ``note``."""
 
     def __init__(
         self, board: Board, process: int = 0, *, clock: Callable[[], float], epoch: Callable[[], float] = time.time
@@ -179,7 +179,7 @@ class Meter:
         self._successes: dict[str, deque[float]] = {one.handler: deque() for one in board.labels if one.handler}
         """The seconds of the successful first attempts that are not counted yet, by handler."""
         self._sampled: tuple[Subscription, float, bytes] | None = None
-        """The handler, the begin and the encoded properties of one of them, whose age is measured."""
+        """The handler, the begin and the encoded properties of the first of them after a flush; its age is measured."""
         self._lock = threading.Lock()
 
     def acked(self, subscription: Subscription, seconds: float, properties: bytes) -> None:
@@ -189,6 +189,7 @@ class Meter:
         garbage collector, and their properties would fill the processor's cache.
         """
         self._successes[subscription.name].append(seconds)
+        # Without a lock: a race with another thread or with ``flush`` costs one sample, and never a count.
         if self._sampled is None:
             self._sampled = subscription, self._clock() - seconds, properties
 

@@ -23,8 +23,8 @@ from tests.bench.suites import Contender, Suite
 from tests.bench.task import Task
 from tests.tooling.node import Node
 
-EACH = 4
-"""The rounds for each one asked for: a round takes some seconds."""
+ROUNDS_PER_REQUESTED = 4
+"""The rounds for each one of the option ``--rounds``: a round of turns is shorter than a round of trials."""
 POLL = 0.0005
 
 
@@ -65,19 +65,23 @@ class Player:
 
     def _ends(self, mark: str) -> bool:
         """Wait for a mark and until the process has stopped: a signal to continue that comes earlier has no effect."""
-        process, deadline = self.child.process, time.monotonic() + trials.PATIENCE
+        deadline = time.monotonic() + trials.PATIENCE
         if not self.child.wait_for(mark):
             return False
-        while os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG) is None:
-            if process.poll() is not None or time.monotonic() > deadline:
+        while time.monotonic() < deadline:
+            try:
+                if os.waitid(os.P_PID, self.child.process.pid, os.WSTOPPED | os.WNOHANG) is not None:
+                    return True
+            except ChildProcessError:
+                # The process has ended.
                 return False
             Event().wait(POLL)
-        return True
+        return False
 
 
 def rounds(node: Node, suite: Suite, number: int) -> list[Round]:
     """Let the contenders take turns; a round sums up as many turns of each as the suite says."""
-    number *= EACH
+    number *= ROUNDS_PER_REQUESTED
     with ExitStack() as stack:
         players = {one.name: _player(stack, node, suite, one, number) for one in suite.contenders}
         for player in players.values():
