@@ -15,7 +15,7 @@ from django.core.signals import setting_changed
 
 from django_rmq_retry.amqp.frames import HEADERS_MOST
 from django_rmq_retry.conf import NAME, settings
-from django_rmq_retry.errors import DeadlineExceeded, HeadersTooLarge
+from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.messages.history import TRACE_CONTEXT, traceparent
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.verdict import Verdict
@@ -95,7 +95,7 @@ class Hooks:
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = [Listed(name_of(hook), _as_context(hook), _declines_of(hook)) for hook in hooks]
+        self._hooks = [_listed(hook) for hook in hooks]
         self._some_decline = any(hook.declines is not None for hook in self._hooks)
         self._lone = self._hooks[0].declines if len(self._hooks) == 1 else None
         """The method ``declines`` of the only hook; None if there are several, or the only one has no such method."""
@@ -139,25 +139,24 @@ class Hooks:
                     context.__enter__()
                     entered.append((hook.name, context))
             except BaseException as error:
-                if isinstance(error, DeadlineExceeded) and isinstance(one, AroundPublish):
-                    # It is the deadline of the handler that publishes, raised in its thread.
+                if isinstance(one, AroundPublish) and _is_of_caller(error):
                     self.leave(entered)
                     raise
                 self._failed(hook.name, error)
         return entered
 
-    def leave(self, entered: Entered, *, in_handler: bool = False) -> None:
+    def leave(self, entered: Entered, *, in_caller: bool = False) -> None:
         """Leave the hooks in reverse order. No exception is passed to them: they find it in ``error``.
 
-        Around a publish, ``in_handler``, the deadline of a handler may be raised here, and is raised at the end.
+        A publish runs ``in_caller``: what ends its caller may be raised here, and is raised once all are left.
         """
-        late: DeadlineExceeded | None = None
+        late: BaseException | None = None
         while entered:
             name, context = entered.pop()
             try:
                 context.__exit__(None, None, None)
             except BaseException as error:  # noqa: BLE001 - as above
-                if isinstance(error, DeadlineExceeded) and in_handler:
+                if in_caller and _is_of_caller(error):
                     late = error
                 else:
                     self._failed(name, error)
@@ -174,12 +173,11 @@ class Hooks:
             publish.error = error
             raise
         finally:
-            self.leave(entered, in_handler=True)
+            self.leave(entered, in_caller=True)
 
     def _declines_failed(self, name: str, error: BaseException, message: Delivery | Message) -> None:
         """Count and log a failure of a hook's ``declines``; the hook is not called for that message."""
-        if isinstance(error, DeadlineExceeded) and isinstance(message, Message):
-            # As in ``enter``.
+        if isinstance(message, Message) and _is_of_caller(error):
             raise error
         self._failed(name, error)
 
@@ -201,17 +199,35 @@ class Hooks:
             )
 
 
+def _is_of_caller(error: BaseException) -> bool:
+    """True if an error around a publish is for its caller: a deadline, Ctrl-C, the exit of the process.
+
+    They are raised in the caller's thread, wherever it is at that moment, and a hook must not stop them.
+    """
+    return not isinstance(error, Exception)
+
+
+def _listed(hook: Hook) -> Listed:
+    try:
+        return Listed(name_of(hook), _as_context(hook), _declines_of(hook))
+    except Exception:  # noqa: BLE001 - an object whose attributes cannot be read is called as it is
+        return Listed(_qualified(type(hook)), hook, None)
+
+
 def name_of(hook: Hook) -> str:
     """Return the name of a hook, for logs and metrics."""
-    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return _qualified(hook if hasattr(hook, "__qualname__") else type(hook))
+
+
+def _qualified(named: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def _as_context(hook: Hook) -> Hook:
     """Return the hook; a generator function, also one that is ``__call__``, is made to return a context manager."""
     listed: Any = hook
-    called = hook if inspect.isroutine(hook) else type(listed).__call__
-    return contextmanager(listed) if inspect.isgeneratorfunction(called) else hook
+    generating = inspect.isgeneratorfunction(hook) or inspect.isgeneratorfunction(type(listed).__call__)
+    return contextmanager(listed) if generating else hook
 
 
 def _declines_of(hook: Hook) -> Callable[[Delivery | Message], object] | None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from django_rmq_retry.testing import RmqTest, isolated_handlers
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 bound: ContextVar[str] = ContextVar("bound", default="")
 Set = Callable[..., None]
+ENDS = [DeadlineExceeded("charge", 1.0), KeyboardInterrupt(), SystemExit("asked to stop")]
 
 
 class Seen:
@@ -169,6 +171,38 @@ class Unready(Generating):
         raise ValueError("not ready")
 
 
+class Unreadable(Seen):
+    """A hook none of whose other attributes can be read."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+def test_a_hook_whose_attributes_cannot_be_read_is_called(around: Set, request: Any) -> None:
+    hook = Unreadable()
+    around(hook)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(lambda _message: None).publish({})
+    rmq.drain()
+
+    assert (len(hook.publishes), len(hook.attempts), current().failures) == (1, 1, {})
+
+
+def test_a_generator_function_with_bound_arguments_is_a_hook(around: Set, request: Any) -> None:
+    left: list[str] = []
+
+    def noting(where: list[str], one: Around) -> Iterator[None]:
+        yield
+        where.append(type(one).__name__)
+
+    around(partial(noting, left))
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    charging(lambda _message: None).publish({})
+    rmq.drain()
+
+    assert (left, current().failures) == (["AroundPublish", "AroundAttempt"], {})
+
+
 @pytest.mark.parametrize("kind", [Generating, Odd, Unready])
 def test_only_an_answer_that_is_true_declines(around: Set, kind: type[Generating], request: Any) -> None:
     hook = kind()
@@ -230,7 +264,9 @@ def test_a_broken_hook_costs_no_message(
             if when == "leaves":
                 raise error
 
-    def breaking(_one: Around) -> Broken:
+    def breaking(one: Around) -> Broken | None:
+        if isinstance(one, AroundPublish) and not isinstance(error, Exception):
+            return None
         if when == "is called":
             raise error
         return Broken()
@@ -245,7 +281,7 @@ def test_a_broken_hook_costs_no_message(
         rmq.drain()
 
     assert (len(ran), len(seen.attempts), len(seen.publishes)) == (3, 3, 3)
-    assert list(current().failures.values()) == [6]
+    assert list(current().failures.values()) == [6 if isinstance(error, Exception) else 3]
     told = [record.getMessage() for record in caplog.records if record.__dict__.get("event") == "hook_failed"]
     name = f"{__name__}.{breaking.__qualname__}"
     assert told == [
@@ -443,40 +479,42 @@ def test_an_invalid_hook_is_refused_by_name(settings: Any, given: object, senten
 
 
 @pytest.mark.parametrize("when", ["entered", "left"])
-def test_the_deadline_of_a_handler_that_publishes_passes_the_hooks(
-    around: Set, when: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize("end", ENDS)
+def test_what_ends_the_caller_of_a_publish_passes_the_hooks(
+    around: Set, when: str, end: BaseException, request: pytest.FixtureRequest
 ) -> None:
     @contextmanager
     def slow(one: Around) -> Iterator[None]:
         if isinstance(one, AroundPublish) and when == "entered":
-            raise DeadlineExceeded("charge", 1.0)
+            raise end
         yield
         if isinstance(one, AroundPublish) and when == "left":
-            raise DeadlineExceeded("charge", 1.0)
+            raise end
 
     seen = Seen()
     around(seen, slow)
     request.getfixturevalue("rmq")
     charge = charging(lambda _message: None)
 
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(type(end)):
         charge.publish({})
     assert (len(seen.publishes), sum(current().failures.values())) == (1, 0)
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_the_deadline_of_a_handler_that_publishes_passes_a_hook_that_is_asked(
-    around: Set, others: int, request: pytest.FixtureRequest
+@pytest.mark.parametrize("end", ENDS)
+def test_what_ends_the_caller_of_a_publish_passes_a_hook_that_is_asked(
+    around: Set, others: int, end: BaseException, request: pytest.FixtureRequest
 ) -> None:
     class Slow(Seen):
         def declines(self, _message: Delivery | Message) -> bool:
-            raise DeadlineExceeded("charge", 1.0)
+            raise end
 
     around(Slow(), *(Seen() for _ in range(others)))
     request.getfixturevalue("rmq")
     charge = charging(lambda _message: None)
 
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(type(end)):
         charge.publish({})
     assert current().failures == {}
 
