@@ -1,8 +1,10 @@
 """The Python client of Prometheus: its metrics beside ours, and our figures in a project's own registry."""
 
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
+from contextvars import ContextVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -21,9 +23,34 @@ else:
     INSTALLED, Base = True, Collector
 
 
+log = logging.getLogger("django_rmq_retry")
+
+_beside_own: ContextVar[bool] = ContextVar("_beside_own", default=False)
+"""True while the registry is read for a consumer's ``--http``, which shows the figures of FiguresCollector itself."""
+
+_logged: set[str] = set()
+"""The kinds of exceptions of collectors that are logged: the next scrape probably fails in the same way."""
+
+
 def text_of_default_registry() -> str:
-    """Return the metrics that the project's own code has registered; empty if prometheus-client is not installed."""
-    return generate_latest(REGISTRY).decode() if INSTALLED else ""
+    """Return the metrics that the project's own code has registered.
+
+    It is empty if prometheus-client is not installed, or if a collector of the project fails.
+    """
+    if not INSTALLED:
+        return ""
+    token = _beside_own.set(True)
+    try:
+        return generate_latest(REGISTRY).decode()
+    except Exception as error:
+        # The metrics of this package do not depend on the project's collectors.
+        kind = type(error).__qualname__
+        if kind not in _logged:
+            _logged.add(kind)
+            log.exception("A collector of the project failed; /metrics shows the package's own metrics only")
+        return ""
+    finally:
+        _beside_own.reset(token)
 
 
 class FiguresCollector(Base):  # type: ignore[misc, valid-type]  # the client may be missing
@@ -49,6 +76,8 @@ class FiguresCollector(Base):  # type: ignore[misc, valid-type]  # the client ma
 
     def collect(self) -> Iterable["Metric"]:
         """Return the figures; they are read again after 15 seconds."""
+        if _beside_own.get():
+            return ()
         if time.monotonic() - self._read_at >= EVERY:
             self._known = [_metric(family) for family in self._figures.read()]
             self._read_at = time.monotonic()
