@@ -15,6 +15,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_rmq_retry.conf import LOOPBACK
 from django_rmq_retry.management.command import UNITS, Exit, Options, RmqCommand
+from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import (
@@ -34,6 +35,7 @@ from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection
 
 MOST = 10**9
 HIGHEST_PORT = 65_535
+HOST_AND_PORT = re.compile(r"(?:(?P<host>\[[^][]+\]|[^][]*):)?(?P<port>[0-9]{1,5})")
 OLDEST = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 FILTERS: Mapping[str, tuple[str, str]] = {
@@ -58,10 +60,10 @@ CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNC
 
 def http_address(text: str) -> tuple[str, int]:
     """Parse an argument: host and port; a port alone stands for this host only."""
-    host, _colon, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"takes HOST:PORT or PORT, such as 127.0.0.1:9464, not {text!r}")
-    return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
+    found = HOST_AND_PORT.fullmatch(text)
+    if found is None or int(found["port"]) > HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"takes HOST:PORT or PORT, such as 127.0.0.1:9464, not {short(text, 100)!r}")
+    return (found["host"] or "").strip("[]") or LOOPBACK, int(found["port"])
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:

@@ -341,7 +341,7 @@ def _growing(now: datetime) -> Iterator[Finding]:
         )
     if len(growing) > NAMED:
         yield Area.PARKED.warning(
-            f"{counted(len(growing) - NAMED, 'more error group')} grow more slowly.",
+            f"More error groups grow, more slowly: {len(growing) - NAMED}.",
             why="As above.",
             fix="manage.py rmq_parked groups",
         )

@@ -74,9 +74,27 @@ class AddressUnusable(RmqRetryError):
 
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(
-            f"The HTTP server cannot listen on {address[0]}:{address[1]}: {reason}. Pass another address with --http, "
+            f"The HTTP server cannot listen on {_shown(address)}: {reason}. Pass another address with --http, "
             "or end the process that listens there."
         )
+
+
+def _shown(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _listening(address: Address) -> socket.socket:
+    """Return a socket that listens on an address."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 class HttpServer:
@@ -85,14 +103,10 @@ class HttpServer:
     def __init__(self, address: Address, answer: Answer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._answer = answer
         self._clock = clock
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(address)
-            self._listener.listen(BACKLOG)
-        except (OSError, OverflowError) as error:
-            self._listener.close()
+            self._listener = _listening(address)
+        except (OSError, OverflowError, TypeError) as error:
+            # TypeError: the name of the host cannot be encoded.
             raise AddressUnusable(address, getattr(error, "strerror", None) or str(error)) from error
         self._listener.setblocking(False)  # noqa: FBT003 - Python's own signature
         # A selector without state in the kernel: a forked child can close it without an effect on its parent.
@@ -101,7 +115,8 @@ class HttpServer:
         self._clients: dict[socket.socket, _Client] = {}
         self._accepts_at = math.inf
         """The time at which the listener is registered again; infinite while it is registered."""
-        log.info("Metrics and health: http://%s:%s/", *self.address, extra={"event": "http", "port": self.address[1]})
+        url = f"http://{_shown(self.address)}/"
+        log.info("Metrics and health: %s", url, extra={"event": "http", "port": self.address[1]})
 
     @property
     def address(self) -> Address:

@@ -143,12 +143,21 @@ def test_a_client_that_does_not_read_is_dropped(server: HttpServer) -> None:
         wait_until(lambda: server.clients == 0, 10, what="the server has given it up")
 
 
-def test_an_address_that_is_taken_or_not_ours_is_named(server: HttpServer) -> None:
-    for address in (server.address, ("192.0.2.1", 9464), ("nowhere.invalid", 1)):
-        with pytest.raises(AddressUnusable) as refused:
-            HttpServer(address, answer)
+@pytest.mark.parametrize("host", ["zz::1", "192.0.2.1", "nowhere.invalid", "\udcff"])
+def test_a_host_that_is_not_ours_is_named(host: str) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    with pytest.raises(AddressUnusable) as refused:
+        HttpServer((host, 9464), answer)
 
-        assert str(refused.value).startswith(f"The HTTP server cannot listen on {address[0]}:{address[1]}: ")
+    assert str(refused.value).startswith(f"The HTTP server cannot listen on {shown}:9464: ")
+
+
+def test_an_address_that_is_taken_is_named(server: HttpServer) -> None:
+    host, port = server.address
+    with pytest.raises(AddressUnusable) as refused:
+        HttpServer((host, port), answer)
+
+    assert str(refused.value).startswith(f"The HTTP server cannot listen on {host}:{port}: ")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

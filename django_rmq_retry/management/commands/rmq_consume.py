@@ -154,7 +154,14 @@ class Command(RmqCommand):
     def _reloadable(self, start: Start, row: LastRow | None, *, lines: bool) -> None:
         """Run the consumer in the reloader's thread."""
         self._greet(start, lines=lines)
-        code = Process(start, row=row).run_reloadable()
+        try:
+            process = Process(start, row=row)
+        except AddressUnusable as error:
+            self.say(str(error))
+            self.stderr.flush()
+            # No change of code corrects it, and only this ends the reloader from its thread.
+            os._exit(Exit.USAGE)
+        code = process.run_reloadable()
         if code:
             self.say(f"The consumer ended with exit code {code}. It restarts when code changes.")
 

@@ -94,6 +94,8 @@ class Command(RmqCommand):
         return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
 
     def _consumers(self, options: Options) -> Exit:
+        # Settings that are not valid are reported before anything is printed.
+        settings()
         found = consumer_status.look()
         if options["json"]:
             self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
