@@ -1,5 +1,6 @@
 """Hooks around attempts and publishes: the setting ``AROUND``."""
 
+import asyncio
 import inspect
 import logging
 import threading
@@ -140,15 +141,16 @@ class Hooks:
                     entered.append((hook.name, context))
             except BaseException as error:
                 if isinstance(one, AroundPublish) and _is_of_caller(error):
-                    self.leave(entered)
+                    one.error = error
+                    self.leave(entered, publish=one)
                     raise
                 self._failed(hook.name, error)
         return entered
 
-    def leave(self, entered: Entered, *, in_caller: bool = False) -> None:
+    def leave(self, entered: Entered, *, publish: AroundPublish | None = None) -> None:
         """Leave the hooks in reverse order. No exception is passed to them: they find it in ``error``.
 
-        A publish runs ``in_caller``: what ends its caller may be raised here, and is raised once all are left.
+        Around a publish, what ends its caller may be raised here, and is raised once all are left.
         """
         late: BaseException | None = None
         while entered:
@@ -156,8 +158,8 @@ class Hooks:
             try:
                 context.__exit__(None, None, None)
             except BaseException as error:  # noqa: BLE001 - as above
-                if in_caller and _is_of_caller(error):
-                    late = error
+                if publish is not None and _is_of_caller(error):
+                    late = publish.error = error
                 else:
                     self._failed(name, error)
         if late is not None:
@@ -173,7 +175,7 @@ class Hooks:
             publish.error = error
             raise
         finally:
-            self.leave(entered, in_caller=True)
+            self.leave(entered, publish=publish)
 
     def _declines_failed(self, name: str, error: BaseException, message: Delivery | Message) -> None:
         """Count and log a failure of a hook's ``declines``; the hook is not called for that message."""
@@ -202,9 +204,10 @@ class Hooks:
 def _is_of_caller(error: BaseException) -> bool:
     """True if an error around a publish is for its caller: a deadline, Ctrl-C, the exit of the process.
 
-    They are raised in the caller's thread, wherever it is at that moment, and a hook must not stop them.
+    Such an error is raised in the caller's thread, wherever it is at that moment. A cancelled coroutine or a closed
+    generator is not: these are raised only at an ``await`` or ``yield``, so here they are the hook's own failure.
     """
-    return not isinstance(error, Exception)
+    return not isinstance(error, (Exception, asyncio.CancelledError, GeneratorExit))
 
 
 def _listed(hook: Hook) -> Listed:

@@ -498,7 +498,23 @@ def test_what_ends_the_caller_of_a_publish_passes_the_hooks(
 
     with pytest.raises(type(end)):
         charge.publish({})
-    assert (len(seen.publishes), sum(current().failures.values())) == (1, 0)
+    assert ([one.error for one in seen.publishes], sum(current().failures.values())) == ([end], 0)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
+def test_a_cancelled_future_in_a_hook_is_a_failure_of_the_hook(
+    around: Set, error: BaseException, request: pytest.FixtureRequest
+) -> None:
+    def waiting(_one: Around) -> None:
+        raise error
+
+    around(waiting)
+    rmq: RmqTest = request.getfixturevalue("rmq")
+    done: list[object] = []
+    charging(done.append).publish({})
+    rmq.drain()
+
+    assert (len(done), sum(current().failures.values())) == (1, 2)
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -341,7 +341,7 @@ def _growing(now: datetime) -> Iterator[Finding]:
         )
     if len(growing) > NAMED:
         yield Area.PARKED.warning(
-            f"More error groups grow, more slowly: {len(growing) - NAMED}.",
+            f"Further error groups that grow more slowly: {len(growing) - NAMED}.",
             why="As above.",
             fix="manage.py rmq_parked groups",
         )

@@ -29,7 +29,7 @@ _beside_own: ContextVar[bool] = ContextVar("_beside_own", default=False)
 """True while the registry is read for a consumer's ``--http``, which shows the figures of FiguresCollector itself."""
 
 _logged: set[str] = set()
-"""The kinds of exceptions of collectors that are logged: the next scrape probably fails in the same way."""
+"""The kinds of exceptions that are logged since the last scrape without one: the next may fail in the same way."""
 
 
 def text_of_default_registry() -> str:
@@ -41,7 +41,7 @@ def text_of_default_registry() -> str:
         return ""
     token = _beside_own.set(True)
     try:
-        return generate_latest(REGISTRY).decode()
+        text = generate_latest(REGISTRY).decode()
     except Exception as error:
         # The metrics of this package do not depend on the project's collectors.
         kind = type(error).__qualname__
@@ -49,6 +49,9 @@ def text_of_default_registry() -> str:
             _logged.add(kind)
             log.exception("A collector of the project failed; /metrics shows the package's own metrics only")
         return ""
+    else:
+        _logged.clear()
+        return text
     finally:
         _beside_own.reset(token)
 

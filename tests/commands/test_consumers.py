@@ -42,7 +42,7 @@ def test_disabled_records_are_named() -> None:
     assert (told.code, told.err) == (Exit.NOTHING, "Consumers write no heartbeat while the setting RECORDS is False.\n")
 
 
-@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize("words", [(), ("--json",), ("--watch", "2")])
 def test_settings_that_are_not_valid_are_named_before_anything_is_printed(words: tuple[str, ...]) -> None:
     consumer()
     with override_settings(RMQ_RETRY={"URL": "amqp://guest:guest@127.0.0.1:1/", "NOPE": 1}):

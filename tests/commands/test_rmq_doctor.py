@@ -703,7 +703,7 @@ class TestParked:
         named = [problem for _, problem, _ in found(examined(), "warning")]
 
         assert [problem.split(":")[0] for problem in named[:3]] == [f"Error group {one.pk} grows" for one in groups[:3]]
-        assert named[3:] == ["More error groups grow, more slowly: 2."]
+        assert named[3:] == ["Further error groups that grow more slowly: 2."]
 
     def test_long_pauses_open_breakers_and_halts_are_reported(self) -> None:
         for queue, fields in {

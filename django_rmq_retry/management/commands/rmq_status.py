@@ -71,6 +71,8 @@ class Command(RmqCommand):
     def run(self, options: Options) -> Exit | None:
         if options["consumers"] and options["check"]:
             raise CommandError("--consumers cannot be combined with --check. Omit one.", returncode=Exit.USAGE)
+        # Settings that are not valid are reported before anything is printed.
+        settings()
         if options["watch"] is not None:
             return self._watch(options)
         if options["consumers"]:
@@ -94,8 +96,6 @@ class Command(RmqCommand):
         return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
 
     def _consumers(self, options: Options) -> Exit:
-        # Settings that are not valid are reported before anything is printed.
-        settings()
         found = consumer_status.look()
         if options["json"]:
             self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
