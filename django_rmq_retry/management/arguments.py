@@ -60,10 +60,10 @@ CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNC
 
 def http_address(text: str) -> tuple[str, int]:
     """Parse an argument: host and port; a port alone stands for this host only."""
-    found = HOST_AND_PORT.fullmatch(text)
-    if found is None or int(found["port"]) > HIGHEST_PORT:
+    address = HOST_AND_PORT.fullmatch(text)
+    if address is None or int(address["port"]) > HIGHEST_PORT:
         raise argparse.ArgumentTypeError(f"takes HOST:PORT or PORT, such as 127.0.0.1:9464, not {short(text, 100)!r}")
-    return (found["host"] or "").strip("[]") or LOOPBACK, int(found["port"])
+    return (address["host"] or "").strip("[]") or LOOPBACK, int(address["port"])
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:

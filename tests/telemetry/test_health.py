@@ -204,11 +204,12 @@ def test_a_stopping_consumer_is_not_ready_and_alive(shop: Shop, publish: Publish
 def test_a_taken_port_ends_the_command_with_a_sentence(shop: Shop) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        for words in ((), ("--processes", "2"), ("--reload",)):
+        sentence = f"The HTTP server cannot listen on 127.0.0.1:{port}: Address already in"
+        for words, begin in ((), "CommandError: "), (("--processes", "2"), "CommandError: "), (("--reload",), ""):
             told = shop.run("rmq_consume", "--http", str(port), *words)
 
             assert told.returncode == 2
-            assert f"The HTTP server cannot listen on 127.0.0.1:{port}: Address already in" in told.stderr
+            assert begin + sentence in told.stderr
             assert "Traceback" not in told.stderr
 
 

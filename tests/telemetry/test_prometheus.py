@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import pytest
 from prometheus_client import REGISTRY, Gauge
@@ -9,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from django_rmq_retry.telemetry import prometheus
+from django_rmq_retry.telemetry.health import Health, Instruments
 from django_rmq_retry.telemetry.prometheus import FiguresCollector, text_of_default_registry
 
 
@@ -39,11 +41,14 @@ def test_a_consumer_does_not_show_its_figures_twice(monkeypatch: pytest.MonkeyPa
     assert "bank_accounts 7.0\n" in text_of_default_registry()
 
 
-def test_a_failing_collector_of_the_project_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_collector_of_the_project_is_logged_once_and_the_own_metrics_are_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     REGISTRY.register(Failing())
+    health = Health(Instruments.of([], processes=1, version="1.2.3"), more=text_of_default_registry)
     with caplog.at_level(logging.ERROR, "django_rmq_retry"):
-        texts = [text_of_default_registry() for _ in range(3)]
+        answers = [health.answer("/metrics") for _ in range(3)]
 
-    assert texts == ["", "", ""]
+    assert [(one.status, 'version="1.2.3"' in one.body) for one in answers] == [(HTTPStatus.OK, True)] * 3
     assert caplog.messages == ["A collector of the project failed; /metrics shows the package's own metrics only"]
     assert "the bank is away" in caplog.text
