@@ -92,7 +92,7 @@ def test_a_resume_with_prefetch_one_takes_a_single_probe_message(broker_url: str
 
     assert alone
     assert len({one.body for one in rest} - {trial.body}) == 3
-    assert depth(amqp) == 5
+    wait_until(lambda: depth(amqp) == 5)
 
 
 @pytest.mark.parametrize("line", [ORDERED, KEYED], ids=["ordered", "keyed"])
