@@ -58,6 +58,16 @@ class UndecodableBody(RmqRetryError):
         super().__init__(f"The body of {size} bytes cannot be decoded: {problem}.")
 
 
+class NoKey(RmqRetryError):
+    """A message whose ordering key cannot be computed, so its place in the order is unknown."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(
+            f"Its ordering key cannot be computed: order_by {problem}. Fix the message or order_by, and requeue it."
+        )
+
+
 class UnencodableData(RmqRetryError, TypeError):
     """Data that a codec cannot encode."""
 
@@ -128,6 +138,15 @@ class BrokerRefused(RmqRetryError):
         super().__init__(
             f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's permissions."
         )
+
+
+class BrokerUnreachable(RmqRetryError):
+    """No host of the broker answered."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(f"The broker at {address} cannot be reached: {reason}.")
 
 
 class QueueUnusable(RmqRetryError):
@@ -237,6 +256,7 @@ class EffectsLost(RmqRetryError):
 __all__ = [
     "BrokerRefused",
     "BrokerUnfit",
+    "BrokerUnreachable",
     "CallFailed",
     "CallUnanswered",
     "ConfigurationError",
@@ -247,6 +267,7 @@ __all__ = [
     "MessageReturned",
     "MessageTooLarge",
     "MessageUnsent",
+    "NoKey",
     "NotDelayable",
     "NotExpirable",
     "PublishError",

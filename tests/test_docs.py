@@ -160,6 +160,14 @@ def test_every_error_is_documented() -> None:
     assert {name for name in found if f"`{name}`" not in TEXTS["errors.md"]} == set()
 
 
+def test_every_error_that_the_page_lists_is_public() -> None:
+    page = TEXTS["errors.md"].partition("## Exceptions outside this family")[0]
+    listed = set(re.findall(r"^\| `([A-Z]\w+)`", page, re.MULTILINE))
+
+    assert len(listed) > 20
+    assert listed - set(errors.__all__) == set()
+
+
 def test_every_reason_for_parking_is_documented() -> None:
     assert {reason for reason in Reason if f"`{reason.value}`" not in TEXTS["errors.md"]} == set()
 

@@ -15,12 +15,11 @@ from django_rmq_retry.amqp.contracts import (
     PublishResult,
     Scope,
 )
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.refusals import Refusal
 
 __all__ = [
     "CONFIRMED",
     "Access",
-    "BrokerUnreachable",
     "Caller",
     "Cause",
     "Done",

@@ -17,9 +17,9 @@ from pika import BlockingConnection
 from django_rmq_retry.amqp.address import Access, Secret
 from django_rmq_retry.amqp.connection import UNROUTABLE, parameters
 from django_rmq_retry.amqp.frames import text_of
-from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, BrokerUnreachable, Refusal, error_text
+from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, Refusal, error_text
 from django_rmq_retry.amqp.session import Session, passively
-from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.topology.declarations import QueueDeclaration
 

@@ -41,15 +41,6 @@ _SILENT = "Timeout while setting up AMQP"
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
-class BrokerUnreachable(RmqRetryError):
-    """No host of the broker answered."""
-
-    def __init__(self, address: str, reason: str) -> None:
-        self.address = address
-        self.reason = reason
-        super().__init__(f"The broker at {address} cannot be reached: {reason}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unequal:
     """The one argument that a refused declaration names, and its value on the broker."""

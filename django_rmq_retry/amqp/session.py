@@ -14,8 +14,8 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from django_rmq_retry.amqp.address import Access, Host
 from django_rmq_retry.amqp.connection import Connection, hide_pika_logs, parameters, show_pika_logs
 from django_rmq_retry.amqp.protocol import Channel
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal, cause_of, error_text, refusal_in
-from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.amqp.refusals import Refusal, cause_of, error_text, refusal_in
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Server
 
 Done = Callable[[Any], None]

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run, keyless
-from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
+from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import (
     FinishedAttempt,
     HandlerSkipped,
@@ -36,7 +36,7 @@ from django_rmq_retry.handlers.settlement import (
     unsettled,
     waits_on,
 )
-from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, ordering_key_of
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks, Listed, context_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of

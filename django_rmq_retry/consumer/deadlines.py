@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
-from django_rmq_retry.errors import DeadlineExceeded
+from django_rmq_retry.errors import DeadlineExceeded, NoKey
 from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Literal
 from uuid import UUID
 
-from django_rmq_retry.errors import ConfigurationError, RmqRetryError
+from django_rmq_retry.errors import ConfigurationError, NoKey
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import short
@@ -25,16 +25,6 @@ Keys = Callable[[Delivery], str | Sequence[str]]
 Fingerprint = Callable[[Delivery, BaseException], str]
 Named = Callable[[Delivery], object]
 """Returns a value that identifies a message (``once``), or its ordering key (``order_by``)."""
-
-
-class NoKey(RmqRetryError):
-    """A message whose ordering key cannot be computed, so its place in the order is unknown."""
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
-        super().__init__(
-            f"Its ordering key cannot be computed: order_by {problem}. Fix the message or order_by, and requeue it."
-        )
 
 
 def ordering_key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:

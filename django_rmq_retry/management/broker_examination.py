@@ -21,11 +21,11 @@ from django_rmq_retry.amqp.declarer import (
 )
 from django_rmq_retry.amqp.frames import FRAME_MAX
 from django_rmq_retry.amqp.inspection import Row
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
-from django_rmq_retry.errors import BrokerRefused, ConfigurationError
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.management.broker_status import counted, round_trip

@@ -22,11 +22,11 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import Inspector, WouldLose
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import PATIENCE, Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
-from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.management.terminal import printable
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Declared

@@ -15,10 +15,10 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from django_rmq_retry import server
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.checks.settings import TAG, joined
 from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import Unanswered, counted, in_time, surveyed
 from django_rmq_retry.messages.tracebacks import short

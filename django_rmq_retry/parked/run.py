@@ -18,10 +18,10 @@ from django.db.models import F, Q, QuerySet
 from django_rmq_retry import server
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
 from django_rmq_retry.amqp.inspection import counted
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import MIN_OUTCOMES

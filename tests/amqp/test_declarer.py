@@ -6,11 +6,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Exchange, Queue
-from django_rmq_retry.amqp import BrokerUnreachable, Refusal, Secret
+from django_rmq_retry.amqp import Refusal, Secret
 from django_rmq_retry.amqp.declarer import Declarer, of_others
 from django_rmq_retry.amqp.inspection import Inspector
 from django_rmq_retry.amqp.session import Named
-from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
 from django_rmq_retry.topology.plan import Difference, Plan, State
 from tests.amqp.declared import session_on

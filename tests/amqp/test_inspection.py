@@ -11,9 +11,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from django_rmq_retry.amqp import BrokerUnreachable, Secret, inspection
+from django_rmq_retry.amqp import Secret, inspection
 from django_rmq_retry.amqp.inspection import Inspector
-from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

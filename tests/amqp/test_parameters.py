@@ -11,10 +11,10 @@ import pika
 import pytest
 from pika.credentials import PlainCredentials
 
-from django_rmq_retry.amqp import Access, BrokerUnreachable, Host, Line, Tls
+from django_rmq_retry.amqp import Access, Host, Line, Tls
 from django_rmq_retry.amqp.connection import parameters
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.errors import BrokerRefused, ConfigurationError
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.messages import DONE
 from tests.amqp.live import consuming, publishing, to
 from tests.tooling.node import free_ports

@@ -7,8 +7,9 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from django_rmq_retry.amqp import BrokerUnreachable, link
+from django_rmq_retry.amqp import link
 from django_rmq_retry.amqp.connection import LOGGERS
+from django_rmq_retry.errors import BrokerUnreachable
 from tests.amqp.declared import session_on
 from tests.amqp.test_link import gone, linked
 from tests.tooling.waiting import wait_until

@@ -13,8 +13,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 
-from django_rmq_retry.amqp import BrokerUnreachable, Refusal
-from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.amqp import Refusal
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
 from tests.commands.running import Terminal
 from tests.tooling.machine import open_terminal

@@ -18,9 +18,9 @@ from django_rmq_retry import (
     StopTheLine,
     WaitQueue,
 )
-from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.errors import ConfigurationError, NoKey
 from django_rmq_retry.handlers import Subscription, WorkQueue
-from django_rmq_retry.handlers.subscription import NoKey, ordering_key_of
+from django_rmq_retry.handlers.subscription import ordering_key_of
 from django_rmq_retry.policies import Policy
 from tests.handlers.factories import delivery
 

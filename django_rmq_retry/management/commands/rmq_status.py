@@ -10,10 +10,9 @@ from itertools import compress
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
-from django_rmq_retry.amqp.refusals import BrokerUnreachable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
-from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.management import consumer_status
 from django_rmq_retry.management.arguments import age, whole
 from django_rmq_retry.management.broker_status import (
