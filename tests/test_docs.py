@@ -181,6 +181,20 @@ def test_every_event_of_the_outbox_is_documented() -> None:
     assert {event for event in named if f"`{event}`" not in TEXTS["logs.md"]} == set()
 
 
+def test_each_picture_shows_words_that_the_admin_has() -> None:
+    """Old words mean that the pictures could not be taken again since a page changed."""
+    pictures = (ROOT / "tests" / "tooling" / "pictures.py").read_text()
+    shown = re.findall(
+        r'path="admin/rmq_retry/.*shows="(.+?)"|_by_role\("\w+", name="(.+?)"|_by_text\("(.+?)"', pictures
+    )
+    words = {next(filter(None, found)).strip() for found in shown}
+    texts = (ROOT / "django_rmq_retry" / "locale" / "de" / "LC_MESSAGES" / "django.po").read_text()
+    errors_of_the_bank = (ROOT / "testproject" / "payments" / "errors.py").read_text()
+
+    assert {"GatewayDown", "Finished", "messages in flight"} < words
+    assert {word for word in words if word not in texts + errors_of_the_bank} == set()
+
+
 def test_every_cited_test_exists() -> None:
     written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     cited = set(re.findall(r"`(test_\w+)`", ALL))

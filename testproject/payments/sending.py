@@ -11,6 +11,7 @@ def send(payment: Payment, **options: Any) -> str:
     data = {"payment": payment.pk}
     # The id stays the same when a payment is published again, so that logs and queues show one message.
     options.setdefault("message_id", f"{payment.kind}-{payment.pk}")
+    options.setdefault("type", payment.kind)
     if payment.kind == Payment.Kind.CARD:
         return handlers.charge.publish(data, **options)
     if payment.kind == Payment.Kind.TRANSFER:

@@ -20,7 +20,7 @@ from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "images"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 WIDTH, HEIGHT = 1200, 640
 MOST_BYTES = 200_000
 PATIENCE = 300.0
@@ -100,7 +100,7 @@ def in_flight(page: Page) -> None:
 PICTURES = (
     Picture(name="groups", path="admin/rmq_retry/errorgroup/", shows="GatewayDown"),
     Picture(name="group", path="admin/rmq_retry/parkedmessage/", before=biggest, shows="GatewayDown"),
-    Picture(name="message", path="admin/rmq_retry/parkedmessage/", before=one_of_it, shows="What happened"),
+    Picture(name="message", path="admin/rmq_retry/parkedmessage/", before=one_of_it, shows="Timeline"),
     Picture(name="preview", path="admin/rmq_retry/parkedmessage/", before=preview, shows="Requeue"),
     Picture(name="run", path="admin/rmq_retry/parkedmessage/", before=started, shows="Finished"),
     Picture(name="payments", path="admin/payments/payment/?o=-5", shows="Select payment to"),
