@@ -102,6 +102,10 @@ def test_the_comparison_states_the_celery_defaults() -> None:
 
     assert peer("celery.app.defaults").NAMESPACES["task"]["acks_late"].default is False
     assert task.max_retries == 3
+    # A retry waits in the broker only if the exchange is no direct one.
+    assert peer("celery.app.defaults").NAMESPACES["task"]["default_exchange_type"].default == "direct"
+    # So a task is acked even with acks_late, if its pool's process is killed.
+    assert not task.reject_on_worker_lost
     assert not default(peer("amqp").Connection.__init__, "confirm_publish")
 
 

@@ -51,6 +51,7 @@ MASKS = (
 """Texts that differ on each machine; everything else in the output must be as on the page."""
 ELLIPSIS = "…"
 REMARK = "TIME ·"
+PACKAGE = '"git+https://github.com/django-rmq-retry/django-rmq-retry"'
 UNREACHABLE = re.compile(r"No matching distribution|Connection|Temporary failure|ReadTimeout", re.IGNORECASE)
 SECRET = ("DJANGO_", "RMQ_", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "COV_", "COLUMNS", "LINES")
 PATIENCE, LATEST = 90.0, 20.0
@@ -408,7 +409,7 @@ class Walk:
     def _once(self, shell: Shell, command: str, output: list[str], place: str) -> None:
         installs = command.startswith("pip install ")
         if installs:
-            command = command.replace("django-rmq-retry", shlex.quote(str(ROOT)))
+            command = command.replace(PACKAGE, shlex.quote(str(ROOT)))
         code, rows = shell.run(command)
         if installs and code and UNREACHABLE.search("\n".join(rows)):
             go_without(Unavailable(None, "pip reaches no package index."))
