@@ -253,6 +253,15 @@ class EffectsLost(RmqRetryError):
         )
 
 
+class NeverRan(RmqRetryError):
+    """A handler returned a coroutine, a generator or another awaitable, whose code has not run."""
+
+    def __init__(self, handler: str, *, kind: str, advice: str) -> None:
+        self.handler = handler
+        article = "an" if kind[:1] in "aeiou" else "a"
+        super().__init__(f"Handler {handler} returned {article} {kind}, so the code in it has not run. {advice}")
+
+
 __all__ = [
     "BrokerRefused",
     "BrokerUnfit",
@@ -268,6 +277,7 @@ __all__ = [
     "MessageTooLarge",
     "MessageUnsent",
     "NoKey",
+    "NeverRan",
     "NotDelayable",
     "NotExpirable",
     "PublishError",

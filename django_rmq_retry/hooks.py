@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from django.core.signals import setting_changed
 
+from django_rmq_retry import forks
 from django_rmq_retry.amqp.frames import HEADERS_MOST
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import HeadersTooLarge
@@ -133,13 +134,16 @@ class Hooks:
     def enter(self, one: Around, wanting: Sequence[Listed]) -> Entered:
         """Enter hooks in their order; return those that must be left."""
         entered: Entered = []
+        forked = forks.count
         for hook in wanting:
             try:
                 context = hook.call(one)
                 if context is not None:
                     context.__enter__()
                     entered.append((hook.name, context))
+                forks.end_since(forked)
             except BaseException as error:
+                forks.end_since(forked, error)
                 if isinstance(one, AroundPublish) and _is_of_caller(error):
                     one.error = error
                     self.leave(entered, publish=one)
@@ -153,11 +157,14 @@ class Hooks:
         Around a publish, what ends its caller may be raised here, and is raised once all are left.
         """
         late: BaseException | None = None
+        forked = forks.count
         while entered:
             name, context = entered.pop()
             try:
                 context.__exit__(None, None, None)
+                forks.end_since(forked)
             except BaseException as error:  # noqa: BLE001 - as above
+                forks.end_since(forked, error)
                 if publish is not None and _is_of_caller(error):
                     late = publish.error = error
                 else:
@@ -182,6 +189,11 @@ class Hooks:
         if isinstance(message, Message) and _is_of_caller(error):
             raise error
         self._failed(name, error)
+
+    def left(self, called: Sequence[Listed], sentences: Iterable[object]) -> None:
+        """Count and log what hooks have left open around a handler; of several hooks it is not known which one."""
+        for sentence in sentences:
+            self._failed(" or ".join(hook.name for hook in called), RuntimeError(str(sentence)))
 
     def _failed(self, name: str, error: BaseException) -> None:
         now = time.monotonic()

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,6 +44,10 @@ _LOST_CLASSES = frozenset({"08"})
 _LOST_POSTGRES = frozenset({"40003", "57P01", "57P02", "57P03"})
 _LOST_MYSQL = frozenset({0, 1053, 1927, 2006, 2013, 2055, 4031})
 _TOO_LARGE_MYSQL = 1153
+_ACTIVE, _IN_TRANSACTION, _IN_ERROR = 1, 2, 3
+_SERVER_STATUS_IN_TRANS = 1
+
+OPEN_ADVICE = "Use `with transaction.atomic():`, which commits, or rolls back, when it is left."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +196,15 @@ def renew_connections() -> None:
         connection.close_if_unusable_or_obsolete()
 
 
+def close_for_fork() -> None:
+    """Close all connections of this process, and its pools: a child would use the same sockets."""
+    for connection in connections.all():
+        connection.close()
+        close_pool = getattr(connection, "close_pool", None)
+        if close_pool is not None and connection.settings_dict["OPTIONS"].get("pool"):
+            close_pool()
+
+
 class FreshConnections:
     """Close unusable and obsolete database connections before and after an attempt, as Django does for a request."""
 
@@ -207,11 +221,75 @@ class FreshConnections:
         if not _thread.connects:
             return
         interrupted, _thread.interrupted = _thread.interrupted, False
+        for left in tidied():
+            # By whom is not known: a receiver of a signal, order_by, or a function of the policy.
+            log.error("%s", left, extra={"event": "left_open", "database": left.database})
         for connection in connections.all(initialized_only=True):
             if interrupted:
                 connection.close()
             else:
                 connection.close_if_unusable_or_obsolete()
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A transaction that code of the project has left open."""
+
+    database: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"Database {self.database!r} was left with {self.what}. It is rolled back. {OPEN_ADVICE}"
+
+
+def tidied() -> list[Left]:
+    """Roll back each transaction that is open on this thread's connections, and return what was open.
+
+    Only the driver's own knowledge is used, so this costs no query, and nothing in a thread that uses no database.
+    Between two pieces of a project's code no transaction may be open: whoever commits next would commit it too, or
+    nobody would.
+    """
+    if not _thread.connects:
+        return []
+    found: list[Left] = []
+    for connection in connections.all(initialized_only=True):
+        what = left_open(connection)
+        if what:
+            found.append(Left(connection.alias, what))
+            in_block = connection.in_atomic_block
+            with suppress(Exception):
+                connection.close()
+            if in_block:
+                # A wrapper in a block cannot connect again, and whoever entered the block may never leave it.
+                del connections[connection.alias]
+        elif connection.connection is not None and connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
+            # Nothing was open, so nothing is lost; but the next statement would begin what nobody commits.
+            with suppress(Exception):
+                connection.close()
+    return found
+
+
+def left_open(connection: BaseDatabaseWrapper) -> str:
+    """Return what is open on a connection between two pieces of code, without a query; empty if nothing is."""
+    if connection.in_atomic_block:
+        # Django marks the blocks around a TestCase, which no handler has entered, for its own durable=True.
+        blocks = [block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)]
+        return "an atomic() block that was entered and never left" if blocks else ""
+    if connection.connection is None or not _in_transaction(connection):
+        return ""
+    if not connection.autocommit and connection.settings_dict["AUTOCOMMIT"]:
+        return "a transaction that set_autocommit(False) began and nothing committed"
+    return "a transaction that was begun, such as by BEGIN, and neither committed nor rolled back"
+
+
+def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """True if the driver knows of an open transaction. The driver mysqlclient does not tell."""
+    raw: Any = connection.connection
+    if connection.vendor == "postgresql":
+        return raw.info.transaction_status in (_ACTIVE, _IN_TRANSACTION, _IN_ERROR)
+    if connection.vendor == "mysql":
+        return bool(getattr(raw, "server_status", 0) & _SERVER_STATUS_IN_TRANS)
+    return bool(getattr(raw, "in_transaction", False))
 
 
 def clashed(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from tests.tooling.house import PACKAGE, Figure, House
 
 HOUSE = House(PACKAGE)
 LIMITS = {
-    HOUSE.modules: 208,
+    HOUSE.modules: 212,
     HOUSE.chain: 16,
     HOUSE.import_share: 6.5,
     HOUSE.shared_names: 0,

@@ -20,6 +20,7 @@ LAYERS = (
     "errors",
     "arguments",
     "signals",
+    "forks",
     "messages.*",
     "topology.*",
     "policies.*",

@@ -43,7 +43,7 @@ from django_rmq_retry.parked.history import Recorder
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted
+from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted, tidied
 from django_rmq_retry.telemetry.meter import Meter
 from django_rmq_retry.telemetry.processes import delete_vanished
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
@@ -118,6 +118,7 @@ def _surroundings(
         once=once,
         key_timeout=KEY_TIMEOUT,
         interrupted=interrupted,
+        tidied=tidied,
         check=check_writable,
         away=_away,
         gates=gates,

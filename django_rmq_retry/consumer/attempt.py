@@ -22,6 +22,7 @@ from django_rmq_retry.handlers.attempt import (
     log_outside_failure,
     notify_each,
 )
+from django_rmq_retry.handlers.call import Outcome, closed
 from django_rmq_retry.handlers.settlement import (
     answer_to,
     copied_to,
@@ -74,7 +75,7 @@ class AttemptState:
     """True if the data were decoded to compute the ordering key and no handler has received them yet."""
     unreadable: UndecodableBody | NoKey | None = None
     once: OnceState | None = None
-    outcome: tuple[object, BaseException | None] | None = None
+    outcome: Outcome | None = None
     """The handler's answer and error. Once it is set, no later failure may run the handler again."""
     error: BaseException | None = None
     """The error that led to the verdict."""
@@ -212,6 +213,7 @@ class Attempts:
                     return turned_away
                 if hooks is not None and (wanting := hooks.wanting(state.delivery, state.around)):
                     entered = _enter_hooks(hooks, wanting, state, subscription)
+                    hooks.left(wanting, self._surroundings.tidied())
                 if state.unreadable is None:
                     self._run(state, subscription, begin)
             self._judge(state, subscription)
@@ -225,6 +227,7 @@ class Attempts:
         finally:
             if hooks is not None and entered is not None:
                 hooks.leave(entered)
+                hooks.left(wanting, self._surroundings.tidied())
         return self._settle(state, subscription)
 
     def _identify(self, state: AttemptState) -> Settlement | None:
@@ -334,7 +337,7 @@ class Attempts:
             state.delivery = replace(state.delivery, attempt=state.number)
             state.outcome = None, HandlerSkipped(crash)
             return
-        outcome: tuple[object, BaseException | None]
+        outcome: Outcome
         try:
             if begin is not None:
                 begin(state.arrival)
@@ -347,6 +350,7 @@ class Attempts:
             raise
         except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
             outcome = None, raised
+        outcome = closed(outcome, subscription.name, self._surroundings.tidied())
         if isinstance(outcome[1], Unready):
             if subscription.gated:
                 self._leave_gates(state, subscription, retry(0.0, detail=str(outcome[1]), counted=False), outcome[1])
@@ -529,7 +533,7 @@ class Attempts:
         """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
         began = self._surroundings.clock()
         work_queue = self._work_queues[state.arrival.queue]
-        subscription = state.subscription = _taker(work_queue, state.delivery)
+        subscription = state.subscription = work_queue.presumed(state.delivery)
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
         verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
@@ -587,10 +591,3 @@ def _begun(state: AttemptState) -> str:
     if isinstance(error, HandlerSkipped):
         return "No attempt can be made"
     return f"Its handler failed ({ErrorNote.of(error)}), and so did the next step"
-
-
-def _taker(work_queue: WorkQueue, delivery: Delivery) -> Subscription | None:
-    try:
-        return work_queue.choose(delivery)
-    except Exception:  # noqa: BLE001 - the headers that decide the handler may be the reason for giving up
-        return None if work_queue.dispatches else work_queue.subscriptions[0]

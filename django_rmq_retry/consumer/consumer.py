@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.attempt import Attempts, AttemptState
 from django_rmq_retry.consumer.deadlines import Run
@@ -408,12 +409,16 @@ class Consumer:
             if self._over or quota.begun:
                 self._give_back_rest()
             return following
+        forked = forks.count
         try:
             settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
         except BaseException as error:  # noqa: BLE001 - no error may end the worker thread
+            forks.end_since(forked, error)
             if delivery.token in self._abandoned:
                 return None
             settlement = self._attempts.after_outside_failure(delivery, error)
+        # Not only handlers and hooks may fork: so may a policy's function, or a receiver of a signal.
+        forks.end_since(forked)
         stays = settlement.instruction is Instruction.KEEP
         # Call keep() before settle(), after which the message may be attempted again in another thread.
         keyed = delivery.queue in self._keyed

@@ -19,7 +19,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_rmq_retry import __version__, hooks
+from django_rmq_retry import __version__, forks, hooks
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, events, status_line
 from django_rmq_retry.consumer.assembly import parked_queues
@@ -32,7 +32,7 @@ from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay import RelayThread
-from django_rmq_retry.server import FreshConnections
+from django_rmq_retry.server import FreshConnections, close_for_fork
 from django_rmq_retry.telemetry.figures import Figures
 from django_rmq_retry.telemetry.health import Health, Instruments
 from django_rmq_retry.telemetry.http import Address, HttpServer, HttpThread
@@ -356,6 +356,7 @@ class Process:
 
     def run(self) -> int:
         """Consume until a limit or a signal ends it."""
+        forks.disown_connections()
         listen(self._stop, at_once=ignore if self._number else self._end_at_once)
         return self._consume()
 
@@ -489,8 +490,9 @@ class Process:
 
 def supervised(start: Start) -> int:
     """Run several processes; the joint liveness file is fresh while the files of all of them are."""
-    # The children must not share a connection that a system check has opened.
-    connections.close_all()
+    # The children must not share a connection that a system check, or a query of the project, has opened.
+    close_for_fork()
+    forks.disown_connections()
     live = _joint_liveness(start)
     instruments = None if start.http is None else _instruments(start)
     server = _server(start, instruments)

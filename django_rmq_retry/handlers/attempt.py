@@ -13,6 +13,7 @@ from django_rmq_retry.messages.history import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, trace, traced, untraced
 from django_rmq_retry.policies.verdict import Verdict
+from django_rmq_retry.server import Left
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -213,5 +214,8 @@ class Surroundings:
     """Seconds after which the computation of an ordering key is ended; None without a limit, such as in tests."""
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
+    tidied: Callable[[], Sequence[Left]] = lambda: ()
+    """Rolls back the transactions that are open in this thread, and returns what was open. By default the thread's
+    connections are not the consumer's: a test has its own transactions."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""

@@ -11,6 +11,7 @@ from asgiref.sync import async_to_sync
 from django_rmq_retry.arguments import TABLE, TEXT, Kind, check_seconds, check_value, per_second
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.call import awaited, guarded
 from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Subscription
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery, Message
@@ -203,7 +204,7 @@ def _registration(function: Callable[[Any], Any], name: str | None, **written: A
     asynchronous = _is_async(function)
     registration = registry.Registration(
         name=name,
-        run=_run_of(function, name, written["timeout"]) if asynchronous else function,
+        run=_run_of(function, name, written["timeout"]) if asynchronous else guarded(function, name),
         asynchronous=asynchronous,
         module=function.__module__,
         execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
@@ -227,11 +228,12 @@ def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) ->
     in ``async_to_sync``, so they use the connections that are renewed around each attempt.
     """
 
-    async def awaited(message: Delivery) -> object:
+    call = awaited(function, name)
+
+    async def limited(message: Delivery) -> object:
         try:
             async with asyncio.timeout(timeout) as deadline:
-                answer = function(message)
-                return await answer if inspect.isawaitable(answer) else answer
+                return await call(message)
         except TimeoutError as late:
             if timeout is None or not deadline.expired():
                 raise
@@ -239,7 +241,7 @@ def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) ->
 
     @functools.wraps(function)
     def run(message: Delivery) -> object:
-        return async_to_sync(awaited)(message)
+        return async_to_sync(limited)(message)
 
     return run
 

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Literal
 from uuid import UUID
 
+from django_rmq_retry import forks
 from django_rmq_retry.errors import ConfigurationError, NoKey
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
@@ -32,10 +33,13 @@ def ordering_key_of(order_by: Callable[[Delivery], object], delivery: Delivery) 
 
     Raise NoKey unless the result is a text, a whole number, a Decimal, a date or a UUID, or a sequence of these.
     """
+    forked = forks.count
     try:
         value = order_by(delivery)
     except BaseException as broken:
+        forks.end_since(forked, broken)
         raise NoKey(f"raised {type(broken).__name__}: {short(broken)}") from broken
+    forks.end_since(forked)
     try:
         return _text(value)
     except NoKey:
@@ -254,6 +258,13 @@ class WorkQueue:
             if subscription.match.takes(delivery):
                 return subscription
         return None
+
+    def presumed(self, delivery: Delivery) -> Subscription | None:
+        """Return the handler that takes a message, even if the headers that decide it are unreadable."""
+        try:
+            return self.choose(delivery)
+        except Exception:  # noqa: BLE001 - the headers may be the reason for which the message is given up
+            return None if self.dispatches else self.subscriptions[0]
 
 
 def work_queues_of(subscriptions: Sequence[Subscription]) -> tuple[WorkQueue, ...]:

@@ -27,7 +27,7 @@ from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE, park
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.server import asked_anew, clashed, lost, uncertain
+from django_rmq_retry.server import OPEN_ADVICE, asked_anew, clashed, left_open, lost, uncertain
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -353,6 +353,7 @@ class Run:
         # Skip Django's health check of a persistent connection: the first statement detects a lost one as well, and
         # saves a query.
         self._kept, connection.health_check_done = connection.connection, True
+        open_before = {other.alias for other in self._others() if left_open(other)}
         with transaction.atomic(using=connection.alias, durable=True):
             name = self._entered = self._enter(self._name)
             transaction.on_commit(self._committed, using=connection.alias)
@@ -368,9 +369,20 @@ class Run:
                 broker_connections.in_once.reset(inside)
             self.stage = Stage.COMMITTING
             guard(connection, self._subscription.name, name)
+            self._guard_others(open_before)
             # Set only now: an attempt that was rolled back before the commit does not count as an earlier delivery.
             self._state.begun = True
         return self.answer
+
+    def _others(self) -> list[Any]:
+        return [other for other in connections.all(initialized_only=True) if other is not self._connection]
+
+    def _guard_others(self, open_before: set[str]) -> None:
+        """Raise EffectsLost if the handler left a transaction open on another database: nobody would commit it."""
+        for other in self._others():
+            what = left_open(other)
+            if what and other.alias not in open_before:
+                raise EffectsLost(self._subscription.name, other.alias, what=f"it left {what}", advice=OPEN_ADVICE)
 
     def refuse(self, error: BaseException, *, last: bool) -> None:
         """Raise the error that reports this failed run, or return if the run should be repeated."""

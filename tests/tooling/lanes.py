@@ -41,7 +41,7 @@ WITHOUT_DJANGO = tuple(
         *("operators/test_races.py", "parked/test_drainers.py"),
         *("test_architecture.py", "test_house.py", "test_layers.py", "test_package.py", "test_processes.py"),
         *("test_seams.py", "test_servers.py", "test_style.py", "test_tooling.py", "test_translations.py"),
-        *("test_workflows.py", "test_writing.py"),
+        *("test_workflows.py",),
     )
 )
 """Tests that find the same on every Django: of packages that do not know it, of races in the database, of the code's

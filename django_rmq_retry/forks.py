@@ -1,0 +1,58 @@
+"""Forks of this process by code of the project: the child must not act for its parent."""
+
+import os
+from contextlib import suppress
+from typing import NoReturn
+
+from django.db import connections
+
+count = 0
+"""The number of forks from the import of this module to this process: in a child it differs from its parent's."""
+_disowns = False
+_disowned: list[object] = []
+"""What belongs to the parent. It is kept, because its destructor could write to the parent's sockets."""
+
+
+def disown_connections() -> None:
+    """From now on, a child has no database connections of its parent: it opens its own when it first needs one.
+
+    Call this in a process that owns its handlers, never in a web process, whose forks belong to its server.
+    """
+    global _disowns  # noqa: PLW0603 - there is one process
+    _disowns = True
+
+
+def end_since(forked: int, error: BaseException | None = None) -> None:
+    """End this process if it is a child that was forked since ``count`` had this value."""
+    if count != forked:
+        end_child(error)
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """End a child that has returned from the code that forked it, without any clean-up: that is its parent's."""
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    how = "returned" if error is None else f"raised {type(error).__name__}"
+    with suppress(OSError):
+        os.write(
+            2,
+            f"Process {os.getpid()}, which a handler or hook forked, {how} and was ended: only its parent may go on. "
+            "End a forked child with os._exit().\n".encode(),
+        )
+    os._exit(code & 0xFF)
+
+
+def _forked() -> None:
+    global count  # noqa: PLW0603 - as above
+    count += 1
+    if not _disowns:
+        return
+    for connection in connections.all():
+        # Without closing it: that would end the parent's session, and the transaction that it may have begun.
+        pools = getattr(connection, "_connection_pools", {})
+        _disowned.extend((connection, pools.pop(connection.alias, None)))
+        del connections[connection.alias]
+
+
+os.register_at_fork(after_in_child=_forked)

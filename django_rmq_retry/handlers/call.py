@@ -1,0 +1,90 @@
+"""The call of a handler: what its result and its process must not be, and what it must not leave behind."""
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import wraps
+from typing import Any, TypeAlias
+
+from django_rmq_retry import forks
+from django_rmq_retry.errors import EffectsLost, NeverRan
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.server import OPEN_ADVICE, Left
+
+log = logging.getLogger("django_rmq_retry")
+
+Outcome: TypeAlias = tuple[object, BaseException | None]
+"""The handler's result, and its error."""
+
+AWAIT = "Write await before the call that makes it, in an async def handler; or call async_to_sync(function)(…)."
+RETURN = "Call a function without yield, or go through what it yields in a for loop."
+
+
+def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], Any]:
+    """Return the function as a consumer calls it.
+
+    It raises NeverRan for a result whose code has not run. A child that the function has forked ends here, inside any
+    transaction of its parent, whether it returns or raises.
+    """
+
+    @wraps(function)
+    def call(message: Delivery) -> Any:
+        forked = forks.count
+        try:
+            answer = function(message)
+        except BaseException as error:
+            if forks.count != forked:
+                forks.end_child(error)
+            raise
+        if forks.count != forked:
+            forks.end_child(None)
+        return answer if answer is None else _run_already(answer, name)
+
+    return call
+
+
+def awaited(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], Any]:
+    """Return the same for an async function, to be called in an event loop."""
+
+    @wraps(function)
+    async def call(message: Delivery) -> Any:
+        forked = forks.count
+        try:
+            answer = function(message)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        except BaseException as error:
+            if forks.count != forked:
+                forks.end_child(error)
+            raise
+        if forks.count != forked:
+            forks.end_child(None)
+        return answer if answer is None else _run_already(answer, name)
+
+    return call
+
+
+def closed(outcome: Outcome, handler: str, found: Sequence[Left]) -> Outcome:
+    """Return the outcome of a handler that may have left transactions open: then it is a failure."""
+    for left in found:
+        if outcome[1] is None:
+            lost = EffectsLost(handler, left.database, what=f"it left {left.what}", advice=OPEN_ADVICE)
+            outcome = None, lost
+        else:
+            log.warning(
+                "Handler %s failed and left database %r with %s. It is rolled back",
+                *(handler, left.database, left.what),
+                extra={"event": "left_open", "handler": handler, "database": left.database},
+            )
+    return outcome
+
+
+def _run_already(answer: Any, name: str) -> Any:
+    """Return the answer; raise NeverRan, and close it, if its code has not run."""
+    generating = inspect.isgenerator(answer) or inspect.isasyncgen(answer)
+    if not generating and not isinstance(answer, Awaitable):
+        return answer
+    if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
+        with suppress(Exception):
+            answer.close()
+    raise NeverRan(name, kind=type(answer).__name__.replace("_", " "), advice=RETURN if generating else AWAIT)

@@ -1,0 +1,1 @@
+"""A project whose handlers make everyday mistakes."""

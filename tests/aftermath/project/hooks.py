@@ -1,0 +1,35 @@
+"""Hooks that make the mistakes of the handlers."""
+
+import os
+from collections.abc import Iterator
+
+from django.db import connection
+
+from django_rmq_retry.hooks import AroundAttempt, AroundPublish
+
+FIRST = "1"
+
+
+def _is_first(one: AroundAttempt | AroundPublish) -> bool:
+    data = one.delivery.data if isinstance(one, AroundAttempt) else None
+    return isinstance(data, dict) and str(data["n"]) == FIRST
+
+
+def begin_before(one: AroundAttempt | AroundPublish) -> Iterator[None]:
+    """Begin a transaction around the handler, and forget it."""
+    if _is_first(one):
+        connection.cursor().execute("BEGIN")
+    yield
+
+
+def begin_after(one: AroundAttempt | AroundPublish) -> Iterator[None]:
+    yield
+    if _is_first(one):
+        connection.cursor().execute("BEGIN")
+
+
+def fork(one: AroundAttempt | AroundPublish) -> Iterator[None]:
+    """Fork a child that goes on like its parent."""
+    if _is_first(one) and (child := os.fork()):
+        os.waitpid(child, 0)
+    yield

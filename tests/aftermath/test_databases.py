@@ -1,0 +1,54 @@
+"""A transaction that a handler leaves open costs no other message, and is not called a success."""
+
+import pytest
+
+from tests.aftermath.conftest import Project, Send, parked, rows
+
+pytestmark = pytest.mark.database
+ALONE = ("rmq_consume", "--burst", "--threads", "1")
+
+
+@pytest.mark.parametrize("to", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("mistake", "says"), [("begin", "BEGIN"), ("autocommit", "set_autocommit(False)"), ("atomic", "atomic()")]
+)
+def test_a_transaction_left_open_fails_its_own_attempt_only(
+    project: Project, send: Send, mistake: str, says: str, to: str
+) -> None:
+    send(1, to=to, do=mistake)
+    send(2, to=to)
+    send(3, to=to)
+    ended = project.run(*ALONE)
+
+    assert (ended.returncode, rows()) == (0, ["2", "3"]), ended.stderr
+    (error,) = parked()
+    assert says in error
+    assert "with transaction.atomic():" in error
+
+
+def test_a_failed_handler_keeps_its_own_error_and_its_transaction_is_rolled_back(project: Project, send: Send) -> None:
+    send(1, to="plain", do="begin and fail")
+    send(2, to="plain")
+    ended = project.run(*ALONE)
+
+    assert (ended.returncode, rows()) == (0, ["2"]), ended.stderr
+    assert parked() == ["after BEGIN"]
+    assert "is rolled back" in ended.stdout + ended.stderr
+
+
+def test_autocommit_left_off_after_a_commit_loses_nothing(project: Project, send: Send) -> None:
+    send(1, to="plain", do="commit")
+    send(2, to="plain")
+    ended = project.run(*ALONE)
+
+    assert (ended.returncode, rows(), parked()) == (0, ["1", "2", "committed by hand"], []), ended.stderr
+
+
+@pytest.mark.parametrize("hook", ["begin_before", "begin_after"])
+def test_a_transaction_that_a_hook_leaves_open_costs_no_message(project: Project, send: Send, hook: str) -> None:
+    for number in (1, 2, 3):
+        send(number, to="plain")
+    ended = project.run(*ALONE, AFTERMATH_HOOK=hook)
+
+    assert (ended.returncode, rows(), parked()) == (0, ["1", "2", "3"], []), ended.stderr
+    assert f"{hook} of RMQ_RETRY['AROUND'] failed" in ended.stdout + ended.stderr

@@ -1,0 +1,57 @@
+"""A child that a handler or hook forks, and a pool that was opened before the fork, cost no message."""
+
+import pytest
+from django.db import connections
+
+from tests.aftermath.conftest import Project, Send, parked, rows
+
+pytestmark = pytest.mark.database
+COUNT = 20
+
+
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 3)])
+@pytest.mark.parametrize("to", ["plain", "once"])
+def test_a_forked_child_that_falls_through_doubles_nothing(
+    project: Project, send: Send, to: str, how: str, code: int
+) -> None:
+    send(1, to=to, do="fork", how=how)
+    for number in range(2, COUNT):
+        send(number, to=to)
+    ended = project.run("rmq_consume", "--burst", "--threads", "2")
+
+    assert ended.returncode == 0, ended.stderr
+    assert rows() == sorted([*map(str, range(1, COUNT)), f"child ended with {code}"])
+    assert parked() == []
+    assert ended.stderr.count("which a handler or hook forked") == 1
+
+
+def test_a_child_that_an_async_handler_forks_ends_in_its_place(project: Project, send: Send) -> None:
+    send(1, to="async", do="fork")
+    send(2, to="async")
+    ended = project.run("rmq_consume", "--burst")
+
+    assert (ended.returncode, rows(), parked()) == (0, ["1", "2"], []), ended.stderr
+
+
+def test_a_child_that_a_hook_forks_ends_in_its_place(project: Project, send: Send) -> None:
+    for number in range(1, COUNT):
+        send(number, to="once")
+    ended = project.run("rmq_consume", "--burst", AFTERMATH_HOOK="fork")
+
+    assert (ended.returncode, parked()) == (0, []), ended.stderr
+    assert rows() == sorted(map(str, range(1, COUNT)))
+
+
+def test_processes_share_no_socket_of_a_pool_that_was_used_before_the_fork(project: Project, send: Send) -> None:
+    if connections["own"].vendor != "postgresql":
+        pytest.skip("only psycopg has pools")
+    count = 100
+    for number in range(count):
+        send(number, to="token")
+    ended = project.run("rmq_consume", "--burst", "--processes", "2", AFTERMATH_POOL="1")
+
+    found = [row.split() for row in rows()]
+    assert (ended.returncode, len(found), parked()) == (0, count, []), ended.stderr
+    assert [row for row in found if row[0] != row[1]] == []
+    owners = {backend: {row[2] for row in found if row[3] == backend} for backend in {row[3] for row in found}}
+    assert [pids for pids in owners.values() if len(pids) > 1] == []
