@@ -15,6 +15,7 @@ from django_rmq_retry.messages.parked_copy import TICKET
 from django_rmq_retry.messages.properties import Headers, has_headers
 from django_rmq_retry.messages.tracebacks import ErrorNote, kind_of, short
 from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
+from django_rmq_retry.telemetry.trace_headers import usable
 
 try:
     from opentelemetry import trace as api
@@ -175,8 +176,7 @@ def _extracted(headers: Headers) -> Context:
     context = api.set_span_in_context(api.INVALID_SPAN, get_current())
     if not headers.raw:
         return context
-    # Other clients may have written values of any type, and propagators read text only.
-    return extract({name: value for name, value in headers.items() if isinstance(value, str)}, context)
+    return extract(usable(headers), context)
 
 
 def _creation(headers: Headers) -> api.SpanContext:

@@ -13,6 +13,7 @@ from django_rmq_retry.messages.message import Delivery, Message, message_id
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.telemetry.log_fields import key_of
+from django_rmq_retry.telemetry.trace_headers import BAGGAGE, usable
 
 try:
     import sentry_sdk
@@ -31,7 +32,7 @@ ORIGIN = "auto.queue.django_rmq_retry"
 """The name by which Sentry lists the spans of this package."""
 TAG_LIMIT = 200
 """The longest value of a tag that Sentry accepts."""
-TRACE, BAGGAGE = "sentry-trace", "baggage"
+TRACE = "sentry-trace"
 STATUSES = {
     Kind.ACK: "ok",
     Kind.RETRY: "internal_error",
@@ -137,8 +138,7 @@ def _destination(message: Message) -> str:
 
 def _trace_headers(message: Message) -> dict[str, str]:
     """Return Sentry's headers for a message. Entries of its baggage that are not Sentry's are kept."""
-    known = message.headers.get(BAGGAGE)
-    others = known.split(",") if isinstance(known, str) else []
+    others = usable(message.headers, (BAGGAGE,)).get(BAGGAGE, "").split(",")
     parts = [part.strip() for part in others if part.strip() and not part.strip().startswith("sentry-")]
     baggage = ",".join([*parts, *filter(None, [sentry_sdk.get_baggage()])])
     found = {TRACE: sentry_sdk.get_traceparent(), BAGGAGE: baggage}
@@ -148,8 +148,7 @@ def _trace_headers(message: Message) -> dict[str, str]:
 def _processing(one: AroundAttempt) -> AbstractContextManager[Any]:
     """Return the transaction of an attempt, which continues the trace of the publish."""
     delivery = one.delivery
-    headers = {name: delivery.headers.get(name) for name in (TRACE, BAGGAGE)}
-    incoming = {name: value for name, value in headers.items() if isinstance(value, str)}
+    incoming = usable(delivery.headers, (TRACE, BAGGAGE))
     # Without it, messages that carry no trace would all belong to one trace, that of the process.
     sentry_sdk.get_isolation_scope().set_new_propagation_context()
     data = _data(message_id(delivery), delivery.queue, delivery.body) | {

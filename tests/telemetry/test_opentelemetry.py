@@ -404,6 +404,31 @@ def test_baggage_reaches_the_handler_of_each_attempt(traced: Traced, kit: RmqTes
 
 
 @pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("tenant=" + "x" * 4000, True),
+        ("tenant=" + "x" * 4000 + ",other=" + "x" * 4200, False),
+        ("tenant=" + "\xe4" * 5000, False),
+        ("tenant=1," + "x," * 4000, False),
+    ],
+)
+def test_baggage_above_the_limits_of_w3c_is_not_read_and_not_logged(
+    traced: Traced,  # noqa: ARG001 - the hook
+    kit: RmqTest,
+    caplog: pytest.LogCaptureFixture,
+    given: str,
+    read: bool,
+) -> None:
+    found: list[object] = []
+    charge = charging(lambda _message: found.append(baggage.get_baggage("tenant") is not None))
+    charge.publish({}, headers={"baggage": given, "tracestate": "a=" + "x" * 600 + "," * 5000})
+    kit.drain()
+
+    assert found == [read]
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("opentelemetry")] == []
+
+
+@pytest.mark.parametrize(
     "forged",
     [
         *("00-zz", "", "x" * 5000, OTHERS.upper(), OTHERS + "\n\n", "ff" + OTHERS[2:]),

@@ -33,11 +33,13 @@ class Kept(Transport):
     def __init__(self) -> None:
         super().__init__()
         self.items: list[tuple[str, Any]] = []
+        self.sizes: list[int] = []
         self.raises: BaseException | None = None
 
     def capture_envelope(self, envelope: Envelope) -> None:
         if self.raises is not None:
             raise self.raises
+        self.sizes.append(len(envelope.serialize()))
         self.items += [(str(item.type), item.payload.json) for item in envelope.items]
 
     @property
@@ -199,6 +201,18 @@ def test_messages_without_a_trace_do_not_share_one(kept: Kept, start: Start) -> 
     rmq.drain()
 
     assert len({one["contexts"]["trace"]["trace_id"] for one in kept.transactions}) == 4
+
+
+def test_a_baggage_above_the_limit_of_w3c_reaches_no_envelope(kept: Kept, start: Start) -> None:
+    rmq = start(lambda one: None if isinstance(one, AroundPublish) else Reporting()(one))
+    charge, trace = charging(fail), "0af7651916cd43dd8448eb211c80319c"
+    for size in (4000, 100_000):
+        forged = f"sentry-trace_id={trace},sentry-release={'x' * size}"
+        charge.publish({}, headers={"sentry-trace": f"{trace}-b7ad6b7169203331-1", "baggage": forged})
+    rmq.drain()
+
+    assert {one["contexts"]["trace"]["trace_id"] for one in kept.transactions} == {trace}
+    assert 4000 < max(kept.sizes) < 50_000
 
 
 def test_without_tracing_errors_still_belong_to_the_trace_of_the_publish(init: Init, start: Start) -> None:

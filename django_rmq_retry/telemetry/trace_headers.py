@@ -1,0 +1,28 @@
+"""The headers by which a message continues a trace, as long as they may be."""
+
+from collections.abc import Iterable
+
+from django_rmq_retry.messages.properties import Headers
+
+BAGGAGE, STATE = "baggage", "tracestate"
+LIMITS = {"traceparent": 512, STATE: 512, "sentry-trace": 512}
+"""In bytes. W3C demands that 512 of a tracestate are passed on; the other two are far shorter."""
+LONGEST = 8192
+"""W3C's limit on a baggage; no header of another propagator needs more."""
+MOST_MEMBERS = 180
+"""W3C's limit on the members of a baggage."""
+
+
+def usable(headers: Headers, names: Iterable[str] | None = None) -> dict[str, str]:
+    """Return the headers, or those with these names, that a propagator may read.
+
+    Other clients may have written values of any type, and propagators read text only. They also log what they cannot
+    read, some in full, so a forged header of 100 kB would be written into the log at each attempt.
+    """
+    given = headers.items() if names is None else ((name, headers.get(name)) for name in names)
+    return {name: value for name, value in given if isinstance(value, str) and _within(name, value)}
+
+
+def _within(name: str, value: str) -> bool:
+    few = name != BAGGAGE or value.count(",") < MOST_MEMBERS
+    return few and len(value) <= LIMITS.get(name, LONGEST) and value.isascii()
