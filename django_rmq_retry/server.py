@@ -283,13 +283,26 @@ def left_open(connection: BaseDatabaseWrapper) -> str:
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """True if the driver knows of an open transaction. The driver mysqlclient does not tell."""
+    """True if the driver knows of an open transaction. mysqlclient does not know of one that BEGIN began."""
     raw: Any = connection.connection
     if connection.vendor == "postgresql":
         return raw.info.transaction_status in (_ACTIVE, _IN_TRANSACTION, _IN_ERROR)
     if connection.vendor == "mysql":
-        return bool(getattr(raw, "server_status", 0) & _SERVER_STATUS_IN_TRANS)
+        return _in_transaction_of_mysql(raw, autocommit=connection.autocommit)
     return bool(getattr(raw, "in_transaction", False))
+
+
+def _in_transaction_of_mysql(raw: Any, *, autocommit: bool) -> bool:
+    status = getattr(raw, "server_status", None)
+    if not autocommit:
+        # PyMySQL keeps the status of the last answer without rows, so INSERT … RETURNING may have begun one unnoticed.
+        # A connection whose autocommit was left off is rare, so it may be asked.
+        try:
+            raw.ping()
+        except Exception:  # noqa: BLE001 - drivers raise many types
+            return True
+        status = getattr(raw, "server_status", _SERVER_STATUS_IN_TRANS)
+    return bool((status or 0) & _SERVER_STATUS_IN_TRANS)
 
 
 def clashed(error: BaseException) -> bool:
