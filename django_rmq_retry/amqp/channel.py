@@ -31,6 +31,11 @@ _METHOD, _SIZE, _END = 1, 13, 0xCE
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _REQUEUE_NACK, _REQUEUE_REJECT = 2, 1
 
+UNTIMED: dict[str, object] = {"x-consumer-timeout": 4_000_000_000}
+"""A consumer timeout of 46 days in milliseconds, below the longest timer of Erlang.
+
+It takes precedence over the timeouts of policy, queue and broker.
+"""
 MOST_WAITING, MOST_BYTES = 1000, 16 << 20
 """The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
 OnProcessed = Callable[[bool], None]
@@ -307,6 +312,7 @@ class OpenLine:
             self.name,
             self._receive,
             auto_ack=self.line.auto_ack,
+            arguments=UNTIMED if self.line.untimed else None,
             callback=lambda frame: self._subscribed(frame.method.consumer_tag),
         )
 

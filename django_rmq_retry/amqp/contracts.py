@@ -132,6 +132,12 @@ class Line:
     """True if the broker counts a message as acknowledged once it is sent (auto-ack): no message can be requeued."""
     temporary: Topology | None = None
     """The queue and its bindings, if each connection declares its own; ``queue`` is then its name in this project."""
+    untimed: bool = False
+    """True for a quorum queue in order whose unacked messages the broker may not take back by its consumer timeout.
+
+    RabbitMQ 4.3 then cancels only the subscription, and gives the ready messages to the next consumer before the ones
+    that it takes back. Older versions ignore the request: they close the channel, which keeps the order.
+    """
     longest_hold: float = 600.0
     """Seconds that an unacked message may wait: it is returned before the broker's consumer timeout (1800 s)."""
 

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.attempt import Attempts, AttemptState
-from django_rmq_retry.consumer.deadlines import Run
-from django_rmq_retry.consumer.sequencer import Quota, Sequencer
+from django_rmq_retry.consumer.deadlines import Run, SlowHandlers
+from django_rmq_retry.consumer.sequencer import OneAtATime, Quota, Sequencer
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.handlers.attempt import log_failure
 from django_rmq_retry.handlers.layout import parks, temporary
@@ -28,6 +28,11 @@ log = logging.getLogger("django_rmq_retry")
 Job = TypeVar("Job")
 LOOK = 0.5
 """Seconds between two checks for hung handlers: no event reports a hang."""
+
+UNTIMED_SINCE = (4, 3)
+"""The version from which a quorum queue gives its consumers the timeout that they ask for."""
+STRICT_DEADLINE = 1620.0
+"""Seconds after which a handler in strict order is ended on older brokers: they take its message back after 1800."""
 
 TICK = 0.5
 FLUSH_TIMEOUT = 5.0
@@ -216,6 +221,7 @@ def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
         prefetch=1 if work_queue.ordered else prefetch,
         ordered=work_queue.ordered,
         keyed=work_queue.keyed,
+        untimed=work_queue.queue.type == "quorum" and (work_queue.ordered or work_queue.keyed),
         parks=parks(work_queue),
         temporary=temporary(work_queue),
         auto_ack=work_queue.auto_ack,
@@ -282,10 +288,12 @@ class Consumer:
         self._source = source
         self._attempts = attempts
         self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
+        self._strict = OneAtATime(work_queues, running=lambda: [state.arrival.queue for state in self.in_flight])
+        self._slow = SlowHandlers()
         self._limits = limits
         self._watchers = watchers
         self._refusal = refusal
-        self._workers: Workers[Delivery] = Workers(threads, self._work if self._keyed else self._make)
+        self._workers: Workers[Delivery] = Workers(threads, self._work if self._keyed or self._strict else self._make)
         self._sequencer = Sequencer(attempts.key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
@@ -357,10 +365,13 @@ class Consumer:
             return
         if delivery.queue in self._keyed:
             self._sequencer.add(delivery)
+        if delivery.queue in self._strict and self._strict.keeps(delivery):
+            return
         self._workers.add(delivery)
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
+        self._attempts.deadlines.strict = None if server.at_least(UNTIMED_SINCE) else STRICT_DEADLINE
         self._watchers.reached()
         refusal = self._refusal(server)
         if refusal:
@@ -393,7 +404,12 @@ class Consumer:
 
     def _work(self, delivery: Delivery) -> None:
         if delivery.queue not in self._keyed:
-            self._make(delivery)
+            try:
+                self._make(delivery)
+            finally:
+                following = self._strict.following(delivery.queue)
+                if following is not None:
+                    self._workers.add(following)
             return
         # With order_by the job is only a token: the sequencer chooses the message. The thread that is done with a
         # message continues with the messages that waited behind it.
@@ -462,6 +478,7 @@ class Consumer:
             why = check()
             if why:
                 self.stop(why)
+        self._slow.look(self.in_flight, time.monotonic())
         if not self._over:
             self._watchers.ticked()
 

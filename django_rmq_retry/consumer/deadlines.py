@@ -6,9 +6,10 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
+from typing import Protocol
 
 from django_rmq_retry.errors import DeadlineExceeded, NoKey
 from django_rmq_retry.handlers.attempt import Unready
@@ -19,6 +20,8 @@ log = logging.getLogger("django_rmq_retry")
 
 HUNG = 2
 """A handler that still runs after this many times its deadline counts as hung."""
+SLOW = 1500.0
+"""Seconds after which a handler is named in the log, some minutes before the broker takes its message back."""
 SHORTEST, IDLE = 0.01, 1.0
 """Seconds: the shortest sleep of the watcher thread, and its lifetime without a handler to watch."""
 
@@ -80,6 +83,8 @@ class Deadlines:
     def __init__(self, interrupted: Callable[[], None] = lambda: None, *, shortest: float = math.inf) -> None:
         self._interrupted = interrupted
         """Called in the handler's thread after a deadline has interrupted the handler."""
+        self.strict: float | None = None
+        """The deadline of handlers in strict order that have none of their own; None while the broker needs none."""
         self._armed: dict[Run, bool] = {}
         self._expired: dict[Run, bool] = {}
         self._shortest = shortest
@@ -90,7 +95,7 @@ class Deadlines:
 
     def limited(self, work_queue: WorkQueue) -> WorkQueue:
         """Return the work queue with handlers that end at their deadline."""
-        if all(one.timeout is None for one in work_queue.subscriptions):
+        if all(one.timeout is None for one in work_queue.subscriptions) and not work_queue.ordered:
             return work_queue
         return replace(work_queue, subscriptions=tuple(map(self._limited, work_queue.subscriptions)))
 
@@ -121,9 +126,20 @@ class Deadlines:
     def _limited(self, subscription: Subscription) -> Subscription:
         function, seconds = subscription.run, subscription.timeout
         if seconds is None:
-            return subscription
+            return self._strictly(subscription) if subscription.policy.ordered else subscription
         self._shortest = min(self._shortest, seconds)
         return replace(subscription, run=lambda delivery: self.run(function, Run(delivery, subscription, seconds)))
+
+    def _strictly(self, subscription: Subscription) -> Subscription:
+        """Return a handler in strict order that ends before the broker takes its message back, for another process."""
+        function = subscription.run
+
+        def run(delivery: Delivery) -> object:
+            if self.strict is None or subscription.asynchronous:
+                return function(delivery)
+            return self.run(function, Run(delivery, subscription, self.strict))
+
+        return replace(subscription, run=run)
 
     def run(self, function: Callable[[Delivery], object], run: Run) -> object:
         """Call the function under its deadline.
@@ -241,6 +257,34 @@ class Deadlines:
         if run.interruptible:
             _raise_in(run.thread, DeadlineExceeded)
         run.raised.release()
+
+
+class Attempt(Protocol):
+    """The part of an attempt that SlowHandlers reads."""
+
+    began: float
+    subscription: Subscription | None
+
+
+class SlowHandlers:
+    """Names in the log, once, each handler that has run for so long that the broker may take its message back."""
+
+    def __init__(self) -> None:
+        self._named: set[Attempt] = set()
+
+    def look(self, running: Iterable[Attempt], now: float) -> None:
+        slow = {attempt for attempt in running if now - attempt.began > SLOW}
+        for attempt in slow - self._named:
+            subscription = attempt.subscription
+            # On a quorum queue in order RabbitMQ 4.3 waits for as long as the handler takes; older versions do not.
+            log.warning(
+                "Handler %s has worked on one message for %d minutes. RabbitMQ may take its message back after "
+                "consumer_timeout, by default 30 minutes; then another process handles it too. Give the handler a "
+                "timeout=, split its work, or raise consumer_timeout.",
+                *(subscription.name if subscription else "?", (now - attempt.began) // 60),
+                extra={"event": "slow", "handler": subscription.name if subscription else ""},
+            )
+        self._named = slow
 
 
 def keyless(late: DeadlineExceeded) -> NoKey:

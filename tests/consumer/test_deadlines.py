@@ -4,14 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry import Delivery, RetryThenPark
+from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer import deadlines as room
-from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run
+from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run, SlowHandlers
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.attempt import Unready
@@ -53,6 +53,42 @@ def test_a_handler_over_its_timeout_is_interrupted() -> None:
 
 def test_a_handler_within_its_timeout_returns_its_result() -> None:
     assert limited(Deadlines(), lambda _: "done", 5).run(delivery()) == "done"
+
+
+def test_a_strict_handler_ends_before_an_old_broker_takes_its_message_back() -> None:
+    deadlines = Deadlines()
+    strict = replace(subscription(StopTheLine(), name="post"), run=turn)
+    [post] = deadlines.limited(work_queues_of([strict])[0]).subscriptions
+    deadlines.strict = 0.05
+
+    with pytest.raises(DeadlineExceeded, match=r"post ran for longer than its timeout of 0.05 s"):
+        post.run(delivery())
+
+
+def test_a_strict_handler_has_no_deadline_where_the_broker_waits() -> None:
+    deadlines = Deadlines()
+    strict = replace(subscription(StopTheLine(), name="post"), run=lambda _: turn_for(0.1))
+    [post] = deadlines.limited(work_queues_of([strict])[0]).subscriptions
+
+    post.run(delivery())
+    assert not deadlines.hung
+
+
+def test_a_handler_that_runs_for_long_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass(eq=False)
+    class Running:
+        began: float
+        subscription: Subscription | None
+
+    slow, quick = (
+        Running(began, subscription(RetryThenPark(), name=name)) for began, name in ((0, "slow"), (900, "quick"))
+    )
+    watch = SlowHandlers()
+    with caplog.at_level(logging.WARNING, "django_rmq_retry"):
+        for now in (1_400.0, 1_600.0, 1_700.0):
+            watch.look([slow, quick], now)
+
+    assert [record.args for record in caplog.records] == [("slow", 26)]
 
 
 def test_catching_every_exception_does_not_swallow_a_deadline() -> None:

@@ -113,10 +113,9 @@ def impatient(private_node: Node) -> Iterator[Node]:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("policy", ["ladder", "line"])
-def test_a_consumer_returns_after_the_brokers_consumer_timeout(private_scene: Scene, policy: str) -> None:
+def test_a_consumer_returns_after_the_brokers_consumer_timeout(private_scene: Scene) -> None:
     scene = private_scene
-    scene.declare(policy)
+    scene.declare()
     scene.publish([0], holds="gate")
     worker = scene.worker(threads=2, prefetch=2)
 
@@ -128,6 +127,24 @@ def test_a_consumer_returns_after_the_brokers_consumer_timeout(private_scene: Sc
     scene.finish(range(5), worker)
     assert worker.said.count("Connected to") == 1
     assert scene.parked() == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_strict_order_handler_that_outlives_the_consumer_timeout_runs_alone(private_scene: Scene) -> None:
+    scene = private_scene
+    scene.declare("line")
+    scene.publish([0], holds="gate")
+    scene.publish(range(1, 5))
+    worker = scene.worker(threads=2)
+
+    wait_until(lambda: worker.said.count("subscribing again") > 1 or "4.3" in worker.said, 30, what="it was taken back")
+    wait_until(lambda: scene.began()[0] == 1)
+    alone = (dict(scene.began()), dict(scene.did()))
+    scene.open("gate")
+
+    scene.finish(range(5), worker)
+    assert alone == ({0: 1}, {})
+    assert list(dict.fromkeys(scene.diary.ids("did"))) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.usefixtures("impatient")
