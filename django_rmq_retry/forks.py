@@ -1,7 +1,8 @@
 """Forks of this process by code of the project: the child must not act for its parent."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from django.db import connections
@@ -26,6 +27,21 @@ def end_since(forked: int, error: BaseException | None = None) -> None:
     """End this process if it is a child that was forked since ``count`` had this value."""
     if count != forked:
         end_child(error)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Surround the call of a function of the project: a child that is forked in it ends where the function ends.
+
+    Handlers and hooks compare ``count`` themselves, which takes a fifth of the time.
+    """
+    forked = count
+    try:
+        yield
+    except BaseException as error:
+        end_since(forked, error)
+        raise
+    end_since(forked)
 
 
 def end_child(error: BaseException | None) -> NoReturn:

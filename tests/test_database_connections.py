@@ -38,6 +38,11 @@ def ask(connection: BaseDatabaseWrapper) -> None:
         cursor.execute("SELECT 1")
 
 
+def begin(connection: BaseDatabaseWrapper) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+
+
 def test_a_connection_opened_by_the_first_handler_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
     def attempt() -> None:
         connection = bank(tmp_path, max_age=0)
@@ -85,3 +90,50 @@ def test_the_query_log_is_reset_for_each_message(worker: Run, tmp_path: Path) ->
         connection.close()
 
     worker(attempts)
+
+
+def test_a_transaction_under_autocommit_false_of_the_settings_is_the_projects_own(worker: Run, tmp_path: Path) -> None:
+    def attempt() -> None:
+        connection = bank(tmp_path, max_age=None)
+        begin(connection)
+        connection.settings_dict["AUTOCOMMIT"] = False
+
+        assert server.tidied() == []
+        connection.close()
+
+    worker(attempt)
+
+
+def test_a_connection_that_the_project_closed_by_itself_has_nothing_open(worker: Run, tmp_path: Path) -> None:
+    def attempt() -> None:
+        connection = bank(tmp_path, max_age=None)
+        begin(connection)
+        connection.connection.close()
+
+        assert server.tidied() == []
+
+    worker(attempt)
+
+
+def test_what_a_deadline_interrupted_is_not_called_a_transaction_of_the_handler(worker: Run, tmp_path: Path) -> None:
+    def attempt() -> None:
+        connection = bank(tmp_path, max_age=None)
+        begin(connection)
+        server.interrupted()
+
+        assert server.tidied() == []
+        with server.FreshConnections():
+            assert connection.connection is None
+
+    worker(attempt)
+
+
+def test_an_open_transaction_is_found_and_rolled_back(worker: Run, tmp_path: Path) -> None:
+    def attempt() -> None:
+        connection = bank(tmp_path, max_age=None)
+        begin(connection)
+
+        assert [left.database for left in server.tidied()] == ["default"]
+        assert (server.tidied(), connection.connection) == ([], None)
+
+    worker(attempt)

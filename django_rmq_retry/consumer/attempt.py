@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from weakref import WeakKeyDictionary
 
+from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run, keyless
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
@@ -22,7 +23,7 @@ from django_rmq_retry.handlers.attempt import (
     log_outside_failure,
     notify_each,
 )
-from django_rmq_retry.handlers.call import Outcome, closed
+from django_rmq_retry.handlers.call import Outcome, closed, log_left_open
 from django_rmq_retry.handlers.settlement import (
     answer_to,
     copied_to,
@@ -212,8 +213,7 @@ class Attempts:
                 if turned_away is not None:
                     return turned_away
                 if hooks is not None and (wanting := hooks.wanting(state.delivery, state.around)):
-                    entered = _enter_hooks(hooks, wanting, state, subscription)
-                    hooks.left(wanting, self._surroundings.tidied())
+                    entered = self._enter_hooks(hooks, wanting, state, subscription)
                 if state.unreadable is None:
                     self._run(state, subscription, begin)
             self._judge(state, subscription)
@@ -226,8 +226,7 @@ class Attempts:
             raise
         finally:
             if hooks is not None and entered is not None:
-                hooks.leave(entered)
-                hooks.left(wanting, self._surroundings.tidied())
+                hooks.leave(entered, tidied=self._surroundings.tidied)
         return self._settle(state, subscription)
 
     def _identify(self, state: AttemptState) -> Settlement | None:
@@ -318,6 +317,17 @@ class Attempts:
             state.key = ordering_key_of(
                 subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data)
             )
+            log_left_open(f"order_by of handler {subscription.name}", self._surroundings.tidied())
+
+    def _enter_hooks(self, hooks: Hooks, wanting: Sequence[Listed], state: AttemptState, one: Subscription) -> Entered:
+        """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
+        limit, before = one.policy.attempts, state.traceparent
+        state.around = AroundAttempt(
+            delivery=state.delivery, handler=one.name, limit=limit, before=before, hooks=wanting
+        )
+        entered = hooks.enter(state.around, wanting, tidied=self._surroundings.tidied)
+        state.traceparent = context_of(state.around)
+        return entered
 
     def _enter(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
         """Enter the gates; return the settlement of the first gate that refuses the message (no attempt), or None."""
@@ -368,6 +378,8 @@ class Attempts:
             state.verdict, state.error = error.verdict, None
         else:
             state.verdict = feasible(self._judged(state.delivery, subscription, error), state.delivery, subscription)
+            # The gates and journals that follow must not write into a transaction that nobody commits.
+            log_left_open(f"The policy of handler {subscription.name}", self._surroundings.tidied())
         # Before gates and journals see the verdict: one that cannot be carried out becomes a park, the only one noted.
         self._carry_out(state, subscription)
 
@@ -502,7 +514,8 @@ class Attempts:
         failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age)
         broken: BaseException
         try:
-            verdict = subscription.policy.judge(failure)
+            with forks.ending():
+                verdict = subscription.policy.judge(failure)
             if 0 <= verdict.after <= LONGEST:
                 return verdict
             broken = ValueError(f"the wait of {verdict.after!r} s is invalid")
@@ -572,15 +585,6 @@ class Attempts:
             self._surroundings.refused(to)
             return settlement
         return replace(settlement, answer=answer_to(delivery, answer, subscription.codec))
-
-
-def _enter_hooks(hooks: Hooks, wanting: Sequence[Listed], state: AttemptState, subscription: Subscription) -> Entered:
-    """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
-    name, limit, before = subscription.name, subscription.policy.attempts, state.traceparent
-    state.around = AroundAttempt(delivery=state.delivery, handler=name, limit=limit, before=before, hooks=wanting)
-    entered = hooks.enter(state.around, wanting)
-    state.traceparent = context_of(state.around)
-    return entered
 
 
 def _begun(state: AttemptState) -> str:

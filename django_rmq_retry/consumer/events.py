@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 
-from django_rmq_retry import signals
+from django_rmq_retry import forks, signals
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, notify_each
 from django_rmq_retry.handlers.settlement import business_key_of
 from django_rmq_retry.messages.message import Delivery, message_id
@@ -166,18 +166,19 @@ class Announcer:
             "verdict": attempt.verdict,
         }
         try:
-            if attempt.verdict is DUPLICATE:
-                signals.duplicated.send_robust(Delivery, **names)
-            elif attempt.subscription is not None:
-                signals.attempted.send_robust(Delivery, error=attempt.error, seconds=attempt.seconds, **names)
-            if kind is Kind.PARK:
-                signals.parked.send_robust(Delivery, **names)
-            if kind is Kind.HALT:
-                self._halted.add(queue)
-                signals.halted.send_robust(Delivery, **names)
-            elif queue in self._halted:
-                self._halted.discard(queue)
-                signals.resumed.send_robust(Delivery, **names)
+            with forks.ending():
+                if attempt.verdict is DUPLICATE:
+                    signals.duplicated.send_robust(Delivery, **names)
+                elif attempt.subscription is not None:
+                    signals.attempted.send_robust(Delivery, error=attempt.error, seconds=attempt.seconds, **names)
+                if kind is Kind.PARK:
+                    signals.parked.send_robust(Delivery, **names)
+                if kind is Kind.HALT:
+                    self._halted.add(queue)
+                    signals.halted.send_robust(Delivery, **names)
+                elif queue in self._halted:
+                    self._halted.discard(queue)
+                    signals.resumed.send_robust(Delivery, **names)
         except BaseException:
             # send_robust lets SystemExit and KeyboardInterrupt through, and the message has been handled already.
             log.exception("A signal receiver raised an exception that ends a process; it is ignored")

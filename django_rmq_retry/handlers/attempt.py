@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from django_rmq_retry import forks
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.history import PREFIX_BYTES
@@ -127,7 +128,8 @@ def named_by_handler(delivery: Delivery, subscription: Subscription | None, erro
     if error is None or subscription is None or subscription.fingerprint is None:
         return ""
     try:
-        name: object = subscription.fingerprint(delivery, error)
+        with forks.ending():
+            name: object = subscription.fingerprint(delivery, error)
     except BaseException as broken:  # noqa: BLE001 - a function of the project may raise anything
         log.warning(
             "fingerprint= of handler %s raised %s; the default rule groups this failure",

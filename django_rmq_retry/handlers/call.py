@@ -79,6 +79,12 @@ def closed(outcome: Outcome, handler: str, found: Sequence[Left]) -> Outcome:
     return outcome
 
 
+def log_left_open(whose: str, found: Sequence[Left]) -> None:
+    """Log the transactions that a function around a handler has left open."""
+    for left in found:
+        log.error("%s: %s", whose, left, extra={"event": "left_open", "database": left.database})
+
+
 def _run_already(answer: Any, name: str) -> Any:
     """Return the answer; raise NeverRan, and close it, if its code has not run."""
     generating = inspect.isgenerator(answer) or inspect.isasyncgen(answer)

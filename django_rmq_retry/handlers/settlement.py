@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from django_rmq_retry import forks
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
@@ -281,7 +282,8 @@ def business_key_of(subscription: Subscription | None, delivery: Delivery, error
     if subscription is None or subscription.keys is None or isinstance(error, UndecodableBody):
         return ""
     try:
-        return next(iter(texts(subscription.keys(delivery))), "")
+        with forks.ending():
+            return next(iter(texts(subscription.keys(delivery))), "")
     except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
         return ""
 

@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, DataError, Error, IntegrityError, connections, router, transaction
 from django.utils.connection import ConnectionDoesNotExist
 
-from django_rmq_retry import server
+from django_rmq_retry import forks, server
 from django_rmq_retry.errors import EffectsLost, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named, Subscription
@@ -146,7 +146,8 @@ def _from_message(delivery: Delivery) -> str:
 
 def _from_function(once: Named, handler: str, delivery: Delivery) -> str:
     try:
-        result = once(delivery)
+        with forks.ending():
+            result = once(delivery)
     except BaseException as error:
         raise unnamed(handler, "raised", error) from error
     number = isinstance(result, (int, float, Decimal)) and not isinstance(result, bool) and isfinite(result)
@@ -233,9 +234,15 @@ def _statements(vendor: str) -> Statements:
     )
 
 
-def guard(connection: Any, handler: str, name: Name) -> None:
-    """Raise EffectsLost if the following commit would not store the handler's effects."""
+def guard(connection: Any, handler: str, name: Name, *, blocks: int) -> None:
+    """Raise EffectsLost if the following commit would not store the handler's effects.
+
+    ``blocks`` is the number of atomic() blocks around the handler's transaction: none, except in a test.
+    """
     problem = _problem(connection, name)
+    if len(connection.savepoint_ids) > blocks:
+        # Leaving the transaction would leave only that block, and commit nothing.
+        problem = "it left an atomic() block that was entered and never left", OPEN_ADVICE
     if problem is not None:
         what, advice = problem
         raise EffectsLost(handler, connection.alias, what=what, advice=advice)
@@ -355,6 +362,7 @@ class Run:
         self._kept, connection.health_check_done = connection.connection, True
         open_before = {other.alias for other in self._others() if left_open(other)}
         with transaction.atomic(using=connection.alias, durable=True):
+            blocks = len(connection.savepoint_ids)
             name = self._entered = self._enter(self._name)
             transaction.on_commit(self._committed, using=connection.alias)
             self.stage = Stage.RUNNING
@@ -368,7 +376,7 @@ class Run:
             finally:
                 broker_connections.in_once.reset(inside)
             self.stage = Stage.COMMITTING
-            guard(connection, self._subscription.name, name)
+            guard(connection, self._subscription.name, name, blocks=blocks)
             self._guard_others(open_before)
             # Set only now: an attempt that was rolled back before the commit does not count as an earlier delivery.
             self._state.begun = True

@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
+from django_rmq_retry import forks
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket, bearer
@@ -225,7 +226,8 @@ class Keys:
                 return []
             name = subscription.name
             data = subscription.codec.decode(message.body, message.properties)
-            return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
+            with forks.ending():
+                return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
         except (UndecodableBody, UndecodableHeaders):
             # The message itself is the cause, and its record shows that.
             return []

@@ -6,7 +6,7 @@ from django.db import connections
 from tests.aftermath.conftest import Project, Send, parked, rows
 
 pytestmark = pytest.mark.database
-COUNT = 20
+COUNT = 41
 
 
 @pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 3)])
@@ -40,6 +40,23 @@ def test_a_child_that_a_hook_forks_ends_in_its_place(project: Project, send: Sen
 
     assert (ended.returncode, parked()) == (0, []), ended.stderr
     assert rows() == sorted(map(str, range(1, COUNT)))
+
+
+@pytest.mark.parametrize(
+    ("place", "to"), [("order_by", "keyed"), ("once", "failing"), ("fingerprint", "failing"), ("keys", "failing")]
+)
+def test_a_child_that_a_function_around_the_handler_forks_ends_in_its_place(
+    project: Project, send: Send, place: str, to: str
+) -> None:
+    send(1, to=to, do="fork", around=place)
+    for number in range(2, 10):
+        send(number, to=to, do="fork")
+    ended = project.run("rmq_consume", "--burst", "--threads", "1")
+
+    first, failed = (["1"], []) if to == "keyed" else ([], ["first"])
+    assert (ended.returncode, rows(), parked()) == (0, [*first, *map(str, range(2, 10))], failed), ended.stderr
+    assert "forked, raised RuntimeError and was ended" in ended.stderr
+    assert "forked, returned" not in ended.stderr
 
 
 def test_processes_share_no_socket_of_a_pool_that_was_used_before_the_fork(project: Project, send: Send) -> None:

@@ -129,6 +129,20 @@ def test_a_deadlock_swallowed_on_mariadb_is_not_a_success(django_db_blocker: Any
     assert InboxEntry.objects.count() == 0
 
 
+def test_a_block_that_is_never_left_is_not_a_success() -> None:
+    block = transaction.atomic()
+
+    def enters(_message: Delivery) -> None:
+        block.__enter__()
+        Group.objects.create(name="a")
+
+    with pytest.raises(EffectsLost, match=r"it left an atomic\(\) block that was entered and never left"):
+        run(enters)
+    block.__exit__(EffectsLost, None, None)
+
+    assert (Group.objects.count(), InboxEntry.objects.count()) == (0, 0)
+
+
 def test_an_error_caught_outside_its_own_savepoint_is_a_success() -> None:
     def catches(_message: Delivery) -> None:
         Group.objects.create(name="a")

@@ -8,7 +8,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_rmq_retry import Delivery, Fixed, RetryThenPark, handler
 
@@ -42,7 +42,21 @@ def begin_and_fail() -> None:
     raise ValueError("after BEGIN")
 
 
+def close_in_atomic() -> None:
+    """Close the connection in a block that is never left, so nothing can be written after it."""
+    enter_atomic()
+    connection.close()
+
+
+def begin_in_other() -> None:
+    """Write in a transaction of the database that is not the default."""
+    with connections["other"].cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1")
+
+
 BEFORE: Mapping[str, Callable[[], None]] = {
+    "begin in other": begin_in_other,
     "begin": begin,
     "autocommit": switch_autocommit_off,
     "atomic": enter_atomic,
@@ -95,6 +109,9 @@ def act(data: Mapping[str, Any]) -> object:
             Group.objects.create(name=name)
             forked(data["how"])
         return None
+    if doing == "close":
+        close_in_atomic()
+        return None
     Group.objects.create(name=name)
     if doing == "commit":
         switch_off_and_commit()
@@ -120,6 +137,50 @@ async def asynchronous(message: Delivery) -> object:
             await sync_to_async(os.waitpid)(child, 0)
         return None
     return await sync_to_async(act)(message.data)
+
+
+def around(message: Any, place: str) -> None:
+    """Make the mistake of a function around the handler, if the message names it."""
+    if message.data.get("around") == place:
+        if message.data["do"] != "fork":
+            begin()
+        elif child := os.fork():
+            os.waitpid(child, 0)
+        else:
+            raise RuntimeError("in the child")
+
+
+def key(message: Delivery) -> str:
+    around(message, "order_by")
+    return "key"
+
+
+@handler("aftermath.keyed", policy=POLICY, order_by=key, name="keyed")
+def keyed(message: Delivery) -> None:
+    Group.objects.create(name=str(message.data["n"]))
+
+
+def names(message: Delivery) -> str:
+    around(message, "keys")
+    return str(message.data["n"])
+
+
+def grouped(message: Delivery, _error: BaseException) -> str:
+    around(message, "fingerprint")
+    return "group"
+
+
+def identity(message: Delivery) -> str:
+    around(message, "once")
+    return str(message.data["n"])
+
+
+@handler("aftermath.failing", policy=POLICY, keys=names, fingerprint=grouped, once=identity, name="failing")
+def failing(message: Delivery) -> None:
+    """Fail for the first message, so that all functions around a handler are called."""
+    Group.objects.create(name=str(message.data["n"]))
+    if message.data["n"] == 1:
+        raise ValueError("first")
 
 
 @handler("aftermath.token", policy=POLICY, name="token")
