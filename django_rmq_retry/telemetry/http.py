@@ -7,6 +7,7 @@ have other threads when it forks.
 import errno
 import logging
 import math
+import os
 import selectors
 import socket
 import threading
@@ -15,14 +16,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from ipaddress import ip_address
+from itertools import islice
 
 from django_rmq_retry.errors import RmqRetryError
 
 log = logging.getLogger("django_rmq_retry")
 
-MOST = 32
-"""Open connections; for a further one the oldest is closed."""
-BACKLOG = 4 * MOST
+MOST = 128
+"""Open connections; for a further one the oldest is closed that waits for no answer."""
+BATCH = 2 * MOST
+"""Connections accepted in one step: with fewer, a flood fills the backlog and a probe is not accepted in time."""
+BACKLOG = 8 * MOST
 """Connections that the system keeps until they are accepted. It drops more; their clients try again after a second."""
 HEAD_LIMIT = 8192
 """The largest head of a request in bytes."""
@@ -31,7 +36,7 @@ PATIENCE = 2.0
 CHUNK = 65_536
 LONGEST_STEP = 0.5
 ACCEPT_PAUSE = 0.5
-"""Seconds without new connections after the process or the system has run out of file descriptors."""
+"""Seconds without new connections after the system has no file descriptor left, though all clients were closed."""
 
 Address = tuple[str, int]
 
@@ -109,6 +114,8 @@ class HttpServer:
             # TypeError: the name of the host cannot be encoded.
             raise AddressUnusable(address, getattr(error, "strerror", None) or str(error)) from error
         self._listener.setblocking(False)  # noqa: FBT003 - Python's own signature
+        self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
+        """A file descriptor to be closed for a new connection when there is no other one left."""
         # A selector without state in the kernel: a forked child can close it without an effect on its parent.
         self._selector = selectors.PollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -117,6 +124,13 @@ class HttpServer:
         """The time at which the listener is registered again; infinite while it is registered."""
         url = f"http://{_shown(self.address)}/"
         log.info("Metrics and health: %s", url, extra={"event": "http", "port": self.address[1]})
+        if ip_address(self.address[0]).is_unspecified:
+            log.warning(
+                "Everybody who reaches a network address of this host can read %smetrics: "
+                "pass --http with an address that only your monitoring reaches",
+                url,
+                extra={"event": "http_open", "port": self.address[1]},
+            )
 
     @property
     def address(self) -> Address:
@@ -136,13 +150,13 @@ class HttpServer:
 
     def step(self, seconds: float) -> None:
         """Serve what is ready, after waiting for it for at most ``seconds``."""
-        for key, events in self._selector.select(max(0.0, min([seconds, *self._rests()]))):
-            found = key.fileobj
-            if found is self._listener:
-                self._accept()
-            elif isinstance(found, socket.socket) and found in self._clients:
-                # Otherwise a new client has just taken its place.
-                self._serve(found, events)
+        ready = self._selector.select(max(0.0, min([seconds, *self._rests()])))
+        # Those that have sent a request are first, because new ones may take their places.
+        for key, events in ready:
+            if isinstance(key.fileobj, socket.socket) and key.fileobj in self._clients:
+                self._serve(key.fileobj, events)
+        if any(key.fileobj is self._listener for key, _events in ready):
+            self._accept()
         now = self._clock()
         if self._accepts_at <= now:
             self._accepts_at = math.inf
@@ -157,26 +171,57 @@ class HttpServer:
         self._clients.clear()
         self._listener.close()
         self._selector.close()
+        self._spend_reserve()
 
     def _rests(self) -> list[float]:
         now = self._clock()
-        return [self._accepts_at - now, *(client.ends - now for client in self._clients.values())]
+        # All have the same time, so the oldest one's ends first.
+        oldest = [client.ends - now for client in islice(self._clients.values(), 1)]
+        return [self._accepts_at - now, *oldest]
 
     def _accept(self) -> None:
-        try:
-            client, _address = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                # The connection stays in the backlog, so the listener would be ready again at once.
-                self._selector.unregister(self._listener)
-                self._accepts_at = self._clock() + ACCEPT_PAUSE
-            return
-        if len(self._clients) >= MOST:
-            # The oldest one: silent clients must not delay a probe.
-            self._drop(next(iter(self._clients)))
-        client.setblocking(False)  # noqa: FBT003 - Python's own signature
-        self._clients[client] = _Client(self._clock() + PATIENCE)
-        self._selector.register(client, selectors.EVENT_READ)
+        for _ in range(BATCH):
+            client = self._new_client()
+            if client is None:
+                return
+            if len(self._clients) >= MOST:
+                self._shed(1)
+            client.setblocking(False)  # noqa: FBT003 - Python's own signature
+            self._clients[client] = _Client(self._clock() + PATIENCE)
+            self._selector.register(client, selectors.EVENT_READ)
+            # Its request has often arrived while it waited, and silent clients must not delay a probe.
+            self._serve(client, selectors.EVENT_READ)
+
+    def _new_client(self) -> socket.socket | None:
+        """Return the next connection, if there is one; without a file descriptor for it, make room twice."""
+        for make_room in (self._spend_reserve, lambda: self._shed(len(self._clients) // 2 + 1), self._pause):
+            try:
+                return self._listener.accept()[0]
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return None
+            make_room()
+        return None
+
+    def _pause(self) -> None:
+        # The connection stays in the backlog, so the listener would be ready again at once.
+        self._selector.unregister(self._listener)
+        self._accepts_at = self._clock() + ACCEPT_PAUSE
+
+    def _shed(self, number: int) -> None:
+        """Drop the oldest clients; those to which an answer is being sent are last."""
+        for client in sorted(self._clients, key=lambda one: bool(self._clients[one].answer))[:number]:
+            self._drop(client)
+
+    def _spend_reserve(self) -> None:
+        if self._reserve is not None:
+            os.close(self._reserve)
+            self._reserve = None
+
+    def _restore_reserve(self) -> None:
+        if self._reserve is None:
+            with suppress(OSError):
+                self._reserve = os.open(os.devnull, os.O_RDONLY)
 
     def _serve(self, client: socket.socket, events: int) -> None:
         state = self._clients[client]
@@ -225,6 +270,7 @@ class HttpServer:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(client)
             client.close()
+            self._restore_reserve()
 
 
 class HttpThread:

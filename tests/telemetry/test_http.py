@@ -3,10 +3,13 @@
 import errno
 import http.client
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,6 +25,7 @@ from django_rmq_retry.telemetry.http import (
 )
 from tests.tooling.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
 LARGE = "x" * 3_000_000
 
 
@@ -152,6 +156,13 @@ def test_a_host_that_is_not_ours_is_named(host: str) -> None:
     assert str(refused.value).startswith(f"The HTTP server cannot listen on {shown}:9464: ")
 
 
+@pytest.mark.parametrize(("host", "warnings"), [("127.0.0.1", 0), ("::1", 0), ("0.0.0.0", 1), ("::", 1)])  # noqa: S104
+def test_a_server_on_all_addresses_warns_once(caplog: pytest.LogCaptureFixture, host: str, warnings: int) -> None:
+    HttpServer((host, 0), answer).close()
+
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == warnings
+
+
 def test_an_address_that_is_taken_is_named(server: HttpServer) -> None:
     host, port = server.address
     with pytest.raises(AddressUnusable) as refused:
@@ -161,30 +172,72 @@ def test_an_address_that_is_taken_is_named(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_without_file_descriptors_only_open_connections_are_served(number: int) -> None:
+def test_a_system_without_file_descriptors_is_not_asked_again_at_once(number: int) -> None:
     now, request = [100.0], b"GET / HTTP/1.1\r\n\r\n"
     server = HttpServer(("127.0.0.1", 0), answer, clock=lambda: now[0])
-    with (
-        closing(server),
-        closing(socket.create_connection(server.address, timeout=5)) as first,
-        closing(socket.socket()) as second,
-    ):
-        server.step(5)
-        second.settimeout(5)
+    with closing(server), closing(socket.socket()) as client:
+        client.settimeout(5)
         with mock.patch.object(socket.socket, "accept", side_effect=OSError(number, "none left")) as accept:
-            second.connect(server.address)
+            client.connect(server.address)
             server.step(5)
-            first.sendall(request)
+            asked = accept.call_count
             for _ in range(20):
                 server.step(0.01)
-            assert first.recv(100).startswith(b"HTTP/1.1 200 ")
-            assert accept.call_count == 1
+            assert accept.call_count == asked
             assert elapsed(lambda: server.step(5)) < 2, "the pause ends the step"
         now[0] += ACCEPT_PAUSE
-        second.sendall(request)
+        client.sendall(request)
         for _ in range(4):
             server.step(0.1)
-        assert second.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+@contextmanager
+def running(*words: str) -> Iterator[int]:
+    """Run a server or a flood in a process of its own; yield the port of a server."""
+    command = [sys.executable, "-m", "tests.telemetry.flooding", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        try:
+            yield int(said) if said.isdecimal() else 0
+        finally:
+            process.kill()
+
+
+def answered_in_time(port: int, probes: int) -> int:
+    """Return how many of these probes are answered within a second."""
+    number = 0
+    for _ in range(probes):
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=1)) as probe, suppress(OSError):
+            probe.request("GET", "/livez")
+            number += probe.getresponse().status == 200
+    return number
+
+
+@pytest.mark.slow
+def test_probes_are_answered_during_a_flood_of_connections() -> None:
+    with running("serve", "1024") as port, running("flood", str(port), "100"):
+        assert answered_in_time(port, 40) >= 36
+
+
+@pytest.mark.slow
+def test_probes_are_answered_though_silent_connections_have_taken_all_file_descriptors() -> None:
+    with running("serve", "20") as port, ExitStack() as silent:
+        for _ in range(300):
+            silent.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=5)))
+        assert answered_in_time(port, 10) == 10
+
+
+def test_one_step_answers_the_probe_behind_more_silent_connections_than_may_be_open() -> None:
+    with closing(HttpServer(("127.0.0.1", 0), answer)) as server, ExitStack() as opened:
+        for _ in range(MOST + 8):
+            opened.enter_context(closing(socket.create_connection(server.address, timeout=5)))
+        probe = opened.enter_context(closing(socket.create_connection(server.address, timeout=5)))
+        probe.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
+        server.step(5)
+
+        assert probe.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_oldest_client_may_send_as_a_new_one_takes_its_place() -> None:
@@ -196,7 +249,7 @@ def test_the_oldest_client_may_send_as_a_new_one_takes_its_place() -> None:
         clients = [socket.create_connection(server.address, timeout=5) for _ in range(MOST)]
         for client in clients:
             stack.enter_context(closing(client))
-            server.step(5)
+        server.step(5)
         assert server.clients == MOST
         new.settimeout(5)
         new.connect(server.address)
