@@ -32,7 +32,7 @@ CASH_KEY = "srvc.transact.cash"
 REQUESTS = uuid.UUID("5f1a3a52-3c8e-4f0e-9c7e-3b1f3a0c7d11")
 """The namespace for the ids of payments that other departments request."""
 
-main = Exchange("main-exchange", "topic")
+main = Exchange("main-exchange", "direct")
 
 
 @handler(
@@ -82,7 +82,7 @@ def quote(message: Delivery) -> dict[str, str]:
 def cash(message: Delivery) -> dict[str, str]:
     """Pay out cash: an amount above the limit fails until the limit is raised.
 
-    The bank's own messages name a payment. Other departments send an amount and an account.
+    The bank's own messages name a payment. Other departments send one, with the accounts that it debits and credits.
     """
     payment = _payment(message.data) if "payment" in message.data else _requested(message)
     if payment.state == Payment.State.NEW:
@@ -93,11 +93,12 @@ def cash(message: Delivery) -> dict[str, str]:
 
 
 def _requested(message: Delivery) -> Payment:
-    """Return the payment of a request such as ``{"amount": 100, "account": "DE-1"}``; the same request has the same
-    payment.
+    """Return the payment of a request such as ``{"num": 7, "dbt": "1001001", "krd": "2002002", "amount": 10.23}``.
+
+    The same request has the same payment.
     """
     data: Any = message.data
-    account = Account.objects.get(number=data["account"])
+    account = Account.objects.get(number=str(data["dbt"]))
     name = message.id or message.correlation_id
     reference = uuid.uuid5(REQUESTS, f"{account.number} {name}") if name else uuid.uuid4()
     known = Payment.objects.filter(reference=reference).first()

@@ -33,7 +33,7 @@ def test_the_topology_keeps_its_former_names_and_bindings(vhost: Vhost) -> None:
         "reply-queue": {},
     }
     assert {name: row["type"] for name, row in vhost.exchanges().items()} == {
-        "main-exchange": "topic",
+        "main-exchange": "direct",
         "retry-exchange": "fanout",
     }
     assert vhost.bindings() == {
@@ -52,47 +52,63 @@ def test_cash_is_paid_and_answered_with_the_correlation_id(bank: Bank, amqp: Blo
     assert bank.play("balance", number="DE-1") == "500.00"
 
 
-def asked(amqp: BlockingChannel, request: object, **properties: Any) -> None:
+PAID = b'{"num":1,"dbt":"1001001","krd":"2002002","amount":10.23,"remark":"rent"}'
+REFUSED = b'{"num":2,"dbt":"1001001","krd":"2002002","amount":210.23,"remark":"rent"}'
+"""The payments of another department, as its JavaScript writes them."""
+
+
+def asked(amqp: BlockingChannel, body: bytes, *, content_type: str = "application/json", **properties: Any) -> None:
     """Publish like another department, with bare pika."""
-    known = BasicProperties(reply_to="reply-queue", content_type="application/json", **properties)
-    amqp.basic_publish("main-exchange", "srvc.transact.cash", json.dumps(request).encode(), known)
+    known = BasicProperties(reply_to="reply-queue", content_type=content_type, **properties)
+    amqp.basic_publish("main-exchange", "srvc.transact.cash", body, known)
 
 
-def test_a_request_of_another_department_is_paid_once_and_answered(bank: Bank, amqp: BlockingChannel) -> None:
-    bank.play("account", number="DE-1", limit=500)
+def test_a_payment_of_another_department_is_made_once_and_answered(bank: Bank, amqp: BlockingChannel) -> None:
+    bank.play("account", number="1001001", limit=100)
     with bank.consuming():
         for _ in range(2):
-            asked(amqp, {"amount": 100, "account": "DE-1"}, correlation_id="c-1")
+            asked(amqp, PAID, correlation_id="c-1")
             properties, body = taken(amqp, "reply-queue")
 
-            assert (properties.correlation_id, json.loads(body)) == ("c-1", {"status": "ok"})
-        asked(amqp, {"amount": "50.50", "account": "DE-1"}, message_id="m-2")
-        taken(amqp, "reply-queue")
+            assert (properties.correlation_id, properties.content_type) == ("c-1", "application/json")
+            assert json.loads(body) == {"status": "ok"}
 
-    assert bank.play("balance", number="DE-1") == "849.50"
+    assert bank.play("balance", number="1001001") == "989.77"
 
 
 @pytest.mark.parametrize(
-    ("request_", "detail"),
+    ("body", "detail"),
     [
-        ({"amount": 501, "account": "DE-1"}, "AboveLimit: 501 is above the limit of 500.00"),
-        ({"amount": 100, "account": "DE-9"}, "DoesNotExist: Account matching query does not exist."),
-        ({"amount": -1, "account": "DE-1"}, "ValidationError: "),
+        (REFUSED, "AboveLimit: 210.23 is above the limit of 100.00"),
+        (PAID.replace(b"1001001", b"9999999"), "DoesNotExist: Account matching query does not exist."),
+        (PAID.replace(b"10.23", b"-1"), "ValidationError: "),
     ],
+    ids=["above the limit", "unknown account", "negative"],
 )
-def test_a_request_that_cannot_be_paid_is_retried_three_times_and_parked(
-    bank: Bank, amqp: BlockingChannel, request_: object, detail: str
+def test_a_payment_that_cannot_be_made_is_parked_after_its_third_return(
+    bank: Bank, amqp: BlockingChannel, body: bytes, detail: str
 ) -> None:
-    bank.play("account", number="DE-1", limit=500)
+    bank.play("account", number="1001001", limit=100)
     spy = spy_on(amqp)
     with bank.consuming():
-        asked(amqp, request_, correlation_id="c-1")
+        asked(amqp, body, correlation_id="c-1")
         parked = told(amqp, "parking-queue")
 
     assert depth(amqp, spy) == 3
     assert parked["detail"].startswith(f"Gave up after 4 attempts: {detail}")
     assert depth(amqp, "reply-queue") == 0
-    assert bank.play("balance", number="DE-1") == "1000.00"
+    assert bank.play("balance", number="1001001") == "1000.00"
+
+
+def test_text_that_is_no_json_is_parked_at_once(bank: Bank, amqp: BlockingChannel) -> None:
+    bank.play("account", number="1001001", limit=100)
+    spy = spy_on(amqp)
+    with bank.consuming():
+        asked(amqp, b"please pay 10.23", content_type="text/plain", correlation_id="c-1")
+        parked = told(amqp, "parking-queue")
+
+    assert parked["reason"] == "undecodable_body"
+    assert (depth(amqp, spy), depth(amqp, "reply-queue")) == (0, 0)
 
 
 def test_cash_above_the_limit_is_retried_three_times_and_parked(bank: Bank, amqp: BlockingChannel) -> None:

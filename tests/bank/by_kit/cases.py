@@ -108,7 +108,7 @@ def test_a_request_of_another_department_is_paid_once(rmq: RmqTest, account: Acc
         "reply_to": "reply-queue",
     }
     for _ in range(2):
-        publish({"amount": 100, "account": "DE-1"}, message_id="m-1", **where)
+        publish({"num": 1, "dbt": "DE-1", "krd": "DE-2", "amount": 100, "remark": "rent"}, message_id="m-1", **where)
     rmq.drain()
     account.refresh_from_db()
 
