@@ -11,6 +11,7 @@ from django_rmq_retry.messages.history import (
     ANSWER,
     BROKERS,
     BROKERS_OWN,
+    DEATHS,
     DEATHS_BYTES,
     FAILED,
     HANDLER_LIMIT,
@@ -23,6 +24,7 @@ from django_rmq_retry.messages.history import (
     brokers_part,
     copy_of,
     counts_losses_only,
+    deaths_as_text,
     first_rejected,
     rejections,
     returns,
@@ -223,6 +225,8 @@ def park_copy(
     put = {**replace(stamp, wait=0).headers(), **about_parking}
     try:
         known = delivery.properties
+        if len(known.headers.raw) <= ROOM // 2 and (died := deaths_as_text(known.headers)):
+            put[DEATHS] = died
         # Drop headers with our names that a sender has set: readers of the copy would trust them.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
         if known.headers.raw:

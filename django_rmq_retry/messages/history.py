@@ -5,10 +5,12 @@ not alter them, and so that they fit into a frame.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 
@@ -45,7 +47,11 @@ HANDLER_LIMIT = 255
 MOST = 2**31 - 1
 LONGEST_WAIT = milliseconds(LONGEST)
 
-_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
+_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce", "x-death")
+DEATHS = PREFIX + "x-death"
+"""The header with x-death as JSON, for people and other programs that read a parked queue."""
+DEATHS_MOST = 4096
+"""In bytes. The newest entries that fit are written."""
 BROKERS = PREFIX + "broker"
 """The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
 
@@ -163,6 +169,28 @@ def rejectable(delivery: Delivery) -> bool:
 def deaths(headers: Headers) -> tuple[Death, ...]:
     """Return the entries of x-death, or no entries if the header is not in the form that a broker writes."""
     return _deaths(headers) or ()
+
+
+def deaths_as_text(headers: Headers) -> str:
+    """Return x-death as JSON, the newest entries first; empty if there is none in the form that a broker writes."""
+    rows: list[str] = []
+    for death in deaths(headers):
+        row: dict[str, object] = {
+            "queue": death.queue,
+            "reason": death.reason,
+            "count": death.count,
+            "exchange": death.exchange,
+            "routing-keys": list(death.keys),
+        }
+        with suppress(ValueError, OverflowError, OSError):
+            row |= {"time": datetime.fromtimestamp(death.at // 1000, UTC).isoformat()} if death.at else {}
+        if death.expiration:
+            row["original-expiration"] = death.expiration
+        rows.append(json.dumps(row))
+        if sum(map(len, rows)) > DEATHS_MOST:
+            rows.pop()
+            break
+    return f"[{', '.join(rows)}]" if rows else ""
 
 
 def rejections(headers: Headers, queue: str) -> int:

@@ -96,6 +96,10 @@ def test_a_payment_that_cannot_be_made_is_parked_after_its_third_return(
 
     assert depth(amqp, spy) == 3
     assert parked["detail"].startswith(f"Gave up after 4 attempts: {detail}")
+    assert {(died["queue"], died["reason"], died["count"]) for died in json.loads(parked["x-death"])} == {
+        ("main-queue", "rejected", 3),
+        ("retry-queue", "expired", 3),
+    }
     assert depth(amqp, "reply-queue") == 0
     assert bank.play("balance", number="1001001") == "1000.00"
 

@@ -1,5 +1,7 @@
 """The broker's x-death header, and the few of its values that are trusted."""
 
+import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -7,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.messages import Headers, Reason
-from django_rmq_retry.messages.history import Death, dead_letter, deaths, reason_of, rejections, returns, well_formed
+from django_rmq_retry.messages.history import (
+    DEATHS_MOST,
+    Death,
+    dead_letter,
+    deaths,
+    deaths_as_text,
+    reason_of,
+    rejections,
+    returns,
+    well_formed,
+)
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | st.binary(max_size=5),
@@ -105,3 +117,34 @@ def test_safe_dead_lettering_sets_at_least_once_and_reject_publish() -> None:
         "x-dead-letter-strategy": "at-least-once",
         "x-overflow": "reject-publish",
     }
+
+
+def test_deaths_as_text_is_json_for_people() -> None:
+    at = datetime(2026, 11, 26, 12, tzinfo=UTC)
+    headers = with_death({**death("payments", "rejected", 3), "exchange": "bank", "routing-keys": ["cash"], "time": at})
+
+    assert json.loads(deaths_as_text(headers)) == [
+        {
+            "queue": "payments",
+            "reason": "rejected",
+            "count": 3,
+            "exchange": "bank",
+            "routing-keys": ["cash"],
+            "time": "2026-11-26T12:00:00+00:00",
+        }
+    ]
+
+
+@pytest.mark.parametrize("entry", ["text", {"queue": 7}, {"queue": "q", "reason": "rejected", "count": -1}])
+def test_a_death_that_no_broker_writes_has_no_text(entry: object) -> None:
+    assert deaths_as_text(Headers.of({"x-death": [entry]})) == ""
+    assert deaths_as_text(Headers()) == ""
+
+
+def test_the_text_of_many_deaths_is_bounded_and_still_json() -> None:
+    text = deaths_as_text(
+        with_death(*(death(f"queue {number} \u2028{'x' * 200}", "expired", 1) for number in range(99)))
+    )
+
+    assert len(text) < DEATHS_MOST + 100
+    assert [row["queue"][:7] for row in json.loads(text)][:2] == ["queue 0", "queue 1"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.handlers.settlement import parked_headers
 from django_rmq_retry.messages import ErrorNote, Headers, Reason, Stamp
-from django_rmq_retry.messages.history import BROKERS, OURS
+from django_rmq_retry.messages.history import BROKERS, DEATHS, OURS
 from django_rmq_retry.policies import park
 
 NOW = 1_700_000_000_000
@@ -105,4 +105,4 @@ def test_every_written_header_is_in_the_list_of_retry_headers() -> None:
     verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")
     why = parked_headers(verdict, handler="h", now=NOW, nonce=1)
 
-    assert {*full.headers(), *why, BROKERS} == OURS
+    assert {*full.headers(), *why, BROKERS, DEATHS} == OURS
