@@ -262,7 +262,7 @@ def tidied() -> list[Left]:
             if in_block:
                 # A wrapper in a block cannot connect again, and whoever entered the block may never leave it.
                 del connections[connection.alias]
-        elif connection.connection is not None and connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
+        elif connection.connection is not None and _autocommits(connection) != connection.settings_dict["AUTOCOMMIT"]:
             # Nothing was open, so nothing is lost; but the next statement would begin what nobody commits.
             with suppress(Exception):
                 connection.close()
@@ -293,10 +293,19 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
         if connection.vendor == "postgresql":
             return raw.info.transaction_status in (_ACTIVE, _IN_TRANSACTION, _IN_ERROR)
         if connection.vendor == "mysql":
-            return _in_transaction_of_mysql(raw, autocommit=connection.autocommit)
+            return _in_transaction_of_mysql(raw, autocommit=_autocommits(connection))
         return bool(getattr(raw, "in_transaction", False))
     except Exception:  # noqa: BLE001 - drivers raise many types; a connection that the project closed has nothing open
         return False
+
+
+def _autocommits(connection: BaseDatabaseWrapper) -> bool:
+    """True if each statement is committed by itself. Of SET autocommit=0 only the driver knows."""
+    raw: Any = connection.connection
+    if connection.vendor == "mysql":
+        with suppress(Exception):
+            return bool(raw.get_autocommit())
+    return bool(connection.autocommit)
 
 
 def _in_transaction_of_mysql(raw: Any, *, autocommit: bool) -> bool:

@@ -1,6 +1,7 @@
 """A transaction that a handler leaves open costs no other message, and is not called a success."""
 
 import pytest
+from django.db import connections
 
 from tests.aftermath.conftest import Project, Send, parked, rows
 
@@ -30,6 +31,17 @@ def test_a_transaction_left_open_fails_its_own_attempt_only(
     (error,) = parked()
     assert says in error
     assert "with transaction.atomic():" in error
+
+
+def test_autocommit_left_off_by_sql_costs_no_later_message(project: Project, send: Send) -> None:
+    if connections["own"].vendor != "mysql":
+        pytest.skip("only MariaDB has this statement")
+    send(1, to="plain", do="autocommit by SQL")
+    send(2, to="plain")
+    send(3, to="plain")
+    ended = project.run(*ALONE)
+
+    assert (ended.returncode, rows(), parked()) == (0, ["1", "2", "3"], []), ended.stderr
 
 
 def test_a_failed_handler_keeps_its_own_error_and_its_transaction_is_rolled_back(project: Project, send: Send) -> None:

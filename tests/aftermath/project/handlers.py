@@ -113,6 +113,9 @@ def act(data: Mapping[str, Any]) -> object:
         close_in_atomic()
         return None
     Group.objects.create(name=name)
+    if doing == "autocommit by SQL":
+        with connection.cursor() as cursor:
+            cursor.execute("SET autocommit=0")
     if doing == "commit":
         switch_off_and_commit()
     return None
