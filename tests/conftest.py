@@ -135,6 +135,17 @@ def private_node(
 
 
 @pytest.fixture
+def impatient(private_node: Node) -> Iterator[Node]:
+    """`private_node` with a consumer timeout of 4 s instead of 30 minutes, checked every second."""
+    limits = {"consumer_timeout": (4000, 1_800_000), "channel_tick_interval": (1000, 60_000)}
+    for name, (short, _) in limits.items():
+        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {short}).")
+    yield private_node
+    for name, (_, usual) in limits.items():
+        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {usual}).")
+
+
+@pytest.fixture
 def private_broker(private_node: Node, services: Services) -> Iterator[Vhost]:
     """A fresh virtual host on `private_node`, for tests that do harm to the node."""
     name = services.unique()

@@ -31,7 +31,8 @@ _METHOD, _SIZE, _END = 1, 13, 0xCE
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _REQUEUE_NACK, _REQUEUE_REJECT = 2, 1
 
-UNTIMED: dict[str, object] = {"x-consumer-timeout": 4_000_000_000}
+TIMEOUT = "x-consumer-timeout"
+UNTIMED: dict[str, object] = {TIMEOUT: 4_000_000_000}
 """A consumer timeout of 46 days in milliseconds, below the longest timer of Erlang.
 
 It takes precedence over the timeouts of policy, queue and broker.
@@ -123,6 +124,7 @@ class OpenLine:
         RabbitMQ 3 crashes the channel of a consumer that is cancelled earlier, and then answers nothing on it.
         """
         self._open = True
+        self._untimed = line.untimed
         self._quiet = False
         self.retired = False
         """True once the line is given up: deliveries in flight are settled here, and none gets another attempt."""
@@ -312,7 +314,7 @@ class OpenLine:
             self.name,
             self._receive,
             auto_ack=self.line.auto_ack,
-            arguments=UNTIMED if self.line.untimed else None,
+            arguments=UNTIMED if self._untimed else None,
             callback=lambda frame: self._subscribed(frame.method.consumer_tag),
         )
 
@@ -360,6 +362,11 @@ class OpenLine:
         self._next = []
         self._end_pending(processed=False)
         if not self._open:
+            return
+        if self._untimed and isinstance(reason, ChannelClosedByBroker) and TIMEOUT in reason.reply_text:
+            # RabbitMQ 4.3 takes no timeout for a classic queue, where it has none; a queue of others may be one.
+            self._untimed = False
+            self._connection.channel(on_open_callback=self._opened)
             return
         self._open = False
         if isinstance(reason, ChannelClosedByBroker):

@@ -139,7 +139,12 @@ class Attempts:
         return self._end(state, settlement)
 
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
-        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
+        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable.
+
+        All messages of a strict-order queue have one key: the broker may deliver one again while its handler runs.
+        """
+        if arrival.queue in self._ordered:
+            return "", arrival.queue
         state = self._state(arrival)
         self._keep(state, arrival)
         try:

@@ -15,7 +15,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.attempt import Attempts, AttemptState
 from django_rmq_retry.consumer.deadlines import Run, SlowHandlers
-from django_rmq_retry.consumer.sequencer import OneAtATime, Quota, Sequencer
+from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.handlers.attempt import log_failure
 from django_rmq_retry.handlers.layout import parks, temporary
@@ -167,10 +167,10 @@ class QueuePauses:
         self._sequencer = sequencer
         self.able = able
         """True if messages can arrive: the broker is connected and the consumer is not stopping."""
-        self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
+        in_order = {work_queue.queue.name for work_queue in work_queues if work_queue.keyed or work_queue.ordered}
         self._returned_as_copies = returned_as_copies(work_queues)
         # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
-        self._own = self._keyed | {work_queue.queue.name for work_queue in work_queues if work_queue.auto_ack}
+        self._own = in_order | {work_queue.queue.name for work_queue in work_queues if work_queue.auto_ack}
         self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
 
     @property
@@ -185,7 +185,7 @@ class QueuePauses:
             self._source.pause(name)
         if queue in self._returned_as_copies:
             return
-        # With order_by, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
+        # In order, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
         # a message kept for its next attempt still needs a thread, and without one its channel would never close.
         plain = self._workers.take_back(lambda one: one.queue in names and one.queue not in self._own)
         self._source.give_back([*plain, *self._sequencer.give_up(names)])
@@ -287,13 +287,12 @@ class Consumer:
         self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, held))
         self._source = source
         self._attempts = attempts
-        self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
-        self._strict = OneAtATime(work_queues, running=lambda: [state.arrival.queue for state in self.in_flight])
+        self._in_order = frozenset(line.queue for line in self._lines if line.in_order)
         self._slow = SlowHandlers()
         self._limits = limits
         self._watchers = watchers
         self._refusal = refusal
-        self._workers: Workers[Delivery] = Workers(threads, self._work if self._keyed or self._strict else self._make)
+        self._workers: Workers[Delivery] = Workers(threads, self._work if self._in_order else self._make)
         self._sequencer = Sequencer(attempts.key, again=self._workers.add)
         self._over = False
         # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
@@ -363,10 +362,8 @@ class Consumer:
         if self._over:
             self._source.give_back([delivery])
             return
-        if delivery.queue in self._keyed:
+        if delivery.queue in self._in_order:
             self._sequencer.add(delivery)
-        if delivery.queue in self._strict and self._strict.keeps(delivery):
-            return
         self._workers.add(delivery)
 
     def connected(self, server: Server) -> None:
@@ -403,15 +400,10 @@ class Consumer:
         self._drained.set()
 
     def _work(self, delivery: Delivery) -> None:
-        if delivery.queue not in self._keyed:
-            try:
-                self._make(delivery)
-            finally:
-                following = self._strict.following(delivery.queue)
-                if following is not None:
-                    self._workers.add(following)
+        if delivery.queue not in self._in_order:
+            self._make(delivery)
             return
-        # With order_by the job is only a token: the sequencer chooses the message. The thread that is done with a
+        # The job is only a token: the sequencer chooses the message. The thread that is done with a
         # message continues with the messages that waited behind it.
         turn = self._sequencer.take(delivery)
         while turn is not None:
@@ -437,10 +429,10 @@ class Consumer:
         forks.end_since(forked)
         stays = settlement.instruction is Instruction.KEEP
         # Call keep() before settle(), after which the message may be attempted again in another thread.
-        keyed = delivery.queue in self._keyed
-        following = self._sequencer.keep(delivery) if stays and keyed else None
+        in_order = delivery.queue in self._in_order
+        following = self._sequencer.keep(delivery) if stays and in_order else None
         self._source.settle(delivery, settlement)
-        if keyed and not stays:
+        if in_order and not stays:
             following = self._sequencer.done(delivery)
         if quota is not None:
             for other in quota.end(delivery):

@@ -5,11 +5,10 @@ This module does not use the database: the package ``ordering`` blocks a key aft
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
 from django_rmq_retry.consumer.deadlines import HandlerAbandoned
-from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
 Key = Hashable
@@ -190,39 +189,6 @@ class Sequencer:
         following = behind.popleft()
         self._keys[following] = key
         return following
-
-
-class OneAtATime:
-    """Queues in strict order, each with at most one handler of this process.
-
-    The broker may take a message back while its handler still runs, after the consumer timeout, and deliver it again.
-    """
-
-    def __init__(self, work_queues: Iterable[WorkQueue], *, running: Callable[[], Iterable[str]]) -> None:
-        self._queues = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
-        self._running = running
-        """Returns the queues of the attempts that are being made."""
-        self._kept: dict[str, Delivery] = {}
-        self._lock = threading.Lock()
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
-    def __contains__(self, queue: str) -> bool:
-        return queue in self._queues
-
-    def keeps(self, delivery: Delivery) -> bool:
-        """Keep the message if a handler of its queue still runs; then ``following`` returns it."""
-        with self._lock:
-            if delivery.queue not in self._running():
-                return False
-            self._kept[delivery.queue] = delivery
-            return True
-
-    def following(self, queue: str) -> Delivery | None:
-        """Return the message that came back while a handler of the queue ran; call this once it has ended."""
-        with self._lock:
-            return self._kept.pop(queue, None)
 
 
 class Quota:

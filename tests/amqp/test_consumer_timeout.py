@@ -1,6 +1,5 @@
 """Order beyond the broker's consumer timeout: on each version of RabbitMQ."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pika
@@ -18,18 +17,6 @@ pytestmark = pytest.mark.contract
 
 KEYED = Line(queue="q", prefetch=4, keyed=True, untimed=True)
 COUNT = 12
-PATIENCE = 3000
-"""Milliseconds after which the broker takes back what is unacked; it looks every second."""
-
-
-@pytest.fixture
-def impatient(private_node: Node) -> Iterator[Node]:
-    limits = {"consumer_timeout": (PATIENCE, 1_800_000), "channel_tick_interval": (1000, 60_000)}
-    for name, (short, _) in limits.items():
-        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {short}).")
-    yield private_node
-    for name, (_, usual) in limits.items():
-        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {usual}).")
 
 
 def taken(seen: Seen) -> bool:
@@ -67,3 +54,15 @@ def test_messages_of_a_queue_in_order_pass_to_the_next_consumer_in_order(
 
     assert again.redelivered
     assert handled == [b"%02d" % number for number in range(COUNT)]
+
+
+def test_a_classic_queue_that_is_taken_for_a_quorum_queue_is_consumed_in_order(vhost: Vhost) -> None:
+    with ExitStack() as stack:
+        connection = stack.enter_context(pika.BlockingConnection(pika.URLParameters(vhost.url)))
+        amqp = connection.channel()
+        queue(amqp, kind="classic", ordered=True)
+        fill(amqp, b"1", b"2")
+        _, seen = stack.enter_context(consuming(vhost.url, KEYED))
+
+        assert seen.bodies(2) == [b"1", b"2"]
+        assert seen.failures == []

@@ -1,7 +1,5 @@
 """Loss of queues, virtual hosts, connections, users and ack time under a consumer."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.faults.scene import Scene
@@ -101,17 +99,7 @@ def test_a_worker_waits_for_a_deleted_broker_user_and_then_continues(
     private_node.ctl("delete_user", "app")
 
 
-@pytest.fixture
-def impatient(private_node: Node) -> Iterator[Node]:
-    """A broker that requeues messages unacked for longer than 4 s; it checks every second."""
-    limits = {"consumer_timeout": (4000, 1_800_000), "channel_tick_interval": (1000, 60_000)}
-    for name, (short, _) in limits.items():
-        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {short}).")
-    yield private_node
-    for name, (_, usual) in limits.items():
-        private_node.ctl("eval", f"application:set_env(rabbit, {name}, {usual}).")
-
-
+@pytest.mark.contract
 @pytest.mark.usefixtures("impatient")
 def test_a_consumer_returns_after_the_brokers_consumer_timeout(private_scene: Scene) -> None:
     scene = private_scene
@@ -129,6 +117,7 @@ def test_a_consumer_returns_after_the_brokers_consumer_timeout(private_scene: Sc
     assert scene.parked() == []
 
 
+@pytest.mark.contract
 @pytest.mark.usefixtures("impatient")
 def test_a_strict_order_handler_that_outlives_the_consumer_timeout_runs_alone(private_scene: Scene) -> None:
     scene = private_scene
@@ -147,6 +136,7 @@ def test_a_strict_order_handler_that_outlives_the_consumer_timeout_runs_alone(pr
     assert list(dict.fromkeys(scene.diary.ids("did"))) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.contract
 @pytest.mark.usefixtures("impatient")
 def test_a_line_halted_for_long_keeps_its_order_and_attempt_count(
     private_scene: Scene,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import pika
+
 from tests.tooling.management import Management
 
 
@@ -46,6 +48,21 @@ class Vhost:
 
     def _list(self, what: str) -> list[dict[str, Any]]:
         return list(self.management.call("GET", f"{what}/{quote(self.name, safe='')}"))
+
+
+def outlast(vhost: Vhost) -> None:
+    """Hold a message until the broker's consumer timeout has taken it back, and with it those held for longer."""
+    connection = pika.BlockingConnection(pika.URLParameters(vhost.url))
+    channel = connection.channel()
+    ended: list[object] = []
+    channel.add_on_cancel_callback(ended.append)
+    channel.queue_declare("bystander", durable=True, arguments={"x-queue-type": "quorum"})
+    channel.basic_publish("", "bystander", b"")
+    channel.basic_consume("bystander", lambda *_delivery: None)
+    # RabbitMQ 4.3 cancels the consumer, older versions close its channel.
+    while not ended and channel.is_open:
+        connection.process_data_events(1)
+    connection.close()
 
 
 @contextmanager
