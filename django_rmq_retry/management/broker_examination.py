@@ -30,6 +30,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.management.broker_status import counted, round_trip
 from django_rmq_retry.management.command import declarer
+from django_rmq_retry.management.dead_letter_processes import dead_letter_processes
 from django_rmq_retry.management.examination import Area, Finding, Limits, listed, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.parked.declared import Place, former_queues
@@ -39,7 +40,7 @@ from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, R
 from django_rmq_retry.topology.plan import Item, State, shown
 
 OLDEST, NEWEST = (3, 10), (4, 3)
-"""The supported versions of RabbitMQ."""
+"""The oldest supported version of RabbitMQ, and the newest that the tests run on."""
 SLOW = 1.0
 """Seconds for one round trip from which the broker counts as slow."""
 BEHIND = (Area.POLICIES, Area.PERMISSIONS, Area.TOPOLOGY, Area.CONSUMERS)
@@ -321,7 +322,7 @@ def _broker(it: Declarer) -> Iterator[Finding]:
         yield area.warning(
             f"The broker is {server}, which this package is not tested with.",
             why="Retries rely on RabbitMQ's dead-lettering.",
-            fix="Use RabbitMQ 3.10 to 4.3.",
+            fix="Use RabbitMQ; 3.10, 4.0 and 4.3 are tested.",
         )
     elif server.version < OLDEST:
         yield area.error(
@@ -330,11 +331,8 @@ def _broker(it: Declarer) -> Iterator[Finding]:
             fix="Upgrade RabbitMQ.",
         )
     elif server.version[:2] > NEWEST:
-        yield area.warning(
-            f"{server} is newer than 4.3, the newest version that this package is tested with.",
-            why="A change in dead-lettering or queue arguments could affect retries.",
-            fix="Upgrade django-rmq-retry, or run its contract tests on this version.",
-        )
+        newest = ".".join(map(str, NEWEST))
+        yield area.ok(f"{server} is newer than {newest}, the newest version that this package is tested with.")
     for subscription in map(registry.subscription, joined()):
         if refusal := subscription.policy.via.version_refusal(server):
             yield area.error(
@@ -490,6 +488,8 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Finding]:
             what=f"{listed(map(repr, forbidden))}:",
             fix=f"Set {API}, or run manage.py rmq_declare --check as the user that declares.",
         )
+    rows = sight.rows.values() if sight.rows is not None else None
+    yield from dead_letter_processes(sight.it.session.server, topology, rows)
     same, unseen = len(plan.of(State.SAME)), len(plan.of(State.UNSEEN))
     if unseen:
         fix = "" if sight.embedded else f"Set {API}."

@@ -1,4 +1,4 @@
-"""The meaning of the broker's refusals, word for word as RabbitMQ 3.10 to 4.3 write them."""
+"""The meaning of the broker's refusals, word for word as RabbitMQ 3.10, 4.0 and 4.3 write them."""
 
 import pytest
 

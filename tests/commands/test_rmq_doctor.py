@@ -210,6 +210,14 @@ class TestBroker:
         assert {"topology", "consumers", "permissions"} <= set(ran.data["not_looked_at"])
         assert levels(ran)["parked"] == {"ok"}
 
+    @pytest.mark.usefixtures("consumed")
+    def test_a_broker_newer_than_the_tested_ones_is_a_fact(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_rmq_retry.management.broker_examination.NEWEST", (3, 9))
+        ran = examined()
+
+        assert levels(ran)["broker"] == {"ok"}
+        assert any("is newer than 3.9, the newest version" in problem for _, problem, _ in found(ran, "ok"))
+
     def test_a_handler_that_needs_a_newer_broker_is_a_problem(self, vhost: Vhost, project: Any) -> None:
         if vhost.version.startswith("4.3"):
             pytest.skip("this broker has what the handler needs")
@@ -404,6 +412,28 @@ class TestPolicies:
 
         assert "max-length" in out
         assert "\x1b[2J" not in out
+
+
+@pytest.mark.parametrize("seen_by", ["the API", "the code"])
+@pytest.mark.usefixtures("declared")
+def test_many_queues_that_dead_letter_at_least_once_are_a_warning(
+    vhost: Vhost, project: Any, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch, seen_by: str
+) -> None:
+    careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    amqp.queue_declare("theirs", durable=True, arguments={"x-queue-type": "quorum", **careful})
+    amqp.queue_declare("plain", durable=True, arguments={"x-queue-type": "quorum"})
+    if seen_by == "the API":
+        project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
+    rows = [row["arguments"] for name, row in vhost.queues().items() if seen_by == "the API" or name != "theirs"]
+    count = sum(row.get("x-dead-letter-strategy") == "at-least-once" for row in rows)
+    many = "django_rmq_retry.management.dead_letter_processes.MANY"
+    monkeypatch.setattr(many, count + 1)
+    few = [problem for area, problem, _ in found(examined(), "warning") if area == "topology"]
+    monkeypatch.setattr(many, count)
+    warned = [problem for area, problem, _ in found(examined(), "warning") if area == "topology"]
+
+    assert few == []
+    assert warned == [f"{count} quorum queues of this virtual host dead-letter at least once."]
 
 
 @pytest.mark.usefixtures("declared")

@@ -1,0 +1,40 @@
+"""The quorum queues of a virtual host that dead-letter at least once: the broker runs a process for each."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from django_rmq_retry.management.examination import Area, Finding
+from django_rmq_retry.topology.declarations import Server, Topology
+
+Row = Mapping[str, object]
+
+MANY = 100
+"""The number from which a rolling update may strand some of them (rabbitmq-server#16652)."""
+NATIVE = (4, 3)
+
+
+def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row] | None) -> Iterator[Finding]:
+    """Warn of many such queues: those of the management API, or else the ones that this project declares."""
+    if rows is None:
+        rows = [
+            {"type": one.arguments.get("x-queue-type"), "arguments": one.arguments} for one in topology.queues.values()
+        ]
+    count = sum(map(_careful, rows))
+    if count >= MANY:
+        native = "" if server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
+        yield Area.TOPOLOGY.warning(
+            f"{count} quorum queues of this virtual host dead-letter at least once.",
+            why="The broker restarts a process for each when it is updated. It gives up after too many at once, and then "
+            "the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
+            fix=f"Give handlers fewer different waits, or {native}use via=Native(…), which needs one queue each. After an "
+            "update check that each waiting queue in rmq_status empties; if not, see the runbook",
+        )
+
+
+def _careful(row: Row) -> bool:
+    """Return True if the queue is a quorum queue and dead-letters at least once, by its argument or a policy."""
+    arguments, policy = row.get("arguments"), row.get("effective_policy_definition")
+    strategies = (
+        arguments.get("x-dead-letter-strategy") if isinstance(arguments, Mapping) else None,
+        policy.get("dead-letter-strategy") if isinstance(policy, Mapping) else None,
+    )
+    return row.get("type") == "quorum" and next(filter(None, strategies), None) == "at-least-once"
