@@ -23,10 +23,10 @@ def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row
         native = "" if server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
         yield Area.TOPOLOGY.warning(
             f"{count} quorum queues of this virtual host dead-letter at least once.",
-            why="The broker restarts a process for each when it is updated. It gives up after too many at once, and then "
-            "the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
-            fix=f"Give handlers fewer different waits, or {native}use via=Native(…), which needs one queue each. After an "
-            "update check that each waiting queue in rmq_status empties; if not, see the runbook",
+            why="The broker restarts a process for each when it is updated. It gives up after too many at once, and "
+            "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
+            fix=f"Give handlers fewer different waits, or {native}use via=Native(…), which needs one queue each. After "
+            "an update check that each waiting queue in rmq_status empties; if not, see the runbook",
         )
 
 
