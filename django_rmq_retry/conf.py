@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from django_rmq_retry.amqp.address import Access, Host, Password, Secret, Tls
 from django_rmq_retry.embedded import place
 from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.codecs import SMALL, Limits
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
 
@@ -283,6 +284,10 @@ class Settings:
     shutdown_timeout: float = 30
     crash_limit: int | None = 5
     """The number of workers that a message may kill before it is parked."""
+    body_bytes: int = 16 * 1024 * 1024
+    """The largest body that is decoded; a larger one is parked."""
+    body_elements: int = 500_000
+    """The most objects, lists, keys and values of a JSON body that is decoded."""
     policy: Policy = field(default_factory=RetryThenPark)
     queue_type: QueueType = "quorum"
     """The type of queues that a handler names by a string."""
@@ -306,6 +311,11 @@ class Settings:
     around: tuple[Callable[..., object], ...] = ()
     """Hooks around each attempt and each publish: functions that return a context manager."""
     operators: Operators = field(default_factory=Operators)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits on a body that is decoded."""
+        return Limits(most_bytes=self.body_bytes, most_elements=self.body_elements)
 
     def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:
         """Return the broker's access for a connection, or raise ImproperlyConfigured.
@@ -351,6 +361,8 @@ KEYS: Mapping[str, Reader] = {
     "THREADS": whole(1, 1000),
     "SHUTDOWN_TIMEOUT": seconds,
     "CRASH_LIMIT": whole(1, 1000, none="no limit"),
+    "BODY_BYTES": whole(SMALL, 2**31),
+    "BODY_ELEMENTS": whole(SMALL, 2**31),
     "POLICY": policy,
     "QUEUE_TYPE": one_of("quorum", "classic"),
     "REPLY_TO": patterns,

@@ -39,6 +39,8 @@ VARIABLES: Mapping[str, Cast] = {
     "PREFETCH": int,
     "THREADS": int,
     "CRASH_LIMIT": _limit,
+    "BODY_BYTES": int,
+    "BODY_ELEMENTS": int,
     "QUEUE_TYPE": str,
     "POLICY": str,
     "REPLY_TO": list,

@@ -139,10 +139,8 @@ class Attempts:
         return self._end(state, settlement)
 
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
-        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable.
-
-        All messages of a strict-order queue have one key: the broker may deliver one again while its handler runs.
-        """
+        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
+        # A strict-order queue is one key: the broker may deliver a message again while its handler runs.
         if arrival.queue in self._ordered:
             return "", arrival.queue
         state = self._state(arrival)
@@ -317,7 +315,7 @@ class Attempts:
 
     def _read(self, state: AttemptState, subscription: Subscription) -> None:
         state.data = None
-        state.data = decoded(state.delivery, subscription.codec)
+        state.data = decoded(state.delivery, subscription.codec, subscription.limits)
         if subscription.order_by is not None and state.key is None:
             state.key = ordering_key_of(
                 subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data)

@@ -20,7 +20,7 @@ from django_rmq_retry.handlers.subscription import (
     WorkQueue,
     work_queues_of,
 )
-from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.codecs import JSON, LIMITS, Codec, Limits
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import InPlace, Ladder
@@ -63,7 +63,7 @@ class Registration:
     def queue_name(self) -> str:
         return self.queue.name if isinstance(self.queue, Queue) else self.queue
 
-    def joined(self, queue: Queue, policy: Policy) -> Subscription:
+    def joined(self, queue: Queue, policy: Policy, limits: Limits = LIMITS) -> Subscription:
         policy = AutoAck() if self.ack == "auto" else self.policy or policy
         if not queue.lasting and isinstance(policy, RetryThenPark) and policy.via == Ladder():
             # The default carrier was not chosen by the project, and its waiting queues cannot send a retry back to a
@@ -78,6 +78,7 @@ class Registration:
             parked=self.park if isinstance(self.park, Queue) else None,
             match=self.match,
             codec=self.codec,
+            limits=limits,
             keys=self.keys,
             fingerprint=self.fingerprint,
             once=self.once,
@@ -126,7 +127,7 @@ def subscription(name: str) -> Subscription:
     joined = _subscriptions.get(name)
     if joined is None:
         registration = _registrations[name]
-        joined = _subscriptions[name] = registration.joined(_queue(registration), settings().policy)
+        joined = _subscriptions[name] = registration.joined(_queue(registration), settings().policy, settings().limits)
     return joined
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django_rmq_retry import forks
 from django_rmq_retry.errors import ConfigurationError, NoKey
-from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.codecs import JSON, LIMITS, Codec, Limits
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.policies.breaker import Breaker
@@ -114,6 +114,7 @@ class Subscription:
     """The queue ``park``, if the project defines it as a Queue."""
     match: Match = Match()
     codec: Codec = JSON
+    limits: Limits = LIMITS
     keys: Keys | None = None
     """Returns the business keys of a message, by which operators find it."""
     fingerprint: Fingerprint | None = None

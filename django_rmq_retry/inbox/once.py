@@ -459,7 +459,8 @@ class Run:
 
     def _restore(self) -> None:
         """Decode the data again, because the rolled back run may have modified them."""
-        self._delivery = replace(self._delivery, data=decoded(self._delivery, self._subscription.codec))
+        known = self._subscription
+        self._delivery = replace(self._delivery, data=decoded(self._delivery, known.codec, known.limits))
 
     def _enter(self, name: Name) -> Name:
         """Insert the entry and return its name. Raise HandlerSkipped if the message must not be handled now."""

@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 import uuid
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
@@ -77,8 +78,47 @@ class Raw:
         return body
 
 
-def decoded(delivery: Delivery, codec: Codec) -> object:
-    """Return the data of a message. Raise UndecodableBody, which is not retried, if the codec cannot read the body."""
+SMALL = 64 * 1024
+"""In bytes. A smaller body is within any limit."""
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits on a body that is decoded: data take up to eighty times the memory of their JSON."""
+
+    most_bytes: int = 16 * 1024 * 1024
+    most_elements: int = 500_000
+    """The objects, lists, keys and values of a JSON body."""
+
+    def problem(self, body: bytes, codec: Codec) -> str:
+        """Return a sentence if the body is beyond a limit; it is found without decoding it."""
+        if len(body) <= SMALL or isinstance(codec, Raw):
+            return ""
+        if len(body) > self.most_bytes:
+            return f"it is larger than RMQ_RETRY['BODY_BYTES'], {self.most_bytes}"
+        if isinstance(codec, Json) and _elements(body) > self.most_elements:
+            count = _elements(_STRINGS.sub(b"", body))
+            if count > self.most_elements:
+                return f"it has {count} elements, more than RMQ_RETRY['BODY_ELEMENTS'], {self.most_elements}"
+        return ""
+
+
+LIMITS = Limits()
+
+
+def _elements(text: bytes) -> int:
+    """Return the number of elements of a JSON text at most: marks inside strings count too."""
+    return sum(map(text.count, (b"[", b"{", b",", b":")))
+
+
+def decoded(delivery: Delivery, codec: Codec, limits: Limits = LIMITS) -> object:
+    """Return the data of a message.
+
+    Raise UndecodableBody, which is not retried, if the codec cannot read the body, or if it is beyond a limit.
+    """
+    if len(delivery.body) > SMALL and (problem := limits.problem(delivery.body, codec)):
+        raise UndecodableBody(problem, size=len(delivery.body))
     # Decode the properties only if they include a content-encoding: most messages never need them decoded.
     properties = delivery.properties if delivery.raw[0] & ENCODED else None
     try:

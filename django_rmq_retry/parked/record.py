@@ -15,6 +15,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket, bearer
+from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, Parked, read_parked
 from django_rmq_retry.messages.tracebacks import Grouping, short, texts, untraced
@@ -225,7 +226,7 @@ class Keys:
             if subscription is None or subscription.keys is None:
                 return []
             name = subscription.name
-            data = subscription.codec.decode(message.body, message.properties)
+            data = decoded(message, subscription.codec, subscription.limits)
             with forks.ending():
                 return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
         except (UndecodableBody, UndecodableHeaders):

@@ -4,6 +4,7 @@ import datetime
 import json
 import sys
 import time
+import tracemalloc
 import uuid
 from contextlib import suppress
 from decimal import Decimal
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from django_rmq_retry import Json, Raw
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.messages import Properties
+from django_rmq_retry.messages.codecs import DEPTH_LIMIT, Limits, decoded
+from tests.handlers.factories import delivery
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -216,3 +219,39 @@ def test_raw_passes_bytes_through_and_nothing_else() -> None:
     assert Raw().encode(bytearray(b"\xff")) == b"\xff"
     with pytest.raises(UnencodableData, match="the Raw codec takes bytes, not str"):
         Raw().encode("text")
+
+
+MANY = b"[" + b"{}," * 400_000 + b"{}]"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (MANY, "it has 800002 elements, more than RMQ_RETRY['BODY_ELEMENTS'], 500000"),
+        (b'"' + b"x" * 17_000_000 + b'"', "it is larger than RMQ_RETRY['BODY_BYTES'], 16777216"),
+        (b"[" * 100_000, f"it is nested more than {DEPTH_LIMIT} levels deep"),
+    ],
+    ids=["many elements", "many bytes", "many levels"],
+)
+def test_a_body_beyond_a_limit_is_refused_before_it_takes_memory(body: bytes, problem: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(UndecodableBody) as caught:
+            decoded(delivery(body=body), JSON)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert caught.value.problem == problem
+    assert peak < 2 * len(body) + 1_000_000
+
+
+def test_marks_inside_strings_are_no_elements() -> None:
+    text = "1,2;" * 300_000
+
+    assert decoded(delivery(body=f'["{text}"]'.encode()), JSON, Limits(most_elements=100)) == [text]
+
+
+def test_the_limits_follow_the_settings_and_raw_bodies_have_none() -> None:
+    assert len(decoded(delivery(body=MANY), JSON, Limits(most_elements=1_000_000))) == 400_001  # type: ignore[arg-type]
+    assert decoded(delivery(body=MANY), Raw(), Limits(most_bytes=1)) == MANY
