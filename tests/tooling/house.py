@@ -1,4 +1,4 @@
-"""Prints figures of how readable the product is; tests/test_house.py holds each below its limit.
+"""Prints figures of how readable the product is.
 
 python -m tests.tooling.house
 """

@@ -39,7 +39,7 @@ WITHOUT_DJANGO = tuple(
     for name in (
         *("amqp", "chaos", "consumer", "embedded", "faults", "handlers", "messages", "policies", "topology"),
         *("operators/test_races.py", "parked/test_drainers.py"),
-        *("test_architecture.py", "test_house.py", "test_layers.py", "test_package.py", "test_processes.py"),
+        *("test_architecture.py", "test_layers.py", "test_package.py", "test_processes.py"),
         *("test_seams.py", "test_servers.py", "test_style.py", "test_tooling.py", "test_translations.py"),
         *("test_workflows.py",),
     )
