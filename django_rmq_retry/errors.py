@@ -81,7 +81,7 @@ class PublishError(RmqRetryError):
 
     advice = ""
 
-    def __init__(self, exchange: str, routing_key: str, *, said: str = "") -> None:
+    def __init__(self, exchange: str, routing_key: str, *, said: str = "", advice: str = "") -> None:
         self.exchange = exchange
         self.routing_key = routing_key
         self.said = said
@@ -89,7 +89,7 @@ class PublishError(RmqRetryError):
         # The reason may be a sentence: its full stop would stand inside the parentheses.
         words = f" ({said.removesuffix('.')})" if said else ""
         super().__init__(
-            f"The message to {where} with the routing key {routing_key!r} {self.what}{words}. {self.advice}"
+            f"The message to {where} with the routing key {routing_key!r} {self.what}{words}. {advice or self.advice}"
         )
 
     what = "was not published"
@@ -117,7 +117,7 @@ class PublishUnknown(PublishError):
 
 
 class MessageUnsent(PublishError):
-    """The message never left this process."""
+    """The message never left this process, or the broker refused it before it stored anything."""
 
     what = "was not sent"
     advice = "Nothing was stored: publish it again once the broker is reachable."

@@ -80,7 +80,8 @@ class PublishResult:
 
     def error(self, message: Message) -> PublishError:
         """Return the error that a publisher raises for this result."""
-        return ERRORS[self.kind](message.exchange, message.routing_key, said=self.text)
+        advice = ADVICE.get(self.cause, "") if self.kind in (Outcome.UNSENT, Outcome.UNKNOWN) else ""
+        return ERRORS[self.kind](message.exchange, message.routing_key, said=self.text, advice=advice)
 
 
 Done = Callable[[PublishResult], None]
@@ -102,6 +103,16 @@ def unanswered(cause: Cause, text: str, *, code: int = 0) -> PublishResult:
     return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.BROKER, cause=cause, code=code, text=text)
 
 
+ADVICE: Mapping[Cause | None, str] = {
+    Cause.ACCESS_EXCHANGE: (
+        "Give the user the write right on the exchange with `rabbitmqctl set_permissions`, then publish it again."
+    ),
+    Cause.ACCESS_TOPIC: (
+        "Give the user the write right on the topic with `rabbitmqctl set_topic_permissions`, then publish it again."
+    ),
+    Cause.UNWRITABLE: "Nothing was stored, and the same message never can be: correct it.",
+}
+"""The advice for causes that a later try alone does not repair."""
 ERRORS: Mapping[Outcome, type[PublishError]] = {
     Outcome.RETURNED: MessageReturned,
     Outcome.NACKED: MessageNacked,

@@ -138,7 +138,9 @@ def channel_closed(code: int, text: str, *, message: Message, alone: bool) -> Pu
     cause = next(
         (cause for known, pattern, cause in _PUBLISH_CAUSES if code == known and pattern.search(text)), Cause.OTHER
     )
-    return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
+    # The broker checks the right before it stores anything.
+    kind = Outcome.UNSENT if alone and cause in (Cause.ACCESS_EXCHANGE, Cause.ACCESS_TOPIC) else Outcome.UNKNOWN
+    return PublishResult(kind=kind, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
 
 
 def cause_of(error: object) -> object:

@@ -6,7 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
-from django_rmq_retry.errors import PublishError
+from django_rmq_retry.errors import MessageUnsent
 from tests.amqp.live import publishing
 from tests.faults.scene import Scene, Worker
 from tests.tooling.waiting import wait_until
@@ -75,13 +75,16 @@ def test_a_publish_raises_without_the_write_right_and_arrives_with_it(scene: Sce
     scene.declare()
     message = Message(body=b'{"id": 0}', routing_key="work")
     with publishing(grant(read=ALL), publish_timeout=2) as publisher:
-        with pytest.raises(PublishError) as told:
+        with pytest.raises(MessageUnsent) as told:
             publisher.publish(message)
         grant(write=ALL)
         publisher.close()
         publisher.publish(message)
 
     assert "ACCESS_REFUSED" in str(told.value)
+    assert str(told.value).endswith(
+        "Give the user the write right on the exchange with `rabbitmqctl set_permissions`, then publish it again."
+    )
     scene.finish([0], scene.worker())
     assert scene.did() == {0: 1}
 
@@ -110,3 +113,11 @@ def test_a_consumer_waits_while_a_queue_has_an_exclusive_consumer(scene: Scene, 
     scene.finish(range(3), worker)
 
     assert scene.did() == dict.fromkeys(range(3), 1)
+
+
+def test_a_message_that_can_never_be_written_is_not_to_be_published_again(scene: Scene) -> None:
+    with publishing(scene.vhost.url) as publisher, pytest.raises(MessageUnsent) as told:
+        publisher.publish(Message(body=b"{}", routing_key="k" * 256))
+
+    assert "takes 256 bytes; AMQP takes 255" in str(told.value)
+    assert str(told.value).endswith("Nothing was stored, and the same message never can be: correct it.")
