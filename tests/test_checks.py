@@ -2,13 +2,14 @@
 
 import itertools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
-from django.db import connections
+from django.db import connections, transaction
 from django.test import override_settings
 from django.views.debug import SafeExceptionReporterFilter
 
@@ -259,6 +260,23 @@ def test_messages_that_a_transient_queue_loses_are_reported(queue: Queue, said: 
     handle(queue)
 
     assert [message.msg for message in found()] == [said]
+
+
+def test_a_decorator_above_the_handler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def charge(message: Delivery) -> None: ...
+
+    def refund(message: Delivery) -> None: ...
+
+    charge.__qualname__, refund.__qualname__ = "charge", "refund"
+    above = transaction.atomic(handler("payments.charge", name="above")(charge))
+    below = handler("payments.refund", name="below")(transaction.atomic(refund))
+    monkeypatch.setattr(sys.modules[__name__], "charge", above, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "refund", below, raising=False)
+
+    (message,) = found()
+
+    assert ids([message]) == ["W029"]
+    assert message.msg == "A decorator stands above @handler of above: consumers call the function without it."
 
 
 @pytest.mark.parametrize(("second", "expected"), [(10, []), (60, ["W004"])])

@@ -2,7 +2,9 @@
 
 import ipaddress
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings as project
@@ -21,6 +23,7 @@ from django_rmq_retry.amqp.address import GUEST, Access, Secret
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.policies.carriers import AckFirst, InPlace, NackRequeue, Republish
 from django_rmq_retry.policies.dead_letter import WaitQueue
@@ -35,6 +38,7 @@ CONSUMER_TIMEOUT = 1800
 LONG = 60
 """Seconds of waiting with an unacked message that deserve a warning."""
 
+SHARED = "The handlers of one queue share its options, and differ in type=…, routing_key=… or headers={…}."
 LONG_HEARTBEAT = 60
 CHEAP_TO_OPEN = ("django.db.backends.sqlite3", "django.db.backends.dummy")
 _LOGIN = re.compile(r"\b(?:amqps?|https?)://[^/\s@]*:[^/\s]+@", re.IGNORECASE)
@@ -104,14 +108,14 @@ def check_joining(settings: Settings) -> Iterator[CheckMessage]:
     try:
         work_queues = registry.work_queues()
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint="Declare the queue with the same options in all of its handlers.")
+        yield error("E003", str(disagreement), hint=SHARED)
         return
     try:
         registry.topology()
     except TopologyConflict as conflict:
         yield error("E004", str(conflict), hint="Define each name once, in a handler or in RMQ_RETRY['TOPOLOGY'].")
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint="Declare the queue with the same options in all of its handlers.")
+        yield error("E003", str(disagreement), hint=SHARED)
     yield from _idle(settings, work_queues)
 
 
@@ -121,7 +125,16 @@ def check_policies(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG00
     subscriptions = [registry.subscription(name) for name in joined()]
     yield from _wait_in_one_line(subscriptions)
     for subscription in subscriptions:
-        for check in (_outlasts, _forgets, _acks_first, _waits_in_line, _goes_round, _holds_too_long, _loses_order):
+        for check in (
+            _hidden,
+            _outlasts,
+            _forgets,
+            _acks_first,
+            _waits_in_line,
+            _goes_round,
+            _holds_too_long,
+            _loses_order,
+        ):
             yield from check(subscription)
 
 
@@ -144,6 +157,21 @@ def _acks_first(subscription: Subscription) -> Iterable[CheckMessage]:
             "AckFirst acknowledges a message before its copy is stored: if the process dies in between, the message "
             "is lost.",
             hint="Use via=Republish(), which may duplicate but not lose a message, or the default, via=Ladder().",
+            at=subscription.name,
+        )
+
+
+def _hidden(subscription: Subscription) -> Iterable[CheckMessage]:
+    """Warn of a decorator above @handler: consumers call the function below it."""
+    function: Any = subscription.run
+    found = layer = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
+    while layer is not None and not isinstance(layer, Handler):
+        layer = getattr(layer, "__wrapped__", None)
+    if layer is not None and layer is not found and layer.name == subscription.name:
+        yield warning(
+            "W029",
+            f"A decorator stands above @handler of {subscription.name}: consumers call the function without it.",
+            hint="Write @handler(…) as the first line, and the other decorators below it.",
             at=subscription.name,
         )
 
