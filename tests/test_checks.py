@@ -251,7 +251,7 @@ def test_messages_that_a_queue_drops_by_its_arguments_are_reported(options: dict
             (
                 "Queue 'q' is deleted with its messages when the broker restarts. RabbitMQ 4 deprecates transient "
                 "queues "
-                "that are not exclusive, and 4.3 refuses them by default."
+                "that are not exclusive, and from 4.3 on may refuse them."
             ),
         ),
     ],

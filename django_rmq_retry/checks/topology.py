@@ -63,7 +63,7 @@ def _ends(work_queues: Iterable[WorkQueue]) -> Iterable[CheckMessage]:
         refused = (
             ""
             if queue.durable or queue.exclusive
-            else (". RabbitMQ 4 deprecates transient queues that are not exclusive, and 4.3 refuses them by default")
+            else (". RabbitMQ 4 deprecates transient queues that are not exclusive, and from 4.3 on may refuse them")
         )
         yield warning(
             "W018",
