@@ -160,12 +160,19 @@ def test_a_message_is_lost_where_no_exchange_or_queue_takes_it(rig: Rig, kind: s
 def test_at_least_once_keeps_an_unroutable_dead_letter(rig: Rig) -> None:
     client = rig.connect()
     careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    client.queue("main", {**QUORUM, **careful, "x-dead-letter-exchange": "nowhere"})
-    client.publish("main", "x")
-    client.reject(taken(client, "main"), requeue=False)
-    client.exchange("nowhere", "fanout")
-    client.queue("dead")
-    client.bind("dead", "nowhere")
+    client.exchange("away", "direct")
+    client.queue("main", {**QUORUM, **careful, "x-dead-letter-exchange": "away"})
+    for name in ("dead", "after"):
+        client.queue(name)
+    client.exchange("in", "fanout")
+    client.bind("main", "in")
+    client.bind("after", "away", "after")
+    for key in ("nowhere", "after"):
+        client.publish(key, "x", exchange="in")
+        client.reject(taken(client, "main"), requeue=False)
+    # Dead letters leave in their order: the broker has tried the first one once the second one is there.
+    taken(client, "after")
+    client.bind("dead", "away", "nowhere")
 
     assert client.queue("main", passive=True).messages == 0
     assert client.get("dead", within=0.2) is None
