@@ -52,6 +52,8 @@ class Way(StrEnum):
     BINDING = "binding"
     DEAD_LETTER = "dead letter"
     """Moved by the broker."""
+    ALTERNATE = "alternate"
+    """Passed on by an exchange that has no binding for the message."""
     COPY = "copy"
     """Copied by the consumer, confirmed, then acked."""
 
@@ -138,7 +140,7 @@ def _bindings(topology: Topology) -> list[Edge]:
 
 def _alternates(topology: Topology) -> list[Edge]:
     return [
-        Edge(source=(True, one.name), target=(True, str(name)), way=Way.DEAD_LETTER, labels=("unroutable",))
+        Edge(source=(True, one.name), target=(True, str(name)), way=Way.ALTERNATE)
         for one in topology.exchanges.values()
         if (name := one.arguments.get("alternate-exchange")) in topology.exchanges
     ]
@@ -228,9 +230,9 @@ def _is_work(shape: Shape, key: Key) -> bool:
     return node is not None and node.role is not None and _COLUMNS.get(node.role, WORK) == WORK
 
 
-_IN = {Way.BINDING: "←", Way.DEAD_LETTER: "⇠", Way.COPY: "⇐"}
+_IN = {Way.BINDING: "←", Way.DEAD_LETTER: "⇠", Way.ALTERNATE: "⇠", Way.COPY: "⇐"}
 
-_OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.COPY: "⇒ copies to"}
+_OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.ALTERNATE: "⇢ unroutable messages to", Way.COPY: "⇒ copies to"}
 
 
 def text(shape: Shape) -> str:
@@ -263,13 +265,16 @@ def _labels(edge: Edge) -> str:
     return f" by {', '.join(edge.labels)}" if edge.labels else ""
 
 
-_SVG_CLASSES = {Way.BINDING: "binding", Way.DEAD_LETTER: "dead", Way.COPY: "copy"}
+_SVG_CLASSES = {Way.BINDING: "binding", Way.DEAD_LETTER: "dead", Way.ALTERNATE: "alternate", Way.COPY: "copy"}
 
 _MEANINGS = (
     (Way.BINDING, "binding"),
     (Way.DEAD_LETTER, "dead letters, moved by the broker"),
     (Way.COPY, "confirmed copy by the consumer"),
+    (Way.ALTERNATE, "messages that no binding accepts"),
 )
+_ALWAYS = (Way.BINDING, Way.DEAD_LETTER, Way.COPY)
+"""The ways that the legend explains even if the drawing has none of them."""
 
 
 def svg(shape: Shape, *, title: str = "Topology") -> str:
@@ -280,7 +285,7 @@ def svg(shape: Shape, *, title: str = "Topology") -> str:
     width = 2 * MARGIN + columns * WIDTH + (columns - 1) * GAP_X
     height = 2 * MARGIN + rows * (HEIGHT + GAP_Y) + _LEGEND
     parts = [*_head(title, _whole(width), _whole(height)), *_edges(shape, where), *_nodes(shape, where)]
-    return "\n".join([*parts, *_legend(_whole(height) - MARGIN), "</svg>", ""])
+    return "\n".join([*parts, *_legend(shape, _whole(height) - MARGIN), "</svg>", ""])
 
 
 def _head(title: str, width: int, height: int) -> Iterator[str]:
@@ -354,9 +359,11 @@ def _forth(x1: int, y1: int, x2: int, y2: int) -> tuple[str, tuple[int, int]]:
     return path + ("" if bend == x2 else f" H{x2}"), (bend - GAP_X // 2, (y1 + y2) // 2 - 4)
 
 
-def _legend(y: int) -> Iterator[str]:
-    x = MARGIN
+def _legend(shape: Shape, y: int) -> Iterator[str]:
+    x, drawn = MARGIN, {edge.way for edge in shape.edges}.union(_ALWAYS)
     for way, meaning in _MEANINGS:
+        if way not in drawn:
+            continue
         yield f'<path class="edge {_SVG_CLASSES[way]}" d="M{x} {y} h40" marker-end="url(#head)"/>'
         yield f'<text class="detail" x="{x + 48}" y="{y + 4}">{meaning}</text>'
         x += 70 + 7 * len(meaning)
@@ -383,11 +390,15 @@ def clean(name: str) -> str:
     return escape("".join(char if char.isprintable() else "�" for char in name), {'"': "&quot;", "'": "&apos;"})
 
 
-_ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.COPY: "==>"}
+_ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.ALTERNATE: "--o", Way.COPY: "==>"}
 
 
 def mermaid(shape: Shape) -> str:
-    """Return Mermaid code: solid arrows are bindings, dotted ones dead letters, thick ones copies by the consumer."""
+    """Return Mermaid code.
+
+    Solid arrows are bindings, dotted ones dead letters, thick ones copies by the consumer; lines that end in a circle
+    lead to an alternate exchange.
+    """
     return "\n".join(_mermaid_lines(shape))
 
 

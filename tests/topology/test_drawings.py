@@ -79,10 +79,15 @@ def test_alternate_exchanges_and_ttl_dead_letters_are_drawn() -> None:
     shape = Shape.of(topology_of(extra=[rest, Exchange("all", "direct", alternate="rest"), delay]))
 
     assert {(edge.source[1], edge.target[1], edge.way) for edge in shape.edges} == {
-        ("all", "rest", Way.DEAD_LETTER),
+        ("all", "rest", Way.ALTERNATE),
         ("delay", "rest", Way.DEAD_LETTER),
     }
     assert shape.nodes[(False, "delay")].detail == "other · quorum · 90 s"
+    assert "⇢ unroutable messages to rest" in text(shape)
+    assert "--o" in mermaid(shape)
+    assert 'class="edge alternate"' in svg(shape)
+    assert "messages that no binding accepts" in svg(shape)
+    assert "messages that no binding accepts" not in svg(shaped(RetryThenPark())[0])
 
 
 @pytest.mark.parametrize(
