@@ -370,7 +370,9 @@ def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds:
         missing = "it does not exist: manage.py rmq_declare"
         return Level(queue=queue.name, role=queue.role, problems=(missing, *_left(declarer, queue)))
     problems = (*_problems(queue, holding, row or {}, bounds), *_left(declarer, queue))
-    return replace(_measured(queue, holding, row), problems=problems)
+    # Another program reads it, perhaps not at this moment.
+    unread = queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments and _unread(holding)
+    return replace(_measured(queue, holding, row), problems=problems, remark=NO_CONSUMER if unread else "")
 
 
 def _measured(queue: QueueDeclaration, holding: Holding, row: Row | None) -> Level:
@@ -427,7 +429,7 @@ def _judged(level: Level, whole: str, *, returns: bool) -> Level:
 def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bounds) -> list[str]:
     problems = []
     read = queue.name not in bounds.stopped
-    if holding.ready and not holding.consumers and _is_read(queue) and read:
+    if _unread(holding) and queue.role in (Role.WORK, Role.REPLY) and read:
         problems.append(NO_CONSUMER)
     if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
         problems.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
@@ -440,11 +442,8 @@ def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bound
     return problems
 
 
-def _is_read(queue: QueueDeclaration) -> bool:
-    """True if the queue needs a consumer; a queue with a TTL may exist for the delay alone."""
-    return queue.role in (Role.WORK, Role.REPLY) or (
-        queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments
-    )
+def _unread(holding: Holding) -> bool:
+    return bool(holding.ready and not holding.consumers)
 
 
 def _full(arguments: Mapping[str, object], ready: int) -> bool:

@@ -257,6 +257,8 @@ class BrokerExamination:
             yield from _abandoned(level)
             return
         yield from (_problem(level, problem) for problem in level.problems if not problem.startswith(INTERRUPTED))
+        if level.remark == NO_CONSUMER:
+            yield _unread(level)
         if level.role is Role.WORK and not stopped:
             yield from self._of_work_queue(level)
         if level.role is Role.PARKED and level.ready and not level.consumers and settings().records:
@@ -541,13 +543,16 @@ def _abandoned(level: Level) -> Iterator[Finding]:
         )
 
 
+def _unread(level: Level) -> Finding:
+    """Return the finding on a queue of another program."""
+    return Area.CONSUMERS.warning(
+        f"Queue {level.queue!r}: {level.remark}, and no handler of this project is for it.",
+        why=f"It has {counted(level.ready or 0, 'message')} ready.",
+        fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
+    )
+
+
 def _problem(level: Level, problem: str) -> Finding:
-    if problem == NO_CONSUMER and level.role is Role.OTHER:
-        return Area.CONSUMERS.warning(
-            f"Queue {level.queue!r}: {problem}, and no handler of this project is for it.",
-            why=f"It has {counted(level.ready or 0, 'message')} ready.",
-            fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
-        )
     why, fix = {
         NO_CONSUMER: (
             f"It has {counted(level.ready or 0, 'message')} ready.",

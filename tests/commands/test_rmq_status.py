@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Queue
 from django_rmq_retry.amqp.declarer import NO_CONSUMER
 from tests.commands.running import Exit, Terminal, run
 from tests.shop.running import Shop
@@ -61,6 +62,20 @@ def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
     ran = run("rmq_status", "--check")
 
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: no consumer reads this queue\n")
+
+
+@pytest.mark.on_both
+@pytest.mark.parametrize("existing", [False, True])
+def test_an_unread_queue_of_another_program_is_shown_and_no_problem(
+    amqp: BlockingChannel, settings: Any, *, existing: bool
+) -> None:
+    amqp.queue_declare("replies", durable=True)
+    theirs = Queue("replies", type="classic", existing=existing)
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "TOPOLOGY": [theirs]}
+    put(amqp, "replies")
+
+    assert ["replies", "other", "1", "0", "! no consumer reads this queue"] in run("rmq_status").lines
+    assert run("rmq_status", "--check").out == "OK\n"
 
 
 @pytest.mark.on_both
