@@ -229,10 +229,14 @@ class TestInATestCase(TestCase):
             assert post.keys == ["q"]
 
 
-@pytest.mark.parametrize("name", ["rmq-retry-attempts", "rmq-retry-new", "x-death", "x-delivery-count", "x-delay"])
+@pytest.mark.parametrize("name", ["rmq-retry-attempts", "rmq-retry-new", "x-death", "x-delivery-count"])
 def test_reserved_headers_cannot_be_set_by_a_publisher(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         message_of(1, options=Options(headers={name: 1}))
+
+
+def test_a_publisher_may_delay_a_message_by_the_plugins_header() -> None:
+    assert message_of(1, options=Options(headers={"x-delay": 5000})).properties.headers["x-delay"] == 5000
 
 
 @pytest.mark.parametrize(

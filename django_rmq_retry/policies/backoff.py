@@ -55,13 +55,17 @@ class Backoff(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Fixed(Backoff):
-    """The same wait after each attempt: ``Fixed(30)``."""
+    """The same wait after each attempt: ``Fixed(30)``.
+
+    ``Fixed(0)`` does not wait: for carriers that keep a message unacked, such as ``NackRequeue``.
+    """
 
     seconds: float
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        check_seconds("Fixed", self.seconds)
+        if self.seconds != 0 or isinstance(self.seconds, bool):
+            check_seconds("Fixed", self.seconds)
         _check_jitter("Fixed", self.jitter)
 
     @property
@@ -132,6 +136,14 @@ class Exponential(Backoff):
 def _check_jitter(what: str, value: object) -> None:
     if not NUMBER.fits(value) or not 0 <= value <= 1:  # type: ignore[operator]  # it is a number
         raise ConfigurationError(f"{what}'s jitter is a share of the wait from 0 to 1, not {value!r}.")
+
+
+def check_waits(backoff: Backoff) -> None:
+    """Refuse a back-off without a wait where every wait needs a queue, or where a line would never rest."""
+    if not backoff.nominal(1):
+        raise ConfigurationError(
+            "Fixed(0) does not wait. Use it with via=Republish() or NackRequeue(), or give it a wait."
+        )
 
 
 BACKOFF = one_of(Backoff, "a back-off, such as Fixed(10), Steps([10, 60, 600]) or Exponential(10)")

@@ -10,7 +10,7 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
-from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed
+from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed, check_waits
 from django_rmq_retry.policies.carriers import CARRIER, Carrier, InPlace, Ladder
 from django_rmq_retry.policies.verdict import (
     Discard,
@@ -133,6 +133,9 @@ class RetryThenPark(Policy):
             raise ConfigurationError(
                 f"{type(self.via).__name__} always waits {pace:g} s. Omit backoff and schedules, or use via=Ladder()."
             )
+        if not self.via.keeps_unacked:
+            for backoff in filter(None, (self.backoff, *(one.backoff for one in self.schedules.values()))):
+                check_waits(backoff)
         if not self.via.stamps and (self.schedules or self.budget is not None):
             raise ConfigurationError(
                 f"{type(self.via).__name__} writes no retry history into a message, so the age and number of its "
@@ -196,6 +199,7 @@ class StopTheLine(Policy):
     def __post_init__(self) -> None:
         check_attempts(self.attempts)
         check(self, backoff=BACKOFF)
+        check_waits(self.backoff)
         object.__setattr__(self, "park_on", error_types("park_on", self.park_on))
 
     def rule(self, failure: Failure) -> Verdict:

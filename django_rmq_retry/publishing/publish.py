@@ -97,11 +97,15 @@ def options_of(given: Mapping[str, object]) -> Options:
     return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
 
 
+_SETTABLE = {"CC", "BCC", "x-delay"}
+"""Headers for the broker that a publisher may set; x-delay is read by exchanges of the delayed-message plugin."""
+
+
 def _check_headers(headers: Mapping[str, object] | None) -> None:
     for name in headers or ():
         if not isinstance(name, str):
             raise ConfigurationError(f"A header's name must be a string, not {name!r}.")
-        if name.startswith(PREFIX) or name in BROKERS_OWN - {"CC", "BCC"}:
+        if name.startswith(PREFIX) or name in BROKERS_OWN - _SETTABLE:
             raise ConfigurationError(f"The header {name!r} is reserved. Choose another name.")
         if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
             raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]

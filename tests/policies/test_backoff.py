@@ -1,12 +1,25 @@
 """Back-offs: waits that jitter only lengthens."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry import Exponential, Fixed, Steps
+from django_rmq_retry import (
+    AckFirst,
+    Exponential,
+    Fixed,
+    InPlace,
+    NackRequeue,
+    Republish,
+    RetryThenPark,
+    Schedule,
+    Steps,
+    StopTheLine,
+    WaitQueue,
+)
 from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.policies import Backoff
@@ -86,11 +99,27 @@ def test_a_back_off_of_a_million_attempts_is_checked_at_once() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, LONGEST + 1, "30", None, True])
 def test_an_invalid_wait_is_refused_by_the_constructor(seconds: float) -> None:
-    for made in (Fixed, Exponential):
+    for made in (Fixed, Exponential) if seconds != 0 else (Exponential,):
         with pytest.raises(ConfigurationError, match="takes seconds above 0 and up to ten years, not "):
             made(seconds)
     with pytest.raises(ConfigurationError, match="Steps takes seconds above 0 and up to ten years, not "):
         Steps([10, seconds])
+
+
+def test_no_wait_at_all_is_for_carriers_that_keep_the_message_unacked() -> None:
+    for via in (NackRequeue(), Republish(), AckFirst(), InPlace()):
+        assert RetryThenPark(attempts=2, backoff=Fixed(0), via=via).waits == ((Fixed(0), 2),)
+    refused: tuple[Callable[[], object], ...] = (
+        lambda: RetryThenPark(backoff=Fixed(0)),
+        lambda: RetryThenPark(backoff=Fixed(0), via=WaitQueue("away", "wait")),
+        lambda: RetryThenPark(schedules={OSError: Schedule(attempts=2, backoff=Fixed(0))}),
+        lambda: StopTheLine(backoff=Fixed(0)),
+    )
+    for make in refused:
+        with pytest.raises(ConfigurationError, match=r"Fixed\(0\) does not wait"):
+            make()
+    with pytest.raises(ConfigurationError, match="takes seconds above 0"):
+        Fixed(False)
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, math.nan])
