@@ -54,7 +54,7 @@ SCHEDULES = (*ANY, 7, "x", [Schedule(3, Fixed(1))], {ValueError: 3}, {"ValueErro
 POLICY = (*ANY, 7, "OneShot", RetryThenPark, Ladder(), Fixed(1))
 
 WRONG: Mapping[Callable[..., Any], Mapping[str, tuple[object, ...]]] = {
-    Fixed: {"seconds": (*NUMBER, None, 0), "jitter": (*NUMBER, None, 2)},
+    Fixed: {"seconds": (*NUMBER, None), "jitter": (*NUMBER, None, 2)},
     Steps: {"seconds": (*NUMBERS, None, []), "jitter": (*NUMBER, None)},
     Exponential: {"first": (*NUMBER, None), "factor": (*NUMBER, None), "cap": NUMBER, "jitter": (*NUMBER, None)},
     Schedule: {"attempts": (*WHOLE, 0), "backoff": (*BACKOFF, None)},
