@@ -3,6 +3,7 @@
 import json
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -74,6 +75,10 @@ def _known(settings: databases.Settings) -> Iterator[Own]:
     try:
         yield Own(settings=settings)
     finally:
+        # A thread that ends after its alias is gone would leave its connection open.
+        for thread in threading.enumerate():
+            if thread.name == "rmq-outbox-late":
+                thread.join(10)
         with suppress(AttributeError):
             connections[ALIAS].close()
             del connections[ALIAS]
