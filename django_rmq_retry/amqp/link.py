@@ -10,8 +10,10 @@ from django_rmq_retry.amqp.refusals import cause_of, denied, error_text, refusal
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
-MOST_REFUSALS = 5
-"""Refusals in a row after which a virtual host that existed before counts as deleted."""
+MOST_REFUSALS, DELETED_AFTER = 5, 30.0
+"""Refusals in a row, and seconds since the first of them, after which a virtual host that existed before counts as
+deleted. A user that is made again has no rights until they are granted, which may take some seconds.
+"""
 FRAME = 131_072
 """RabbitMQ's own frame_max; a smaller one is refused, because headers that fill it must fit into a copy, too."""
 HEALTHY = 5.0
@@ -45,6 +47,7 @@ class Link:
         self._since = 0.0
         self._ever = False
         self._missing = 0
+        self._missing_since = 0.0
         self._wanted = False
         self._dialled: Connection | None = None
         self._closed_cb: Callable[[], None] | None = None
@@ -110,11 +113,17 @@ class Link:
             self._give_up(cause)
             return
         refusal = refusal_in(cause)
-        self._missing = self._missing + 1 if denied(cause) else 0
-        if refusal and (not self._ever or self._missing >= MOST_REFUSALS):
+        if refusal and (not self._ever or self._deleted(cause)):
             self._give_up(BrokerRefused(self._access.shown, refusal))
             return
         self._again(refusal or error_text(cause))
+
+    def _deleted(self, cause: object) -> bool:
+        """Count refusals of the virtual host, and return True once it counts as deleted."""
+        self._missing = self._missing + 1 if denied(cause) else 0
+        if self._missing == 1:
+            self._missing_since = time.monotonic()
+        return self._missing >= MOST_REFUSALS and time.monotonic() - self._missing_since >= DELETED_AFTER
 
     def _give_up(self, error: BaseException) -> None:
         self._wanted = False

@@ -24,6 +24,9 @@ from django_rmq_retry.policies.verdict import error_types
 
 DAY = 86400.0
 TABLE = "rmq_retry_inboxentry"
+SHOWN = 3
+MOST_ENTRIES = 10_000
+"""The latest entries whose handlers are looked up: more would take time on a large table."""
 
 LONG = 600.0
 """Seconds after which an unacked message returns to its queue, if it may; RabbitMQ takes it back after 1800."""
@@ -60,15 +63,48 @@ def check_inbox_tables(*, databases: Collection[str] | None = None, **_: object)
     if sys.argv[1:2] == ["migrate"]:
         return []
     try:
-        found = _databases([one for one in map(registry.subscription, joined()) if one.once])
+        handlers = [one for one in map(registry.subscription, joined()) if one.once]
     except ImproperlyConfigured:
         # check_settings reports the invalid settings.
         return []
+    found = _databases(handlers)
     return [
-        _no_table(warning, "W033", alias, found[alias])
-        for alias in databases or ()
-        if alias in found and not _has_table(alias)
+        problem for alias in databases or () if alias in found for problem in _entries(alias, found[alias], handlers)
     ]
+
+
+def _entries(alias: str, names: Sequence[str], handlers: Sequence[Subscription]) -> Iterator[CheckMessage]:
+    if not _has_table(alias):
+        yield _no_table(warning, "W033", alias, names)
+        return
+    for old, fresh in renamed(alias, handlers).items():
+        problem, fix = sentences_of(old, fresh)
+        yield warning("W034", problem, hint=fix, at=fresh[0])
+
+
+def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]]:
+    """Return each name that recent entries have and no handler has, with the handlers that may have had it before.
+
+    These are the handlers without recent entries: messages that they handled under the old name would run again.
+    """
+    latest = apps.get_model("rmq_retry", "InboxEntry").objects.using(alias).order_by("-handled_at")
+    stored = set(latest.values_list("handler", flat=True)[:MOST_ENTRIES])
+    names = {one.inbox_name: one.name for one in handlers if (one.using or DEFAULT_DB_ALIAS) == alias}
+    fresh = sorted(name for stored_as, name in names.items() if stored_as not in stored)
+    return dict.fromkeys(sorted(stored - set(names)), fresh) if fresh else {}
+
+
+def sentences_of(old: str, fresh: Sequence[str]) -> tuple[str, str]:
+    """Return the problem and the fix of a handler that handled messages once and exists no more under that name."""
+    problem = (
+        f"Messages were handled once by {old!r}, which no handler is named now. If it was renamed, each of them that "
+        "comes again is handled again."
+    )
+    fix = (
+        f"Add formerly={old!r} to the handler that took its place ({' or '.join(fresh[:SHOWN])}). If it was removed, "
+        "do nothing: its entries are deleted after INBOX_DAYS."
+    )
+    return problem, fix
 
 
 def _databases(handlers: Iterable[Subscription]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from django.core.checks import (
 )
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db.models import Model
 from django.views.debug import get_default_exception_reporter_filter
 
 from django_rmq_retry import conf
@@ -286,6 +287,8 @@ def check_outbox(settings: Settings) -> Iterator[CheckMessage]:
     named = settings.outbox
     if named is False:
         return
+    if named is True:
+        yield from _without_outbox()
     aliases = [DEFAULT_DB_ALIAS] if named is True else list(named)
     for alias in aliases:
         if alias not in connections:
@@ -302,6 +305,32 @@ def check_outbox(settings: Settings) -> Iterator[CheckMessage]:
                 hint="Let allow_migrate() return True for the app label 'rmq_retry' there, or list the "
                 "intended databases in 'OUTBOX'.",
             )
+
+
+def _without_outbox() -> Iterator[CheckMessage]:
+    """Warn of each database in whose transactions the project writes, and could publish, without an outbox."""
+    written: dict[str, str] = {}
+    for model in apps.get_models():
+        written.setdefault(_database_of(model), model._meta.label)  # noqa: SLF001 - a documented API
+    for one in map(registry.subscription, joined()):
+        if one.once and one.using:
+            written.setdefault(one.using, one.name)
+    for alias in sorted(set(written) & set(connections) - {DEFAULT_DB_ALIAS}):
+        yield warning(
+            "W041",
+            f"The project writes to the database {alias!r} ({written[alias]}), which has no outbox: a message "
+            "published inside its transactions is sent after the commit, and lost if the process ends or no broker "
+            "answers.",
+            hint=f"Set RMQ_RETRY['OUTBOX'] = ['default', {alias!r}] and run `manage.py migrate --database {alias}`. If "
+            "nothing is published inside its transactions, say so with 'OUTBOX': ['default'].",
+        )
+
+
+def _database_of(model: type[Model]) -> str:
+    try:
+        return router.db_for_write(model)
+    except Exception:  # noqa: BLE001 - a router may need a request, and a check has none
+        return DEFAULT_DB_ALIAS
 
 
 @register(TAG, deploy=True)

@@ -24,7 +24,7 @@ from django_rmq_retry.topology.declarations import Queue, check_name, check_queu
 R = TypeVar("R")
 WRITTEN = (
     *("queue", "policy", "park", "codec", "keys", "fingerprint"),
-    *("once", "using", "order_by", "rate", "breaker", "timeout", "ack"),
+    *("once", "formerly", "using", "order_by", "rate", "breaker", "timeout", "ack"),
 )
 PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
 """Options that work only while the broker still has the message, so not with ``ack="auto"``."""
@@ -160,6 +160,7 @@ def handler(
     keys: Keys | None = None,
     fingerprint: Fingerprint | None = None,
     once: bool | Named = False,
+    formerly: str = "",
     using: str = "",
     order_by: Named | None = None,
     rate: float | str | None = None,
@@ -177,10 +178,14 @@ def handler(
     returns the business keys by which operators find a message, ``fingerprint`` the group of its failure. With
     ``order_by``, a failed message blocks later messages with the same ordering key. A ``breaker`` pauses the handler
     while a service that it needs is down, and ``rate`` limits its runs per second. With ``once=True``, its changes to
-    the database ``using`` happen once for each message. A run is ended after ``timeout`` seconds. With ``ack="auto"``
+    the database ``using`` happen once for each message; ``formerly`` is the name that a renamed handler had, so that
+    it recognizes what it handled before. A run is ended after ``timeout`` seconds. With ``ack="auto"``
     the broker drops each message as it sends it.
     """
-    values = (queue, policy, park, codec, keys, fingerprint, once, using, order_by, _paced(rate), breaker, timeout, ack)
+    values = (
+        *(queue, policy, park, codec, keys, fingerprint),
+        *(once, formerly, using, order_by, _paced(rate), breaker, timeout, ack),
+    )
     written = dict(zip(WRITTEN, values, strict=True))
     _check(written, headers, type=type, routing_key=routing_key, name=name)
     match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
@@ -201,6 +206,8 @@ def _paced(rate: float | str | None) -> float | None:
 def _registration(function: Callable[[Any], Any], name: str | None, **written: Any) -> registry.Registration:
     _check_function(function)
     name = name or f"{function.__module__}.{function.__qualname__}"
+    if written["formerly"] == name:
+        raise ConfigurationError(f"formerly={name!r} is the handler's name of today. Give the one that it had before.")
     asynchronous = _is_async(function)
     registration = registry.Registration(
         name=name,
@@ -281,9 +288,21 @@ def _check(written: Mapping[str, Any], headers: object, **texts: object) -> None
         option = written[name]
         if option is not None and not callable(option):
             raise ConfigurationError(f"A handler's {name} is a function, such as lambda message: …, not {option!r}.")
+    _check_formerly(written["formerly"], once=written["once"])
     if not isinstance(written["using"], str):
         raise ConfigurationError(
             f"A handler's using is a database's alias, such as 'ledger', not {written['using']!r}."
+        )
+
+
+def _check_formerly(formerly: object, *, once: object) -> None:
+    if not isinstance(formerly, str):
+        raise ConfigurationError(
+            f"A handler's formerly is its earlier name, such as 'payments.handlers.charge', not {formerly!r}."
+        )
+    if formerly and not once:
+        raise ConfigurationError(
+            f"formerly={formerly!r} finds the messages that once=True has stored. Add once=True, or omit formerly."
         )
 
 

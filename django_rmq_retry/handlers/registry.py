@@ -48,6 +48,7 @@ class Registration:
     keys: Keys | None = None
     fingerprint: Fingerprint | None = None
     once: bool | Named = False
+    formerly: str = ""
     using: str = ""
     order_by: Named | None = None
     rate: float | None = None
@@ -82,6 +83,7 @@ class Registration:
             keys=self.keys,
             fingerprint=self.fingerprint,
             once=self.once,
+            formerly=self.formerly,
             using=self.using,
             order_by=self.order_by,
             rate=self.rate,
@@ -118,8 +120,23 @@ def register(registration: Registration) -> None:
             f"Two handlers have the name {registration.name!r}, for the queues {known_one.queue_name!r} and "
             f"{registration.queue_name!r}. Rename one function, or give one of them name='…'."
         )
+    _refuse_shared_name(registration)
     _registrations[registration.name] = registration
     _changed()
+
+
+def _refuse_shared_name(registration: Registration) -> None:
+    """Raise ConfigurationError if two handlers would take each other's handled messages for their own."""
+    own = registration.formerly or registration.name
+    for other in _registrations.values():
+        if other.name == registration.name or (other.formerly or other.name) != own:
+            continue
+        if other.formerly == registration.formerly:
+            raise ConfigurationError(f"Both {other.name} and {registration.name} have formerly={own!r}. One had it.")
+        raise ConfigurationError(
+            f"formerly={own!r} names a handler that still exists. Give it to the handler that took its place, and "
+            "remove the old one."
+        )
 
 
 def subscription(name: str) -> Subscription:

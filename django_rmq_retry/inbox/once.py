@@ -113,7 +113,7 @@ def name_for(subscription: Subscription, delivery: Delivery) -> Name:
         text = _from_message(delivery)
         how = _BY_BYTES if nameless(text) else _BY_ID
     # The key includes the kind of name, so that an id and an equal result of a once=… function stay distinct.
-    key = _key(subscription.name, how, text)
+    key = _key(subscription.inbox_name, how, text)
     return Name(key, _storable(text), _digest(delivery.body), how is not _BY_BYTES)
 
 
@@ -464,7 +464,7 @@ class Run:
 
     def _enter(self, name: Name) -> Name:
         """Insert the entry and return its name. Raise HandlerSkipped if the message must not be handled now."""
-        if insert(self._connection, self._subscription.name, name):
+        if insert(self._connection, self._subscription.inbox_name, name):
             return name
         equal = same(self._connection, name)
         if equal is None:
@@ -478,7 +478,7 @@ class Run:
                 raise HandlerSkipped(DUPLICATE)
             raise alike(self._subscription.name) if equal else conflict(self._subscription.name, name.text)
         name = name.again(requeue.which)
-        if insert(self._connection, self._subscription.name, name):
+        if insert(self._connection, self._subscription.inbox_name, name):
             return name
         raise HandlerSkipped(DUPLICATE)
 

@@ -62,7 +62,7 @@ class EntryRetention:
             if rows and longer is None:
                 longer = kept_longer(once)
             due = [row for row in rows if not _kept(row, longer or {})]
-            forget(alias, due)
+            forget(alias, due, once)
             if len(rows) < BATCH:
                 self._reached.pop(alias, None)
                 return False
@@ -79,14 +79,16 @@ class EntryRetention:
         return list(ordered.values_list("handled_at", "key", "handler", "name")[:BATCH])
 
 
-def forget(alias: str, rows: Collection[Row]) -> int:
+def forget(alias: str, rows: Collection[Row], once: Iterable[Subscription] = ()) -> int:
     """Delete entries, except those whose message is parked and not resolved. Return the number deleted."""
     if not rows:
         return 0
     parked = ParkedMessage.objects.using(router.db_for_read(ParkedMessage))
     parked_again = parked.filter(message_id__in={name for _, _, _, name in rows}, state__in=UNRESOLVED)
-    # A message parked by the broker itself has no handler in its record.
-    still = set(parked_again.values_list("handler", "message_id"))
+    # A message parked by the broker itself has no handler in its record, and one of a renamed handler its new name.
+    stored_as = {name: one.inbox_name for one in once for name in one.names}
+    records = parked_again.values_list("handler", "message_id")
+    still = {(stored_as.get(handler, handler), message_id) for handler, message_id in records}
     keys = [key for _, key, handler, name in rows if not still & {(handler, name), ("", name)}]
     InboxEntry.objects.using(alias).filter(key__in=keys).delete()
     return len(keys)
@@ -101,7 +103,7 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
     parked = ParkedMessage.objects.using(router.db_for_read(ParkedMessage)).filter(state__in=UNRESOLVED)
     oldest_times: dict[tuple[str, bool], datetime] = {}
     for one in once:
-        of_it = Q(handler=one.name) | Q(handler="", queue=one.queue.name)
+        of_it = Q(handler__in=one.names) | Q(handler="", queue=one.queue.name)
         if one.once is True:
             of_it &= Q(message_id="")
         oldest = parked.filter(of_it).aggregate(oldest=Min("parked_at"))["oldest"]
@@ -109,7 +111,8 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
             # A record can be found by message id, but not by the result of a once=… function or by a name made of
             # bytes.
             oldest_times |= {
-                (one.name, by_bytes): oldest - days for by_bytes in ((True,) if one.once is True else (True, False))
+                (one.inbox_name, by_bytes): oldest - days
+                for by_bytes in ((True,) if one.once is True else (True, False))
             }
     return oldest_times
 
@@ -128,10 +131,6 @@ class Waiting:
     parked_at: datetime
     handler: str
     message_id: str
-
-    @property
-    def key(self) -> UUID:
-        return UUID(key_by_id(self.handler, self.message_id))
 
 
 class Twins:
@@ -152,7 +151,7 @@ class Twins:
         name = subscription.name
         for _ in range(TWINS_TURN):
             rows = self._next(subscription)
-            _close(alias_of(subscription), rows)
+            _close(subscription, rows)
             if len(rows) < BATCH:
                 self._reached.pop(name, None)
                 return False
@@ -161,7 +160,8 @@ class Twins:
 
     def _next(self, subscription: Subscription) -> list[Waiting]:
         # The filter by queue uses an index, so that many messages parked in other queues cost nothing.
-        rows = _parked().filter(queue=subscription.queue.name, state=State.PARKED, handler=subscription.name, version=1)
+        rows = _parked().filter(queue=subscription.queue.name, state=State.PARKED, version=1)
+        rows = rows.filter(handler__in=subscription.names)
         reached = self._reached.get(subscription.name)
         if reached is not None:
             at, pk = reached
@@ -170,11 +170,12 @@ class Twins:
         return [Waiting(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH]]
 
 
-def _close(alias: str, rows: Iterable[Waiting]) -> None:
-    known = {row.key: row for row in rows if not nameless(row.message_id)}
+def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
+    handler = subscription.inbox_name
+    known = {UUID(key_by_id(handler, row.message_id)): row for row in rows if not nameless(row.message_id)}
     if not known:
         return
-    entries = InboxEntry.objects.using(alias).filter(key__in=known)
+    entries = InboxEntry.objects.using(alias_of(subscription)).filter(key__in=known)
     handled = {key: (digest, at) for key, digest, at in entries.values_list("key", "digest", "handled_at")}
     for row, at in _same(known, handled):
         if handled_elsewhere(row.pk, at):

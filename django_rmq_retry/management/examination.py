@@ -16,6 +16,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from django_rmq_retry import server
 from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.checks.once import renamed, sentences_of
 from django_rmq_retry.checks.settings import TAG, joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
@@ -222,6 +223,11 @@ class RecordExamination:
                 why="This version of the package needs their tables to record, park and pause.",
                 fix=f"manage.py migrate rmq_retry --database {shlex.quote(alias)}",
             )
+            return
+        once = [one for one in map(registry.subscription, joined()) if one.once]
+        for old, fresh in in_time(partial(renamed, alias, once), alias, self._limits.timeout).items():
+            problem, fix = sentences_of(old, fresh)
+            yield Area.DATABASE.warning(problem, why="once=True recognizes a message by the handler's name.", fix=fix)
 
     def _unusable(self, alias: str, reason: str) -> Finding:
         return Area.DATABASE.error(

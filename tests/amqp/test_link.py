@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp import link as linking
-from django_rmq_retry.amqp.link import FIRST_WAIT, LONGEST_WAIT, Link
+from django_rmq_retry.amqp.link import FIRST_WAIT, LONGEST_WAIT, MOST_REFUSALS, Link
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.amqp.line_between import between
 from tests.amqp.live import io_thread, publishing, to
@@ -138,6 +138,30 @@ def test_a_permanent_refusal_is_reported_at_once(broker_url: str, change: tuple[
     assert words in str(error)
     assert "wrong-pass" not in f"{error!r} {error}"
     assert told.lost == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_user_who_has_no_rights_for_some_seconds_is_tried_again(vhost: Vhost) -> None:
+    management, name = vhost.management, vhost.name
+    with linked(vhost.url) as told:
+        wait_until(lambda: told.opened)
+        management.delete_vhost(name)
+        wait_until(lambda: len(told.lost) > MOST_REFUSALS + 2 or told.refused, what="it is refused again and again")
+        management.create_vhost(name)
+        wait_until(lambda: len(told.opened) == 2 or told.refused, what="it is connected")
+
+    assert told.refused == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_virtual_host_that_is_refused_for_long_is_reported(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking, "DELETED_AFTER", 0.5)
+    with linked(vhost.url) as told:
+        wait_until(lambda: told.opened)
+        vhost.management.delete_vhost(vhost.name)
+        wait_until(lambda: told.refused, what="it is reported")
+
+    assert "the virtual host does not exist" in str(told.refused[0])
 
 
 def test_a_port_that_does_not_speak_amqp_is_reported(vhost: Vhost) -> None:

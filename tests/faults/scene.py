@@ -218,7 +218,10 @@ class Scene:
             wait_until(lambda: not self.lost(wanted), timeout, what="every message is handled or parked", step=0.1)
         except AssertionError as late:
             lost = sorted(self.lost(wanted))
-            raise AssertionError(f"{late}; {len(lost)} are not, such as {lost[:5]}; left in {self.left()}") from None
+            said = [worker.said[-2000:] for worker in workers]
+            raise AssertionError(
+                f"{late}; {len(lost)} are not, such as {lost[:5]}; left in {self.left()}; the workers said: {said}"
+            ) from None
         looks: list[dict[str, int]] = []
 
         def quiet() -> bool:

@@ -49,7 +49,7 @@ def test_a_virtual_host_deleted_ends_the_worker(private_scene: Scene) -> None:
 
     private_scene.vhost.management.delete_vhost(private_scene.vhost.name)
 
-    assert worker.ended(timeout=40) == 3
+    assert worker.ended(timeout=90) == 3
     assert "the virtual host does not exist" in worker.said
 
 
@@ -65,8 +65,8 @@ def test_an_operator_who_cuts_connections_costs_no_message(scene: Scene) -> None
     assert worker.said.count("Connected to") >= 2
 
 
-def grant(node: Node, vhost: str) -> None:
-    node.ctl("set_permissions", "-p", vhost, "app", ".*", ".*", ".*")
+def grant(node: Node, vhost: str, user: str) -> None:
+    node.ctl("set_permissions", "-p", vhost, user, ".*", ".*", ".*")
 
 
 @pytest.mark.parametrize("loss", ["deleted", "changed"])
@@ -74,29 +74,29 @@ def test_a_worker_waits_for_a_deleted_broker_user_and_then_continues(
     private_scene: Scene, private_node: Node, loss: str
 ) -> None:
     private_scene.declare()
-    name = private_scene.vhost.name
-    private_node.ctl("add_user", "app", "one")
-    grant(private_node, name)
-    worker = private_scene.worker(url=private_scene.vhost.url.replace("guest:guest@", "app:one@"))
+    name, user = private_scene.vhost.name, f"app-{loss}"
+    private_node.ctl("add_user", user, "one")
+    grant(private_node, name, user)
+    worker = private_scene.worker(url=private_scene.vhost.url.replace("guest:guest@", f"{user}:one@"))
     working(private_scene)
     if loss == "deleted":
-        private_node.ctl("delete_user", "app")
+        private_node.ctl("delete_user", user)
     else:
-        private_node.ctl("change_password", "app", "two")
+        private_node.ctl("change_password", user, "two")
         wait_until(private_scene.vhost.close_connections, what="connections are cut", step=0.1)
 
     wait_until(lambda: worker.said.count("refused the user") >= 3, 20, what="it tries and says why")
     assert worker.running
     assert worker.said.count("refused the user") < 12
     if loss == "deleted":
-        private_node.ctl("add_user", "app", "one")
-        grant(private_node, name)
+        private_node.ctl("add_user", user, "one")
+        grant(private_node, name, user)
     else:
-        private_node.ctl("change_password", "app", "one")
+        private_node.ctl("change_password", user, "one")
     private_scene.publish(range(5), fails=1)
 
-    private_scene.finish([*range(5), 1000], worker, timeout=40)
-    private_node.ctl("delete_user", "app")
+    private_scene.finish([*range(5), 1000], worker, timeout=60)
+    private_node.ctl("delete_user", user)
 
 
 @pytest.mark.contract

@@ -154,6 +154,7 @@ WRONG: Mapping[Callable[..., Any], Mapping[str, tuple[object, ...]]] = {
         "keys": FUNCTION,
         "fingerprint": FUNCTION,
         "once": (*ANY, 7, "yes", None),
+        "formerly": (*TEXT, None),
         "using": (*TEXT, None),
         "order_by": FUNCTION,
         "rate": (*ANY, True, [20], {}, -1, "often"),

@@ -222,16 +222,18 @@ def test_raw_passes_bytes_through_and_nothing_else() -> None:
 
 
 MANY = b"[" + b"{}," * 400_000 + b"{}]"
+STRINGS = b"[" + b'"",' * 600_000 + b'""]'
 
 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (MANY, "it has 800002 elements, more than RMQ_RETRY['BODY_ELEMENTS'], 500000"),
+        (MANY, "it has more elements than RMQ_RETRY['BODY_ELEMENTS'], 500000"),
+        (STRINGS, "it has more elements than RMQ_RETRY['BODY_ELEMENTS'], 500000"),
         (b'"' + b"x" * 17_000_000 + b'"', "it is larger than RMQ_RETRY['BODY_BYTES'], 16777216"),
         (b"[" * 100_000, f"it is nested more than {DEPTH_LIMIT} levels deep"),
     ],
-    ids=["many elements", "many bytes", "many levels"],
+    ids=["many elements", "many strings", "many bytes", "many levels"],
 )
 def test_a_body_beyond_a_limit_is_refused_before_it_takes_memory(body: bytes, problem: str) -> None:
     tracemalloc.start()
