@@ -262,8 +262,39 @@ def log_action(
     return row
 
 
-def verify() -> Iterator[str]:
-    """Yield a sentence for each break in the audit log; nothing if the log is intact."""
+def audit_head() -> str:
+    """Return the end of the audit log as ``number:seal``, to be kept where nobody can change it."""
+    head = _head(router.db_for_read(OperatorAction))
+    return f"{head.number}:{head.seal}" if head is not None else "0:"
+
+
+def verify(kept: str = "") -> Iterator[str]:
+    """Yield a sentence for each break in the audit log; nothing if the log is intact.
+
+    Who can write to the tables can compute a whole new log. Only ``kept``, an earlier ``audit_head()``, detects that.
+    """
+    yield from _breaks()
+    if kept:
+        yield from _breaks_from(kept)
+
+
+def _breaks_from(kept: str) -> Iterator[str]:
+    """Yield a sentence if the row of an earlier head is not the row of today."""
+    number, _, seal = kept.partition(":")
+    rows = OperatorAction.objects.using(router.db_for_read(OperatorAction))
+    now = rows.filter(number=int(number)).values_list("seal", flat=True).first()
+    if now is None:
+        # The row after a purged one still contains its seal.
+        now = rows.filter(number=int(number) + 1).values_list("previous", flat=True).first()
+    if now is None and rows.filter(number__gt=int(number)).exists():
+        yield f"Row {number} was purged, so its seal cannot be compared. Keep a later head."
+    elif now is None and int(number):
+        yield f"Row {number}, whose seal was kept, does not exist: the last rows are missing."
+    elif now is not None and now != seal:
+        yield f"Row {number} has not the seal that was kept: the log was rewritten."
+
+
+def _breaks() -> Iterator[str]:
     using = router.db_for_read(OperatorAction)
     # Read before the rows: an action that is logged meanwhile adds a row above this head, and no break.
     head = _head(using)

@@ -10,7 +10,7 @@ from django.db import connection
 from django.utils import timezone
 
 from django_rmq_retry.models import OperatorAction
-from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
+from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, audit_head, refusal, verify
 from tests.commands.running import run
 from tests.operators.made import ANN, BOB, discard_messages, record
 
@@ -38,15 +38,50 @@ def test_actions_are_listed_with_the_latest_first() -> None:
 
 @pytest.mark.usefixtures("acts")
 def test_a_tampered_audit_log_fails_the_check() -> None:
-    assert (run("rmq_audit", "verify").code, run("rmq_audit", "verify").out) == (
-        0,
-        "The audit log is complete: 2 rows.\n",
-    )
+    intact = run("rmq_audit", "verify")
+    assert (intact.code, intact.out) == (0, "The audit log is complete: 2 rows.\n")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'x' WHERE number = 1")
     told = run("rmq_audit", "verify", "--json")
 
     assert (told.code, told.data["problems"]) == (1, ["Row 1 was changed after it was written."])
+
+
+@pytest.mark.usefixtures("acts")
+def test_a_log_that_was_rewritten_as_a_whole_is_detected_by_a_head_that_was_kept() -> None:
+    kept = run("rmq_audit", "head").out.strip()
+    discard_messages([record().pk], ANN, category="other", text="later")
+    assert run("rmq_audit", "verify", "--head", kept).code == 0
+
+    previous = ""
+    with connection.cursor() as cursor:
+        for row in OperatorAction.objects.order_by("number"):
+            row.reason, row.previous = "forged", previous
+            previous = row.compute_seal()
+            values = [row.reason, row.previous, previous, row.number]
+            cursor.execute(
+                "UPDATE rmq_retry_operatoraction SET reason = %s, previous = %s, seal = %s WHERE number = %s", values
+            )
+        cursor.execute("UPDATE rmq_retry_audithead SET seal = %s", [previous])
+
+    assert run("rmq_audit", "verify").code == 0
+    told = run("rmq_audit", "verify", "--head", kept)
+    assert (told.code, told.out) == (1, "Row 2 has not the seal that was kept: the log was rewritten.\n")
+
+
+@pytest.mark.usefixtures("acts")
+def test_a_head_that_was_kept_outlives_its_own_row_but_not_those_after_it() -> None:
+    kept = audit_head()
+    discard_messages([record().pk], ANN, category="other", text="later")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE rmq_retry_operatoraction SET at = %s WHERE number <= 2", [timezone.now() - timedelta(days=9000)]
+        )
+    run("rmq_audit", "purge", "--yes")
+    assert list(verify(kept)) == []
+    assert list(verify("1:ab")) == ["Row 1 was purged, so its seal cannot be compared. Keep a later head."]
+    assert list(verify("9:ab")) == ["Row 9, whose seal was kept, does not exist: the last rows are missing."]
+    assert "takes what `rmq_audit head` printed" in run("rmq_audit", "verify", "--head", "yesterday").err
 
 
 @pytest.mark.usefixtures("acts")

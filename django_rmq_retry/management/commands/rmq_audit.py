@@ -1,5 +1,6 @@
 """``manage.py rmq_audit``: show, export and verify operators' actions, and delete old ones."""
 
+import argparse
 import datetime
 
 from django.core.management.base import CommandParser
@@ -9,11 +10,12 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.management.arguments import age, moment, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.operators import Actor, verify
+from django_rmq_retry.parked.operators import Actor, audit_head, verify
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
 
 LIMIT = 50
+DIGITS = 18
 NUMBERS = ("message", "group", "run")
 
 
@@ -37,6 +39,10 @@ class Command(RmqCommand):
             one.add_argument("--by", metavar="NAME", help="by this operator")
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
         checked = actions.add_parser("verify", help="verify that no row was changed or deleted; exit code 1 if one was")
+        checked.add_argument(
+            "--head", type=head_of_log, metavar="NUMBER:SEAL", help="the head that `rmq_audit head` printed earlier"
+        )
+        head = actions.add_parser("head", help="print number and seal of the last action, to keep in another place")
         old = actions.add_parser("purge", help="delete the oldest actions; without --yes only count them")
         days = datetime.timedelta(days=settings().operators.audit_days)
         old.add_argument(
@@ -45,11 +51,17 @@ class Command(RmqCommand):
         add_yes(old)
         for one in (listed, checked, old):
             add_json(one)
-        for one in (listed, out, checked, old):
+        for one in (listed, out, checked, head, old):
             add_common(one, self.common)
 
     def run(self, options: Options) -> Exit | None:
-        actions = {"list": self._list, "verify": self._verify, "export": self._export, "purge": self._purge}
+        actions = {
+            "list": self._list,
+            "verify": self._verify,
+            "head": self._head,
+            "export": self._export,
+            "purge": self._purge,
+        }
         return actions[options["subcommand"]](options)
 
     def _list(self, options: Options) -> Exit:
@@ -66,7 +78,7 @@ class Command(RmqCommand):
         return Exit.DONE if actions else Exit.NOTHING
 
     def _verify(self, options: Options) -> Exit:
-        problems = list(verify())
+        problems = list(verify(options["head"] or ""))
         if options["json"]:
             self.document("audit_verify/1", rows=OperatorAction.objects.count(), problems=problems)
         for problem in problems if not options["json"] else ():
@@ -74,6 +86,10 @@ class Command(RmqCommand):
         if not problems and not options["json"]:
             self.line(f"The audit log is complete: {OperatorAction.objects.count()} rows.", "SUCCESS")
         return Exit.ERROR if problems else Exit.DONE
+
+    def _head(self, _: Options) -> Exit:
+        self.stdout.write(audit_head())
+        return Exit.DONE
 
     def _export(self, options: Options) -> Exit:
         form = "csv" if options["csv"] else "jsonl"
@@ -90,6 +106,14 @@ class Command(RmqCommand):
                 f"{count} rows deleted." if options["yes"] else f"{count} rows would be deleted. Pass --yes to delete."
             )
         return Exit.DONE if count else Exit.NOTHING
+
+
+def head_of_log(text: str) -> str:
+    """Parse an argument: the head of the audit log."""
+    number, _, seal = text.partition(":")
+    if not number.isascii() or not number.isdigit() or len(number) > DIGITS or not set(seal) <= set("0123456789abcdef"):
+        raise argparse.ArgumentTypeError(f"takes what `rmq_audit head` printed, such as 812:9f3c…, not {text!r}")
+    return text
 
 
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
