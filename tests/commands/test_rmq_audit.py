@@ -58,7 +58,7 @@ def test_a_log_that_was_rewritten_as_a_whole_is_detected_by_a_head_that_was_kept
         for row in OperatorAction.objects.order_by("number"):
             row.reason, row.previous = "forged", previous
             previous = row.compute_seal()
-            values = [row.reason, row.previous, previous, row.number]
+            values = ("forged", row.previous, previous, row.number)
             cursor.execute(
                 "UPDATE rmq_retry_operatoraction SET reason = %s, previous = %s, seal = %s WHERE number = %s", values
             )
