@@ -11,9 +11,11 @@ from django.core.checks import (
 )
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
+from django.db.models import Model
 
+from django_rmq_retry import conf
 from django_rmq_retry.arguments import spelled
-from django_rmq_retry.checks.settings import TAG, error, joined, warning, with_settings
+from django_rmq_retry.checks.settings import TAG, error, joined, no_outbox, warning, with_settings, written_databases
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -73,13 +75,44 @@ def check_inbox_tables(*, databases: Collection[str] | None = None, **_: object)
     ]
 
 
+@register(Tags.database)
+def check_outbox_tables(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
+    """Run with ``--database``, and by the doctor: a database that is written to lacks the outbox's table."""
+    if sys.argv[1:2] == ["migrate"]:
+        return []
+    try:
+        if conf.settings().outbox is not True:
+            return []
+        written = written_databases()
+    except ImproperlyConfigured:
+        return []
+    why, fix = "because it lacks the table", "Run `manage.py migrate --database {}`"
+    model = apps.get_model("rmq_retry", "OutboxMessage")
+    return [
+        no_outbox(alias, written[alias], why, fix.format(alias))
+        for alias in databases or ()
+        if alias in written and router.allow_migrate_model(alias, model) and not _has_table(alias, model)
+    ]
+
+
+def database_problems(alias: str) -> list[CheckMessage]:
+    """Return what both checks say about one database."""
+    return [*check_inbox_tables(databases=[alias]), *check_outbox_tables(databases=[alias])]
+
+
 def _entries(alias: str, names: Sequence[str], handlers: Sequence[Subscription]) -> Iterator[CheckMessage]:
-    if not _has_table(alias):
+    if not _has_table(alias, apps.get_model("rmq_retry", "InboxEntry")):
         yield _no_table(warning, "W033", alias, names)
         return
     for old, fresh in renamed(alias, handlers).items():
-        problem, fix = sentences_of(old, fresh)
-        yield warning("W034", problem, hint=fix, at=fresh[0])
+        yield warning(
+            "W034",
+            f"Messages were handled once by {old!r}, which no handler is named now. If it was renamed, each of them "
+            "that comes again is handled again.",
+            hint=f"Add formerly={old!r} to the handler that took its place ({' or '.join(fresh[:SHOWN])}). If it was "
+            "removed, do nothing: its entries are deleted after INBOX_DAYS.",
+            at=fresh[0],
+        )
 
 
 def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]]:
@@ -92,19 +125,6 @@ def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]
     names = {one.inbox_name: one.name for one in handlers if (one.using or DEFAULT_DB_ALIAS) == alias}
     fresh = sorted(name for stored_as, name in names.items() if stored_as not in stored)
     return dict.fromkeys(sorted(stored - set(names)), fresh) if fresh else {}
-
-
-def sentences_of(old: str, fresh: Sequence[str]) -> tuple[str, str]:
-    """Return the problem and the fix of a handler that handled messages once and exists no more under that name."""
-    problem = (
-        f"Messages were handled once by {old!r}, which no handler is named now. If it was renamed, each of them that "
-        "comes again is handled again."
-    )
-    fix = (
-        f"Add formerly={old!r} to the handler that took its place ({' or '.join(fresh[:SHOWN])}). If it was removed, "
-        "do nothing: its entries are deleted after INBOX_DAYS."
-    )
-    return problem, fix
 
 
 def _databases(handlers: Iterable[Subscription]) -> dict[str, list[str]]:
@@ -154,10 +174,10 @@ def _no_table(check: Callable[..., CheckMessage], number: str, alias: str, names
     )
 
 
-def _has_table(alias: str) -> bool:
+def _has_table(alias: str, model: type[Model]) -> bool:
     try:
         with connections[alias].cursor() as cursor:
-            return TABLE in connections[alias].introspection.table_names(cursor)
+            return model._meta.db_table in connections[alias].introspection.table_names(cursor)  # noqa: SLF001 - documented
     except Error:
         # The caller of the check reports that the database is unreachable.
         return True

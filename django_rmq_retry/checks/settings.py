@@ -308,22 +308,32 @@ def check_outbox(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _without_outbox() -> Iterator[CheckMessage]:
-    """Warn of each database in whose transactions the project writes, and could publish, without an outbox."""
+    """Warn of each database that the project writes to, and that a router keeps without an outbox."""
+    for alias, writer in written_databases().items():
+        if not router.allow_migrate_model(alias, apps.get_model("rmq_retry", "OutboxMessage")):
+            yield no_outbox(
+                alias, writer, "because a router excludes its table", "Let allow_migrate() return True for it"
+            )
+
+
+def no_outbox(alias: str, writer: str, why: str, fix: str) -> CheckMessage:
+    return warning(
+        "W041",
+        f"The project writes to the database {alias!r} ({writer}), which has no outbox, {why}: a message published "
+        "inside its transactions is sent after the commit, and lost if the process ends or no broker answers.",
+        hint=f"{fix}. If nothing is published inside its transactions, say so with 'OUTBOX': ['default'].",
+    )
+
+
+def written_databases() -> dict[str, str]:
+    """Return each database but the default one that the project writes to, and a model or a handler that does."""
     written: dict[str, str] = {}
     for model in apps.get_models():
         written.setdefault(_database_of(model), model._meta.label)  # noqa: SLF001 - a documented API
     for one in map(registry.subscription, joined()):
         if one.once and one.using:
             written.setdefault(one.using, one.name)
-    for alias in sorted(set(written) & set(connections) - {DEFAULT_DB_ALIAS}):
-        yield warning(
-            "W041",
-            f"The project writes to the database {alias!r} ({written[alias]}), which has no outbox: a message "
-            "published inside its transactions is sent after the commit, and lost if the process ends or no broker "
-            "answers.",
-            hint=f"Set RMQ_RETRY['OUTBOX'] = ['default', {alias!r}] and run `manage.py migrate --database {alias}`. If "
-            "nothing is published inside its transactions, say so with 'OUTBOX': ['default'].",
-        )
+    return {alias: written[alias] for alias in sorted(written) if alias in connections and alias != DEFAULT_DB_ALIAS}
 
 
 def _database_of(model: type[Model]) -> str:

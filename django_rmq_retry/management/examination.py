@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -16,7 +17,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from django_rmq_retry import server
 from django_rmq_retry.amqp.refusals import Refusal
-from django_rmq_retry.checks.once import renamed, sentences_of
+from django_rmq_retry.checks.once import database_problems
 from django_rmq_retry.checks.settings import TAG, joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
@@ -182,8 +183,13 @@ class RecordExamination:
                 yield from looked(area, partial(look, self.survey))
 
     def _database(self) -> Iterator[Finding]:
-        area, wrong = Area.DATABASE, 0
-        for alias in self._used():
+        area, wrong, used = Area.DATABASE, 0, self._used()
+        for alias in connections:
+            if alias not in used:
+                # Nothing of this package needs it, so it is no problem of its own if it does not answer.
+                with suppress(Error, Unanswered, ImproperlyConfigured):
+                    yield from self._checked(alias)
+        for alias in used:
             for finding in self._one_database(alias):
                 wrong += 1
                 yield finding
@@ -224,10 +230,12 @@ class RecordExamination:
                 fix=f"manage.py migrate rmq_retry --database {shlex.quote(alias)}",
             )
             return
-        once = [one for one in map(registry.subscription, joined()) if one.once]
-        for old, fresh in in_time(partial(renamed, alias, once), alias, self._limits.timeout).items():
-            problem, fix = sentences_of(old, fresh)
-            yield Area.DATABASE.warning(problem, why="once=True recognizes a message by the handler's name.", fix=fix)
+        yield from self._checked(alias)
+
+    def _checked(self, alias: str) -> Iterator[Finding]:
+        """Yield the problems that the checks of one database find."""
+        for problem in in_time(partial(database_problems, alias), alias, self._limits.timeout):
+            yield Area.DATABASE.warning(f"{problem.msg}", why="", fix=f"{problem.hint} ({problem.id})")
 
     def _unusable(self, alias: str, reason: str) -> Finding:
         return Area.DATABASE.error(

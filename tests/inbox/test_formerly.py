@@ -136,7 +136,7 @@ class TestARenameThatNobodyTold:
 
         assert self.said() == [("rmq_retry.W034", problem, fix)]
         findings = run("rmq_doctor", "--json").data["findings"]
-        assert [(one["level"], one["fix"]) for one in findings if one["problem"] == problem] == [("warning", fix)]
+        assert [one["fix"] for one in findings if one["problem"] == problem] == [f"{fix} (rmq_retry.W034)"]
 
         renamed_to.publish("a", message_id="n")
         rmq.drain()
