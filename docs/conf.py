@@ -51,6 +51,7 @@ ANSWERS = {
     "signals": ("signal",),
     "testing": ("pytest", "test"),
     "topology": ("declare", "exchange", "queue"),
+    "two-services": ("correlation id", "reply", "reply queue"),
     "upgrading": ("upgrade",),
 }
 

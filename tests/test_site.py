@@ -39,6 +39,8 @@ SEARCHES = {
     "test": "howto/testing",
     "idempotency": "concepts/once",
     "upgrade": "howto/upgrading",
+    "reply queue": "howto/two-services",
+    "correlation id": "howto/two-services",
 }
 
 OVERFLOWING = """selector => [...document.querySelectorAll(selector)]
