@@ -23,7 +23,14 @@ from django_rmq_retry import Delivery, Fixed, Json, OneShot, Queue, Raw, RetryTh
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.consumer import Consumer, Limits
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
+from django_rmq_retry.errors import (
+    CallFailed,
+    CallUnanswered,
+    ConfigurationError,
+    MessageReturned,
+    NotDelayable,
+    UndecodableBody,
+)
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Codec
@@ -116,6 +123,13 @@ def test_an_error_of_the_handler_is_raised_at_the_caller() -> None:
         call("unknown", destination=destination_of(subscription))
 
     assert (caught.value.kind, caught.value.text) == ("NoRate", "for this pair")
+
+
+def test_an_answer_beyond_the_limits_of_a_body_is_not_decoded(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BODY_ELEMENTS": 70_000}
+    many = subscribed(lambda _: [{}] * 70_000)
+    with served(many) as subscription, pytest.raises(UndecodableBody, match="more elements than"):
+        call(1, destination=destination_of(subscription))
 
 
 def test_raw_bytes_are_answered_with_bytes_and_errors_as_text() -> None:

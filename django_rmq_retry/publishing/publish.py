@@ -19,7 +19,7 @@ from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
 from django_rmq_retry.hooks import AroundPublish, current
-from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json
+from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json, decoded
 from django_rmq_retry.messages.history import ANSWER, BROKERS_OWN, FAILED, PREFIX
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties, milliseconds
@@ -535,9 +535,9 @@ def _call_message(data: object, destination: Destination, options: Options, time
 
 def _answer_of(answer: Delivery, codec: Codec) -> object:
     if answer.headers.get(ANSWER) != FAILED:
-        return codec.decode(answer.body, answer.properties)
+        return decoded(answer, codec, settings().limits)
     # An error is always JSON, even if the handler has another codec.
-    data = JSON.decode(answer.body, answer.properties)
+    data = decoded(answer, JSON, settings().limits)
     error = data.get("error") if isinstance(data, dict) else None
     facts = error if isinstance(error, dict) else {}
     raise CallFailed(str(facts.get("type", "an error")), str(facts.get("message", "")))
