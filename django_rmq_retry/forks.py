@@ -1,17 +1,23 @@
 """Forks of this process by code of the project: the child must not act for its parent."""
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from django.db import connections
+from django.db.backends.signals import connection_created
 
 count = 0
 """The number of forks from the import of this module to this process: in a child it differs from its parent's."""
 _disowns = False
 _disowned: list[object] = []
 """What belongs to the parent. It is kept, because its destructor could write to the parent's sockets."""
+_open: set[weakref.ref[object]] = set()
+"""The database connections of all threads."""
+_parents: list[object] = []
+"""Those connections, from the moment before a fork to the moment after it."""
 
 
 def disown_connections() -> None:
@@ -53,7 +59,7 @@ def end_child(error: BaseException | None) -> NoReturn:
     with suppress(OSError):
         os.write(
             2,
-            f"Process {os.getpid()}, which a handler or hook forked, {how} and was ended: only its parent may go on. "
+            f"Process {os.getpid()}, which code of the project forked, {how} and was ended: only its parent may go on. "
             "End a forked child with os._exit().\n".encode(),
         )
     os._exit(code & 0xFF)
@@ -64,11 +70,24 @@ def _forked() -> None:
     count += 1
     if not _disowns:
         return
-    for connection in connections.all():
+    _disowned.extend(_parents)
+    for alias in connections:
         # Without closing it: that would end the parent's session, and the transaction that it may have begun.
-        pools = getattr(connection, "_connection_pools", {})
-        _disowned.extend((connection, pools.pop(connection.alias, None)))
-        del connections[connection.alias]
+        with suppress(Exception):
+            connection = connections[alias]
+            pools = getattr(connection, "_connection_pools", {})
+            _disowned.extend((connection, pools.pop(alias, None)))
+            del connections[alias]
 
 
-os.register_at_fork(after_in_child=_forked)
+def _opened(connection: object, **_: object) -> None:
+    _open.add(weakref.ref(connection, _open.discard))
+
+
+def _hold() -> None:
+    # The child loses the locals of all other threads before it calls _forked(), and with them their connections.
+    _parents.extend([one() for one in list(_open)] if _disowns else [])
+
+
+connection_created.connect(_opened, dispatch_uid="django_rmq_retry.forks")
+os.register_at_fork(before=_hold, after_in_parent=_parents.clear, after_in_child=_forked)

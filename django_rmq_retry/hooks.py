@@ -108,7 +108,9 @@ class Hooks:
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def wanting(self, message: Delivery | Message, before: AroundAttempt | None = None) -> Sequence[Listed]:
+    def wanting(
+        self, message: Delivery | Message, before: AroundAttempt | None = None, tidied: Tidied = tuple
+    ) -> Sequence[Listed]:
         """Return the hooks that do not decline a message.
 
         A hook that has seen the attempt ``before`` of a message that stayed unacked is not asked again.
@@ -125,8 +127,8 @@ class Hooks:
                 forks.end_since(forked, error)
                 self._declines_failed(self._hooks[0].name, error, message)
                 return ()
-            if forks.count != forked:
-                forks.end_child(None)
+            forks.end_since(forked)
+            self._left(self._hooks[0].name, tidied())
             return wanted
         seen = before.hooks if before is not None else ()
         wanting: list[Listed] = []
@@ -137,6 +139,7 @@ class Hooks:
                         wanting.append(hook)
             except BaseException as error:  # noqa: BLE001 - as above
                 self._declines_failed(hook.name, error, message)
+            self._left(hook.name, tidied())
         return wanting
 
     def enter(self, one: Around, wanting: Sequence[Listed], *, tidied: Tidied = tuple) -> Entered:

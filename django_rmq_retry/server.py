@@ -3,13 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -197,12 +198,14 @@ def renew_connections() -> None:
 
 
 def close_for_fork() -> None:
-    """Close all connections of this process, and its pools: a child would use the same sockets."""
-    for connection in connections.all():
-        connection.close()
-        close_pool = getattr(connection, "close_pool", None)
-        if close_pool is not None and connection.settings_dict["OPTIONS"].get("pool"):
-            close_pool()
+    """Close the connections of this thread, and the pools of the process: a child would use the same sockets."""
+    connections.close_all()
+    for alias in connections:
+        with suppress(ImproperlyConfigured):
+            connection = connections[alias]
+            # Of a database that no thread has used, close_pool() would open a pool.
+            if alias in getattr(connection, "_connection_pools", {}):
+                connection.close_pool()  # type: ignore[attr-defined]  # only psycopg has pools
 
 
 class FreshConnections:
@@ -242,8 +245,11 @@ class Left:
         return f"Database {self.database!r} was left with {self.what}. It is rolled back. {OPEN_ADVICE}"
 
 
-def tidied() -> list[Left]:
-    """Roll back each transaction that is open on this thread's connections, and return what was open.
+def tidied(spared: Collection[str] = ()) -> list[Left]:
+    """Close each connection of this thread with an open transaction, which rolls it back, and return what was open.
+
+    A database with ``AUTOCOMMIT`` False is left alone, because its project commits by hand, and so are those in
+    ``spared``.
 
     This costs no query, except after autocommit was left off on MariaDB, and nothing in a thread that uses no database.
     Between two pieces of a project's code no transaction may be open: whoever commits next would commit it too, or
@@ -253,6 +259,8 @@ def tidied() -> list[Left]:
         return []
     found: list[Left] = []
     for connection in connections.all(initialized_only=True):
+        if connection.alias in spared:
+            continue
         what = left_open(connection)
         if what:
             found.append(Left(connection.alias, what))
@@ -314,10 +322,15 @@ def _in_transaction_of_mysql(raw: Any, *, autocommit: bool) -> bool:
         # PyMySQL keeps the status of the last answer without rows, so INSERT … RETURNING may have begun one unnoticed.
         # A connection whose autocommit was left off is rare, so it may be asked.
         try:
-            raw.ping()
-        except Exception:  # noqa: BLE001 - drivers raise many types
+            if status is None:
+                # mysqlclient keeps no status.
+                with raw.cursor() as cursor:
+                    cursor.execute("SELECT @@in_transaction")
+                    return bool(cursor.fetchone()[0])
+            raw.ping(reconnect=False)
+        except Exception:  # noqa: BLE001 - drivers raise many types; MySQL has no such variable
             return True
-        status = getattr(raw, "server_status", _SERVER_STATUS_IN_TRANS)
+        status = raw.server_status
     return bool((status or 0) & _SERVER_STATUS_IN_TRANS)
 
 

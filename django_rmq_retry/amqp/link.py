@@ -113,13 +113,14 @@ class Link:
             self._give_up(cause)
             return
         refusal = refusal_in(cause)
-        if refusal and (not self._ever or self._deleted(cause)):
+        gone = self._count_denial(cause)
+        if refusal and (not self._ever or gone):
             self._give_up(BrokerRefused(self._access.shown, refusal))
             return
         self._again(refusal or error_text(cause))
 
-    def _deleted(self, cause: object) -> bool:
-        """Count refusals of the virtual host, and return True once it counts as deleted."""
+    def _count_denial(self, cause: object) -> bool:
+        """Count a refusal of the virtual host in a row, and return True once the virtual host counts as deleted."""
         self._missing = self._missing + 1 if denied(cause) else 0
         if self._missing == 1:
             self._missing_since = time.monotonic()

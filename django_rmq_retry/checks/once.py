@@ -121,10 +121,16 @@ def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]
     These are the handlers without recent entries: messages that they handled under the old name would run again.
     """
     latest = apps.get_model("rmq_retry", "InboxEntry").objects.using(alias).order_by("-handled_at")
-    stored = set(latest.values_list("handler", flat=True)[:MOST_ENTRIES])
-    names = {one.inbox_name: one.name for one in handlers if (one.using or DEFAULT_DB_ALIAS) == alias}
-    fresh = sorted(name for stored_as, name in names.items() if stored_as not in stored)
-    return dict.fromkeys(sorted(stored - set(names)), fresh) if fresh else {}
+    try:
+        stored = set(latest.values_list("handler", flat=True)[:MOST_ENTRIES])
+    except Error:
+        # The caller of the check reports that the database is unreachable.
+        return {}
+    here = [one for one in handlers if (one.using or DEFAULT_DB_ALIAS) == alias]
+    fresh = sorted(one.name for one in here if one.inbox_name not in stored)
+    known = registry.registrations().values()
+    gone = stored - {one.name for one in known} - {one.formerly for one in known}
+    return dict.fromkeys(sorted(gone), fresh) if fresh else {}
 
 
 def _databases(handlers: Iterable[Subscription]) -> dict[str, list[str]]:

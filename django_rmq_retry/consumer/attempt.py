@@ -205,7 +205,7 @@ class Attempts:
 
     def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> Settlement:
         """Run the steps of an attempt. An attempt interrupted after its handler returned resumes after that step."""
-        subscription, hooks = state.subscription, self._surroundings.hooks
+        subscription, hooks, tidied = state.subscription, self._surroundings.hooks, self._surroundings.tidied
         assert subscription is not None  # noqa: S101 - identified before
         entered: Entered | None = None
         try:
@@ -215,7 +215,7 @@ class Attempts:
                 turned_away = self._enter(state, subscription) if gated else None
                 if turned_away is not None:
                     return turned_away
-                if hooks is not None and (wanting := hooks.wanting(state.delivery, state.around)):
+                if hooks is not None and (wanting := hooks.wanting(state.delivery, state.around, tidied)):
                     entered = self._enter_hooks(hooks, wanting, state, subscription)
                 if state.unreadable is None:
                     self._run(state, subscription, begin)
@@ -229,7 +229,7 @@ class Attempts:
             raise
         finally:
             if hooks is not None and entered is not None:
-                hooks.leave(entered, tidied=self._surroundings.tidied)
+                hooks.leave(entered, tidied=tidied)
         return self._settle(state, subscription)
 
     def _identify(self, state: AttemptState) -> Settlement | None:
@@ -381,8 +381,6 @@ class Attempts:
             state.verdict, state.error = error.verdict, None
         else:
             state.verdict = feasible(self._judged(state.delivery, subscription, error), state.delivery, subscription)
-            # The gates and journals that follow must not write into a transaction that nobody commits.
-            log_left_open(f"The policy of handler {subscription.name}", self._surroundings.tidied())
         # Before gates and journals see the verdict: one that cannot be carried out becomes a park, the only one noted.
         self._carry_out(state, subscription)
 
@@ -487,6 +485,8 @@ class Attempts:
             state.settlement = settlement
         except Exception as broken:  # noqa: BLE001 - no content of a message may keep it in the queue
             self._park_in_bytes(state, unsettled(broken, verdict), subscription.park)
+        # The gates and journals that follow must not write into a transaction that nobody commits.
+        log_left_open(f"The policy or fingerprint of handler {subscription.name}", self._surroundings.tidied())
 
     def _park_in_bytes(self, state: AttemptState, verdict: Verdict, park: str) -> None:
         subscription, delivery = state.subscription, state.delivery

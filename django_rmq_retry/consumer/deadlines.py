@@ -131,13 +131,18 @@ class Deadlines:
         return replace(subscription, run=lambda delivery: self.run(function, Run(delivery, subscription, seconds)))
 
     def _strictly(self, subscription: Subscription) -> Subscription:
-        """Return a handler in strict order that ends before the broker takes its message back, for another process."""
+        """Return a handler in strict order that ends before the broker takes its message back, for another process.
+
+        An async handler is not ended: its deadline is part of its event loop.
+        """
         function = subscription.run
 
         def run(delivery: Delivery) -> object:
-            if self.strict is None or subscription.asynchronous:
+            # Read once: the I/O thread changes it when it connects to another version.
+            seconds = self.strict
+            if seconds is None or subscription.asynchronous:
                 return function(delivery)
-            return self.run(function, Run(delivery, subscription, self.strict))
+            return self.run(function, Run(delivery, subscription, seconds))
 
         return replace(subscription, run=run)
 
@@ -276,6 +281,8 @@ class SlowHandlers:
         slow = {attempt for attempt in running if now - attempt.began > SLOW}
         for attempt in slow - self._named:
             subscription = attempt.subscription
+            if subscription is not None and subscription.ack == "auto":
+                continue
             # On a quorum queue in order RabbitMQ 4.3 waits for as long as the handler takes; older versions do not.
             log.warning(
                 "Handler %s has worked on one message for %d minutes. RabbitMQ may take its message back after "

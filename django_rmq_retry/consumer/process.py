@@ -356,7 +356,6 @@ class Process:
 
     def run(self) -> int:
         """Consume until a limit or a signal ends it."""
-        forks.disown_connections()
         listen(self._stop, at_once=ignore if self._number else self._end_at_once)
         return self._consume()
 
@@ -381,6 +380,7 @@ class Process:
         os._exit(code)
 
     def _consume(self) -> int:
+        forks.disown_connections()
         row = self._row
         if row is None:
             return self._consumed()

@@ -1,4 +1,4 @@
-"""The call of a handler: what its result and its process must not be, and what it must not leave behind."""
+"""The call of a handler: it refuses results that never ran, ends forked children and finds open transactions."""
 
 import inspect
 import logging
@@ -72,7 +72,7 @@ def closed(outcome: Outcome, handler: str, found: Sequence[Left]) -> Outcome:
             outcome = None, lost
         else:
             log.warning(
-                "Handler %s failed and left database %r with %s. It is rolled back",
+                "Handler %s, or a function around it, left database %r with %s. It is rolled back",
                 *(handler, left.database, left.what),
                 extra={"event": "left_open", "handler": handler, "database": left.database},
             )
@@ -93,4 +93,4 @@ def _run_already(answer: Any, name: str) -> Any:
     if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
         with suppress(Exception):
             answer.close()
-    raise NeverRan(name, kind=type(answer).__name__.replace("_", " "), advice=RETURN if generating else AWAIT)
+    raise NeverRan(name, kind=type(answer).__name__.replace("_", " ").strip(), advice=RETURN if generating else AWAIT)

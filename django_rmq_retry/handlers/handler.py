@@ -178,8 +178,8 @@ def handler(
     returns the business keys by which operators find a message, ``fingerprint`` the group of its failure. With
     ``order_by``, a failed message blocks later messages with the same ordering key. A ``breaker`` pauses the handler
     while a service that it needs is down, and ``rate`` limits its runs per second. With ``once=True``, its changes to
-    the database ``using`` happen once for each message; ``formerly`` is the name that a renamed handler had, so that
-    it recognizes what it handled before. A run is ended after ``timeout`` seconds. With ``ack="auto"``
+    the database ``using`` happen once for each message; ``formerly`` is the first name of a renamed handler, so
+    that it recognizes what it handled before. A run is ended after ``timeout`` seconds. With ``ack="auto"``
     the broker drops each message as it sends it.
     """
     values = (

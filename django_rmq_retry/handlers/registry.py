@@ -132,7 +132,9 @@ def _refuse_shared_name(registration: Registration) -> None:
         if other.name == registration.name or (other.formerly or other.name) != own:
             continue
         if other.formerly == registration.formerly:
-            raise ConfigurationError(f"Both {other.name} and {registration.name} have formerly={own!r}. One had it.")
+            raise ConfigurationError(
+                f"Both {other.name} and {registration.name} have formerly={own!r}. Only one can have had this name."
+            )
         raise ConfigurationError(
             f"formerly={own!r} names a handler that still exists. Give it to the handler that took its place, and "
             "remove the old one."

@@ -122,7 +122,7 @@ class Subscription:
     once: bool | Named = False
     """True to handle a message only once even if it is delivered twice; or a function that identifies the message."""
     formerly: str = ""
-    """The handler's earlier name, under which its handled messages stay stored."""
+    """The handler's first name, under which its handled messages stay stored; empty if it has had no other one."""
     using: str = ""
     """The alias of the database in which the handler writes; empty for the default database."""
     order_by: Named | None = None

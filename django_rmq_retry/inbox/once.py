@@ -17,6 +17,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from django_rmq_retry import forks, server
 from django_rmq_retry.errors import EffectsLost, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
+from django_rmq_retry.handlers.call import log_left_open
 from django_rmq_retry.handlers.subscription import Named, Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.codecs import decoded
@@ -27,7 +28,7 @@ from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE, park
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.server import OPEN_ADVICE, asked_anew, clashed, left_open, lost, uncertain
+from django_rmq_retry.server import OPEN_ADVICE, asked_anew, clashed, left_open, lost, tidied, uncertain
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -145,11 +146,14 @@ def _from_message(delivery: Delivery) -> str:
 
 
 def _from_function(once: Named, handler: str, delivery: Delivery) -> str:
+    before = {one.alias for one in connections.all(initialized_only=True) if left_open(one)}
     try:
         with forks.ending():
             result = once(delivery)
     except BaseException as error:
         raise unnamed(handler, "raised", error) from error
+    finally:
+        log_left_open(f"once= of handler {handler}", tidied(before))
     number = isinstance(result, (int, float, Decimal)) and not isinstance(result, bool) and isfinite(result)
     if number or (isinstance(result, (str, UUID)) and result != ""):
         return str(result)

@@ -14,19 +14,21 @@ NATIVE = (4, 3)
 
 def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row] | None) -> Iterator[Finding]:
     """Warn of many such queues: those of the management API, or else the ones that this project declares."""
+    whose = "of this virtual host"
     if rows is None:
+        whose = "of this project"
         rows = [
             {"type": one.arguments.get("x-queue-type"), "arguments": one.arguments} for one in topology.queues.values()
         ]
     count = sum(map(_careful, rows))
     if count >= MANY:
-        native = "" if server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
+        upgrade = "" if server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
         yield Area.TOPOLOGY.warning(
-            f"{count} quorum queues of this virtual host dead-letter at least once.",
+            f"{count} quorum queues {whose} dead-letter at least once.",
             why="The broker restarts a process for each when it is updated. It gives up after too many at once, and "
             "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
-            fix=f"Give handlers fewer different waits, or {native}use via=Native(…), which needs one queue each. After "
-            "an update check that each waiting queue in rmq_status empties; if not, see the runbook",
+            fix=f"Give handlers fewer different waits, or {upgrade}use via=Native(…), which needs one queue each. "
+            "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
         )
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
-from django.core.checks import WARNING, run_checks
+from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
@@ -186,9 +186,7 @@ class RecordExamination:
         area, wrong, used = Area.DATABASE, 0, self._used()
         for alias in connections:
             if alias not in used:
-                # Nothing of this package needs it, so it is no problem of its own if it does not answer.
-                with suppress(Error, Unanswered, ImproperlyConfigured):
-                    yield from self._checked(alias)
+                yield from self._checked(alias)
         for alias in used:
             for finding in self._one_database(alias):
                 wrong += 1
@@ -233,8 +231,11 @@ class RecordExamination:
         yield from self._checked(alias)
 
     def _checked(self, alias: str) -> Iterator[Finding]:
-        """Yield the problems that the checks of one database find."""
-        for problem in in_time(partial(database_problems, alias), alias, self._limits.timeout):
+        """Yield the problems that the checks of one database find. One that is unused may not answer."""
+        problems: list[CheckMessage] = []
+        with suppress(Error, Unanswered, ImproperlyConfigured):
+            problems = in_time(partial(database_problems, alias), alias, self._limits.timeout)
+        for problem in problems:
             yield Area.DATABASE.warning(f"{problem.msg}", why="", fix=f"{problem.hint} ({problem.id})")
 
     def _unusable(self, alias: str, reason: str) -> Finding:

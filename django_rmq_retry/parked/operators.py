@@ -291,7 +291,7 @@ def _breaks_from(kept: str) -> Iterator[str]:
     elif now is None and int(number):
         yield f"Row {number}, whose seal was kept, does not exist: the last rows are missing."
     elif now is not None and now != seal:
-        yield f"Row {number} has not the seal that was kept: the log was rewritten."
+        yield f"The seal of row {number} differs from the one that was kept: the log was rewritten."
 
 
 def _breaks() -> Iterator[str]:

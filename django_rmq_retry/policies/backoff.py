@@ -142,7 +142,7 @@ def check_waits(backoff: Backoff) -> None:
     """Refuse a back-off without a wait where every wait needs a queue, or where a line would never rest."""
     if not backoff.nominal(1):
         raise ConfigurationError(
-            "Fixed(0) does not wait. Use it with via=Republish() or NackRequeue(), or give it a wait."
+            f"{type(backoff).__name__} does not wait. Use it with via=Republish() or NackRequeue(), or give it a wait."
         )
 
 

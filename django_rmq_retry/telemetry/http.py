@@ -27,6 +27,8 @@ MOST = 128
 """Open connections; for a further one the oldest is closed that waits for no answer."""
 BATCH = 2 * MOST
 """Connections accepted in one step: with fewer, a flood fills the backlog and a probe is not accepted in time."""
+TURN = 0.1
+"""Seconds after which a step accepts no more: a supervisor has other work."""
 BACKLOG = 8 * MOST
 """Connections that the system keeps until they are accepted. It drops more; their clients try again after a second."""
 HEAD_LIMIT = 8192
@@ -36,7 +38,7 @@ PATIENCE = 2.0
 CHUNK = 65_536
 LONGEST_STEP = 0.5
 ACCEPT_PAUSE = 0.5
-"""Seconds without new connections after the system has no file descriptor left, though all clients were closed."""
+"""Seconds without new connections after the system has no file descriptor left, though clients were closed."""
 
 Address = tuple[str, int]
 
@@ -109,13 +111,13 @@ class HttpServer:
         self._answer = answer
         self._clock = clock
         try:
+            self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
+            """A file descriptor to be closed for a new connection when there is no other one left."""
             self._listener = _listening(address)
         except (OSError, OverflowError, TypeError) as error:
             # TypeError: the name of the host cannot be encoded.
             raise AddressUnusable(address, getattr(error, "strerror", None) or str(error)) from error
         self._listener.setblocking(False)  # noqa: FBT003 - Python's own signature
-        self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
-        """A file descriptor to be closed for a new connection when there is no other one left."""
         # A selector without state in the kernel: a forked child can close it without an effect on its parent.
         self._selector = selectors.PollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -163,6 +165,8 @@ class HttpServer:
             self._selector.register(self._listener, selectors.EVENT_READ)
         for late in [one for one, client in self._clients.items() if client.ends <= now]:
             self._drop(late)
+        if self._reserve is None:
+            self._restore_reserve()
 
     def close(self) -> None:
         """Close all sockets. In a forked child this does not affect the parent."""
@@ -180,8 +184,9 @@ class HttpServer:
         return [self._accepts_at - now, *oldest]
 
     def _accept(self) -> None:
+        until = self._clock() + TURN
         for _ in range(BATCH):
-            client = self._new_client()
+            client = self._new_client() if self._clock() <= until else None
             if client is None:
                 return
             if len(self._clients) >= MOST:
@@ -194,7 +199,7 @@ class HttpServer:
 
     def _new_client(self) -> socket.socket | None:
         """Return the next connection, if there is one; without a file descriptor for it, make room twice."""
-        for make_room in (self._spend_reserve, lambda: self._shed(len(self._clients) // 2 + 1), self._pause):
+        for make_room in (self._spend_reserve, self._shed_half, self._pause):
             try:
                 return self._listener.accept()[0]
             except OSError as error:
@@ -202,6 +207,11 @@ class HttpServer:
                     return None
             make_room()
         return None
+
+    def _shed_half(self) -> None:
+        self._shed(len(self._clients) // 2 + 1)
+        # It was restored with the first descriptor that became free, which may be the only one.
+        self._spend_reserve()
 
     def _pause(self) -> None:
         # The connection stays in the backlog, so the listener would be ready again at once.

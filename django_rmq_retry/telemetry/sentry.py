@@ -137,7 +137,7 @@ def _destination(message: Message) -> str:
 
 
 def _trace_headers(message: Message) -> dict[str, str]:
-    """Return Sentry's headers for a message. Entries of its baggage that are not Sentry's are kept."""
+    """Return Sentry's headers for a message. Its own baggage is kept, within the limits of W3C."""
     others = usable(message.headers, (BAGGAGE,)).get(BAGGAGE, "").split(",")
     parts = [part.strip() for part in others if part.strip() and not part.strip().startswith("sentry-")]
     baggage = ",".join([*parts, *filter(None, [sentry_sdk.get_baggage()])])

@@ -22,7 +22,7 @@ def test_a_forked_child_that_falls_through_doubles_nothing(
     assert ended.returncode == 0, ended.stderr
     assert rows() == sorted([*map(str, range(1, COUNT)), f"child ended with {code}"])
     assert parked() == []
-    assert ended.stderr.count("which a handler or hook forked") == 1
+    assert ended.stderr.count("which code of the project forked") == 1
 
 
 def test_a_child_that_an_async_handler_forks_ends_in_its_place(project: Project, send: Send) -> None:

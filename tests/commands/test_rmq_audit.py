@@ -66,7 +66,10 @@ def test_a_log_that_was_rewritten_as_a_whole_is_detected_by_a_head_that_was_kept
 
     assert run("rmq_audit", "verify").code == 0
     told = run("rmq_audit", "verify", "--head", kept)
-    assert (told.code, told.out) == (1, "Row 2 has not the seal that was kept: the log was rewritten.\n")
+    assert (told.code, told.out) == (
+        1,
+        "The seal of row 2 differs from the one that was kept: the log was rewritten.\n",
+    )
 
 
 @pytest.mark.usefixtures("acts")

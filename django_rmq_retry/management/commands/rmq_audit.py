@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import re
 
 from django.core.management.base import CommandParser
 from django.db.models import QuerySet
@@ -15,7 +16,7 @@ from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
 
 LIMIT = 50
-DIGITS = 18
+HEAD = re.compile("0:|[1-9][0-9]{0,17}:[0-9a-f]{64}")
 NUMBERS = ("message", "group", "run")
 
 
@@ -110,8 +111,7 @@ class Command(RmqCommand):
 
 def head_of_log(text: str) -> str:
     """Parse an argument: the head of the audit log."""
-    number, _, seal = text.partition(":")
-    if not number.isascii() or not number.isdigit() or len(number) > DIGITS or not set(seal) <= set("0123456789abcdef"):
+    if not HEAD.fullmatch(text):
         raise argparse.ArgumentTypeError(f"takes what `rmq_audit head` printed, such as 812:9f3c…, not {text!r}")
     return text
 
