@@ -52,6 +52,11 @@ DEATHS = PREFIX + "x-death"
 """The header with x-death as JSON, for people and other programs that read a parked queue."""
 DEATHS_MOST = 4096
 """In bytes. The newest entries that fit are written."""
+_CUTS = ((SHORT_STRING_LIMIT, 20), (100, 1))
+"""Bytes of each text and number of routing keys, if the newest entry alone does not fit.
+
+JSON writes a byte as up to six, and an entry has four texts besides its routing keys: the last cut always fits.
+"""
 BROKERS = PREFIX + "broker"
 """The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
 
@@ -172,25 +177,53 @@ def deaths(headers: Headers) -> tuple[Death, ...]:
 
 
 def deaths_as_text(headers: Headers) -> str:
-    """Return x-death as JSON, the newest entries first; empty if there is none in the form that a broker writes."""
-    rows: list[str] = []
+    """Return x-death as JSON, the newest entries first; empty if there is none in the form that a broker writes.
+
+    A newest entry that is too long is cut: a shortened text or list ends with an ellipsis.
+    """
+    text = ""
     for death in deaths(headers):
-        row: dict[str, object] = {
-            "queue": death.queue,
-            "reason": death.reason,
-            "count": death.count,
-            "exchange": death.exchange,
-            "routing-keys": list(death.keys),
-        }
-        with suppress(ValueError, OverflowError, OSError):
-            row |= {"time": datetime.fromtimestamp(death.at // 1000, UTC).isoformat()} if death.at else {}
-        if death.expiration:
-            row["original-expiration"] = death.expiration
-        rows.append(json.dumps(row))
-        if sum(map(len, rows)) > DEATHS_MOST:
-            rows.pop()
+        longer = f"{text[:-1]}, {_as_text(death)}]" if text else _newest_as_text(death)
+        if len(longer) > DEATHS_MOST:
             break
-    return f"[{', '.join(rows)}]" if rows else ""
+        text = longer
+    return text
+
+
+def _newest_as_text(death: Death) -> str:
+    text = f"[{_as_text(death)}]"
+    for limit, most in _CUTS:
+        if len(text) > DEATHS_MOST:
+            text = f"[{_as_text(_cut(death, limit, most))}]"
+    return text
+
+
+def _cut(death: Death, limit: int, most: int) -> Death:
+    keys = [short(key, limit) for key in death.keys[:most]]
+    return replace(
+        death,
+        queue=short(death.queue, limit),
+        reason=short(death.reason, limit),
+        exchange=short(death.exchange, limit),
+        keys=(*keys, "…") if len(death.keys) > most else tuple(keys),
+        expiration=short(death.expiration, limit),
+    )
+
+
+def _as_text(death: Death) -> str:
+    """Return one entry as JSON in ASCII, so that its characters are its bytes."""
+    row: dict[str, object] = {
+        "queue": death.queue,
+        "reason": death.reason,
+        "count": death.count,
+        "exchange": death.exchange,
+        "routing-keys": list(death.keys),
+    }
+    with suppress(ValueError, OverflowError, OSError):
+        row |= {"time": datetime.fromtimestamp(death.at // 1000, UTC).isoformat()} if death.at else {}
+    if death.expiration:
+        row["original-expiration"] = death.expiration
+    return json.dumps(row)
 
 
 def rejections(headers: Headers, queue: str) -> int:

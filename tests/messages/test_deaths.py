@@ -141,10 +141,58 @@ def test_a_death_that_no_broker_writes_has_no_text(entry: object) -> None:
     assert deaths_as_text(Headers()) == ""
 
 
-def test_the_text_of_many_deaths_is_bounded_and_still_json() -> None:
-    text = deaths_as_text(
-        with_death(*(death(f"queue {number} \u2028{'x' * 200}", "expired", 1) for number in range(99)))
-    )
+TEXT = st.builds(
+    lambda text, times: text * times,
+    st.text(max_size=4) | st.sampled_from(["work", "\0", "\x01", '"', "\\", "\u2028", "ä", "💶"]),
+    st.sampled_from([1, 1, 3, 60, 300, 5000]),
+)
+DEATH = st.fixed_dictionaries(
+    {"queue": TEXT, "reason": TEXT, "count": st.integers(0, 2**63 - 1)},
+    optional={
+        "exchange": TEXT,
+        "routing-keys": st.lists(TEXT, max_size=3) | st.just(["cash"] * 500),
+        "time": st.datetimes(datetime(1970, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001 - it takes a naive one
+        "original-expiration": TEXT,
+    },
+)
 
-    assert len(text) < DEATHS_MOST + 100
-    assert [row["queue"][:7] for row in json.loads(text)][:2] == ["queue 0", "queue 1"]
+
+@given(st.lists(DEATH, min_size=1, max_size=12))
+def test_the_text_of_deaths_is_json_and_never_too_long(entries: list[dict[str, Any]]) -> None:
+    headers = with_death(*entries)
+    text = deaths_as_text(headers)
+    rows = json.loads(text)
+
+    assert len(text.encode("ascii")) <= DEATHS_MOST
+    assert 1 <= len(rows) <= len(entries)
+    assert [row["count"] for row in rows] == [entry["count"] for entry in entries[: len(rows)]]
+    # All but a newest one that is cut are whole.
+    assert [row["queue"] for row in rows[1:]] == [one.queue for one in deaths(headers)[1 : len(rows)]]
+
+
+@pytest.mark.parametrize("count", range(1, 2 * DEATHS_MOST, 397))
+def test_the_separators_between_deaths_count_towards_the_limit(count: int) -> None:
+    entries = [death("q", "expired", 10**9 + number) for number in range(99)]
+    first = {**death("q", "expired"), "exchange": "x" * count}
+    text = deaths_as_text(with_death(first, *entries))
+
+    assert len(text) <= DEATHS_MOST
+    rows = json.loads(text)
+    following = deaths_as_text(with_death(entries[len(rows) - 1]))[1:]
+    assert len(f"{text[:-1]}, {following}") > DEATHS_MOST
+
+
+@pytest.mark.parametrize(
+    ("newest", "shown"),
+    [
+        ({"exchange": "x" * 9000}, {"exchange": f"{'x' * 252}…"}),
+        ({"routing-keys": ["cash"] * 999}, {"routing-keys": [*["cash"] * 20, "…"]}),
+        ({"routing-keys": ["\x01" * 200] * 9}, {"routing-keys": ["\x01" * 97 + "…", "…"]}),
+    ],
+    ids=["text", "keys", "escaped"],
+)
+def test_a_newest_death_that_is_too_long_is_cut(newest: dict[str, object], shown: dict[str, object]) -> None:
+    [row, *_] = json.loads(deaths_as_text(with_death({**death("payments", "rejected"), **newest})))
+
+    assert {name: row[name] for name in shown} == shown
+    assert (row["queue"], row["reason"], row["count"]) == ("payments", "rejected", 1)
