@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue, publish, signals
@@ -237,6 +238,19 @@ def test_a_request_waits_in_the_outbox_until_its_exchange_is_declared(bank: Bank
 
 @pytest.mark.slow
 @pytest.mark.on_both
+def test_two_refused_payments_without_ids_have_a_refusal_each(bank: Bank, shop: Store, amqp: BlockingChannel) -> None:
+    bank.written(handlers=changed(bank_handlers(), "after=30", "after=0.2"))
+    shop.declared()
+    bank.declared()
+    shop.does("from shop.models import Order; [Order.objects.create(account='1001001', amount=1) for _ in range(2)]")
+    for number in (1, 2):
+        ask_without_an_id(amqp, number)
+    with consuming(bank), consuming(shop):
+        wait_until(lambda: shop.states() == ["refused", "refused"], 30)
+
+
+@pytest.mark.slow
+@pytest.mark.on_both
 def test_a_client_with_plain_pika_gets_its_reply(bank: Bank, broker_url: str, amqp: BlockingChannel) -> None:
     client: dict[str, Any] = {"__name__": "till.client"}
     exec(changed(file("till/client.py"), "inactivity_timeout=600", "inactivity_timeout=4"), client)  # noqa: S102
@@ -290,6 +304,13 @@ def kit(text: str, settings: Any, **more: object) -> Iterator[tuple[RmqTest, dic
 def ask(amount: float = 10.23, **options: Any) -> None:
     where = {"exchange": "main-exchange", "routing_key": "srvc.transact.cash", "correlation_id": "order-7"}
     publish(PAID | {"amount": amount}, **{"reply_to": "reply-queue", "message_id": "order-7", **where, **options})
+
+
+def ask_without_an_id(amqp: BlockingChannel, number: int) -> None:
+    """Publish a payment above the limit as a careless service does."""
+    properties = BasicProperties(reply_to="reply-queue", correlation_id=f"order-{number}")
+    body = json.dumps(PAID | {"num": number, "amount": 210.23}).encode()
+    amqp.basic_publish("main-exchange", "srvc.transact.cash", body, properties, mandatory=True)
 
 
 def replies(rmq: RmqTest) -> list[tuple[str | None, object]]:
