@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, no_translations
 from django.db import Error, InterfaceError, OperationalError, connections, models, router
@@ -32,6 +33,7 @@ from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.operators import LABEL
+from django_rmq_retry.parked.survey import Unmigrated
 from django_rmq_retry.server import uncertain
 
 AWAY = (OperationalError, InterfaceError)
@@ -134,6 +136,20 @@ def away(error: BaseException) -> str:
         return ""
     text = f"The database {alias!r} does not answer ({_words(error)})."
     return f"{text} Start it, or correct DATABASES[{alias!r}] in the settings."
+
+
+def unmigrated(error: BaseException) -> str:
+    """Return a sentence if the error's database lacks tables of this package; empty if it has them all."""
+    alias, _ = _raised_by(error)
+    if not alias:
+        return ""
+    options = [model._meta for model in apps.get_app_config(LABEL).get_models()]  # noqa: SLF001 - documented
+    needed = {one.db_table for one in options if one.managed}
+    try:
+        there = set(connections[alias].introspection.table_names())
+    except Error:
+        return ""
+    return "" if needed <= there else f"Database: {Unmigrated(alias)}"
 
 
 def _raised_by(error: BaseException) -> tuple[str, bool]:
@@ -253,7 +269,7 @@ class RmqCommand(BaseCommand):
         except (RmqRetryError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=Exit.ERROR) from error
         except Error as error:
-            if text := away(error):
+            if text := away(error) or unmigrated(error):
                 raise CommandError(printable(text), returncode=Exit.ERROR) from error
             raise
         if code:

@@ -4,13 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import CommandError
-from django.db import DatabaseError, connections, router
-
-from django_rmq_retry.management.command import Exit, clock
-from django_rmq_retry.models import ConsumerProcess
-from django_rmq_retry.parked.survey import Unmigrated
-from django_rmq_retry.telemetry.processes import InFlight, Process, ProcessState, processes
+from django_rmq_retry.management.command import clock
+from django_rmq_retry.telemetry.processes import InFlight, Process, ProcessState
 
 _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")
@@ -22,17 +17,6 @@ _SIGNS = {
 }
 Table = tuple[list[Sequence[object]], list[str]]
 """Rows with the head, and the style of each."""
-
-
-def look() -> list[Process]:
-    """Return the processes; if the table is missing, raise a CommandError with the way to create it."""
-    try:
-        return processes()
-    except DatabaseError as error:
-        alias = router.db_for_read(ConsumerProcess)
-        if ConsumerProcess._meta.db_table in connections[alias].introspection.table_names():  # noqa: SLF001 - documented
-            raise
-        raise CommandError(f"Database: {Unmigrated(alias)}", returncode=Exit.ERROR) from error
 
 
 def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import connections, router
+from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
 from django_rmq_retry import server
@@ -84,7 +84,8 @@ class Unmigrated(Exception):
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
-        super().__init__(f"the tables are missing in {alias!r}: manage.py migrate")
+        option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        super().__init__(f"the tables are missing in {alias!r}: manage.py migrate{option}")
 
 
 def survey() -> Survey:

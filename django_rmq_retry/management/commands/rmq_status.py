@@ -28,7 +28,7 @@ from django_rmq_retry.management.broker_status import (
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
 from django_rmq_retry.server import renew_connections
-from django_rmq_retry.telemetry.processes import Process
+from django_rmq_retry.telemetry.processes import Process, processes
 
 LEAST, MOST = 0.1, 86_400.0
 CLEARED = "\x1b[H\x1b[2J"
@@ -95,7 +95,7 @@ class Command(RmqCommand):
         return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
 
     def _consumers(self, options: Options) -> Exit:
-        found = consumer_status.look()
+        found = processes()
         if options["json"]:
             self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
         else:
@@ -122,7 +122,7 @@ class Command(RmqCommand):
         try:
             if options["consumers"]:
                 renew_connections()
-                found = consumer_status.look()
+                found = processes()
             else:
                 seen = look(limits_of(options))
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
