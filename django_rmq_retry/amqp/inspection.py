@@ -1,9 +1,8 @@
 """The contents of queues: counts, bindings, and messages read without removing them."""
 
 import base64
-import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPException, HTTPResponse
@@ -18,6 +17,18 @@ from django_rmq_retry.amqp.address import Access, Secret
 from django_rmq_retry.amqp.connection import UNROUTABLE, parameters
 from django_rmq_retry.amqp.frames import text_of
 from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, Refusal, error_text
+from django_rmq_retry.amqp.rows import (
+    BINDINGS,
+    EXCHANGES,
+    PERMISSIONS,
+    QUEUES,
+    Kind,
+    Misshapen,
+    Row,
+    decoded,
+    row_of,
+    rows_of,
+)
 from django_rmq_retry.amqp.session import Session, passively
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.message import Delivery
@@ -29,7 +40,6 @@ LARGEST = 128 * 1024 * 1024
 CHUNK = 65536
 PATIENCE = 6
 """The longest time for a whole answer that arrives in small pieces, in multiples of the timeout."""
-Row = Mapping[str, Any]
 
 LAG = 11.0
 """Seconds by which the management API may lag: it collects figures every 5 s and shows them with the next ones."""
@@ -37,6 +47,15 @@ _STEP = 0.5
 _REST, _REST_STEP = 2.0, 0.05
 """Seconds to wait for a quorum queue to drop a basic.get client, which it counts as a consumer for a moment longer."""
 _HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
+
+
+class StrangeAnswer(BrokerUnreachable):
+    """The management API, or what answers in its place, did not return what was asked for."""
+
+    def __init__(self, address: str, what: str, reason: str) -> None:
+        super().__init__(address, f"the management API answered something that is not {what} ({reason})")
+        text = f"The management API at {address} answered something that is not {what}: {reason}."
+        self.args = (f"{text} Check RMQ_RETRY['OPERATORS']['MANAGEMENT_URL'].",)
 
 
 class _Staying(HTTPRedirectHandler):
@@ -71,31 +90,46 @@ class Inspector:
         return f"{parts.scheme}://{user}{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
     def queue(self, name: str) -> Row | None:
-        return self._one("queues", name)
+        return self._one(f"queues/{self._here}/{quote(name, safe='')}", QUEUES)
 
     def exchange(self, name: str) -> Row | None:
-        return self._one("exchanges", name)
+        return self._one(f"exchanges/{self._here}/{quote(name, safe='')}", EXCHANGES)
 
     def queues(self) -> dict[str, Row]:
         """Return every queue of the virtual host by its name."""
-        rows = self._get(f"queues/{quote(self.vhost, safe='')}")
-        return {row["name"]: row for row in rows or []}
+        return {row["name"]: row for row in self._every(f"queues/{self._here}", QUEUES)}
 
     def bindings(self) -> list[Row]:
         """Return every binding of the virtual host except the default exchange's implicit ones."""
-        rows = self._get(f"bindings/{quote(self.vhost, safe='')}")
-        return [row for row in rows or [] if row["source"]]
+        return [row for row in self._every(f"bindings/{self._here}", BINDINGS) if row["source"]]
 
     def permission(self, user: str) -> Row | None:
         """Return the patterns of a user's permissions; the API's own user needs the tag ``administrator``."""
-        row: Row | None = self._get(f"permissions/{quote(self.vhost, safe='')}/{quote(user, safe='')}")
-        return row
+        return self._one(f"permissions/{self._here}/{quote(user, safe='')}", PERMISSIONS)
 
-    def _one(self, what: str, name: str) -> Row | None:
-        row: Row | None = self._get(f"{what}/{quote(self.vhost, safe='')}/{quote(name, safe='')}")
-        return row
+    @property
+    def _here(self) -> str:
+        return quote(self.vhost, safe="")
 
-    def _get(self, path: str) -> Any:
+    def _one(self, path: str, kind: Kind) -> Row | None:
+        try:
+            body = self._get(path)
+            return None if body is None else row_of(decoded(body), kind)
+        except Misshapen as error:
+            raise StrangeAnswer(self.shown, kind.one, str(error)) from None
+
+    def _every(self, path: str, kind: Kind) -> list[Row]:
+        try:
+            body = self._get(path)
+            if body is None:
+                # The broker has this virtual host, so its management API has the list.
+                raise BrokerUnreachable(self.shown, f"the management API answers {MISSING}")
+            return rows_of(decoded(body), kind)
+        except Misshapen as error:
+            raise StrangeAnswer(self.shown, kind.many, str(error)) from None
+
+    def _get(self, path: str) -> bytes | None:
+        """Return the body of the answer; None if the API does not have that object."""
         parts = urlsplit(self.url.reveal())
         place = parts.netloc.rpartition("@")[2]
         request = Request(f"{parts.scheme}://{place}{parts.path.rstrip('/')}/api/{path}")  # noqa: S310  # settings: http(s)
@@ -104,7 +138,7 @@ class Inspector:
         try:
             until = time.monotonic() + PATIENCE * self.timeout
             with _opener().open(request, timeout=self.timeout) as answer:
-                return json.loads(_whole(answer, until))
+                return _whole(answer, until)
         except HTTPError as error:
             error.close()  # it holds the connection, and stays with the exception that is raised in its place
             if error.code == MISSING:

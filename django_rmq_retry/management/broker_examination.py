@@ -20,8 +20,8 @@ from django_rmq_retry.amqp.declarer import (
     gauge,
 )
 from django_rmq_retry.amqp.frames import FRAME_MAX
-from django_rmq_retry.amqp.inspection import Row
 from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
@@ -49,6 +49,8 @@ LOGIN = "RMQ_RETRY['URL']"
 API = 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]'
 STORING = (Role.WORK, Role.WAITING, Role.QUARANTINE, Role.PARKED)
 """The roles of queues that hold messages of handlers."""
+ENDLESS = 2**53
+"""The number above which a policy's value is a way to write that there is no limit; times end not far above it."""
 CONSUMER_TIMEOUT_MS = 1_800_000
 """RabbitMQ's own limit for an unacked message."""
 
@@ -67,7 +69,7 @@ class Governed:
     def lowered(self, name: str) -> int | None:
         """Return the policy's number, if the queue's own argument is not lower: the lower of both applies."""
         value, own = self.policy[name], self.own(name)
-        if not isinstance(value, int) or (isinstance(own, int) and own <= value):
+        if not isinstance(value, int) or value > ENDLESS or (isinstance(own, int) and own <= value):
             return None
         return value
 
@@ -173,7 +175,9 @@ class Sight:
         try:
             return cls(it=it, rows=it.inspector.queues())
         except (BrokerUnreachable, BrokerRefused) as error:
-            return cls(it=Declarer(it.session), blind="the management API does not answer", trouble=one_line(error))
+            return cls(
+                it=Declarer(it.session), blind="the management API gives no usable answer", trouble=one_line(error)
+            )
 
     @property
     def embedded(self) -> bool:
