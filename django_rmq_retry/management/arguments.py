@@ -122,9 +122,18 @@ def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool)
     if keys:
         given[LISTED] = list_filter(store(keys, Actor.of_shell(), look_up(keys)))
     if not given and not options["all"] and narrow:
-        raise CommandError("No messages are selected. Pass IDs, a filter, --keys-from or --all.", returncode=Exit.USAGE)
+        raise CommandError(_nothing_selected(options.get("state")), returncode=Exit.USAGE)
     usual = states_of_keys if keys else states
     return Selection.of_filter({"state": (options.get("state") or usual).split(","), **given})
+
+
+def _nothing_selected(states: str | None) -> str:
+    if not states:
+        return "No messages are selected. Pass IDs, a filter, --keys-from or --all."
+    return (
+        f"--state {short(states, 100)} only narrows a selection. Pass a filter, such as --group or --queue, or "
+        "--keys-from with it, or --all for every message in that state."
+    )
 
 
 def _check_stdin(options: Options) -> None:

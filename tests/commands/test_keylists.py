@@ -178,6 +178,11 @@ def test_key_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> N
             "No messages are selected. Pass IDs, a filter, --keys-from or --all.",
         ),
         (
+            "requeue --state parked --yes",
+            b"",
+            "--state parked only narrows a selection. Pass a filter, such as --group or --queue, or --keys-from with",
+        ),
+        (
             "keys -",
             b"payment,amount\nPAY-1,100\n",
             "The text is a table of 2 columns with the header “payment, amount”.",

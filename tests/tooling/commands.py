@@ -28,7 +28,8 @@ share one list of [exit codes](exit-codes.md), and accept Django's own options: 
 SELECTED = """## Selection of messages
 
 The subcommands of `rmq_parked` that act on messages select them by record numbers, by a filter, by a list of keys, by a
-token, or by `--all`, which must be given explicitly. Several filters must all match.
+token, or by `--all`, which must be given explicitly. Several filters must all match. `--state` alone selects nothing;
+it narrows a filter, a list of keys or `--all`.
 
 | Subcommand | Default of `--state` | With `--keys-from` |
 |---|---|---|
