@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import NamedTuple
 
 from django_rmq_retry.errors import ConfigurationError
@@ -78,6 +79,8 @@ def check_value(owner: str, name: str, value: object, kind: Kind) -> None:
 
 
 def check_seconds(what: str, value: object) -> None:
+    if isinstance(value, timedelta):
+        raise ConfigurationError(f"{what} takes seconds, not a timedelta. Pass its .total_seconds().")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST:
         raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
 

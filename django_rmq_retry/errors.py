@@ -71,9 +71,9 @@ class NoKey(RmqRetryError):
 class UnencodableData(RmqRetryError, TypeError):
     """Data that a codec cannot encode."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, *, advice: str = "") -> None:
         self.problem = problem
-        super().__init__(f"The data cannot be published: {problem}.")
+        super().__init__(f"The data cannot be published: {problem}.{advice and f' {advice}'}")
 
 
 class PublishError(RmqRetryError):

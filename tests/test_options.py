@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,6 +28,12 @@ from tests.tooling.waiting import wait_until
     [
         ({"message_id": 5}, "message_id=… takes a text of at most 255 bytes, not 5"),
         ({"type": "x" * 256}, "type=… takes a text of at most 255 bytes"),
+        ({"headers": ["tenant"]}, r"headers=… takes a dict, such as {'tenant': 'acme'}, not \['tenant'\]"),
+        ({"headers": 7}, "headers=… takes a dict, .* not 7"),
+        (
+            {"expiration": timedelta(minutes=10)},
+            r"expiration=… takes seconds, not a timedelta. Pass its .total_seconds",
+        ),
         ({"headers": {1: 2}}, "A header's name must be a string, not 1"),
         ({"headers": {"x": "\ud800"}}, "The headers cannot be encoded"),
         ({"headers": {"x": object()}}, "The headers cannot be encoded"),

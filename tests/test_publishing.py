@@ -1,22 +1,38 @@
 """Publishing from Django: what leaves, when, and what is refused where it is written."""
 
 import asyncio
+import inspect
 import logging
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import transaction
 from django.test import TestCase
 
-from django_rmq_retry import Fixed, Message, OneShot, Raw, RetryThenPark, apublish, publish, publish_many
+from django_rmq_retry import (
+    Delivery,
+    Fixed,
+    Message,
+    OneShot,
+    Raw,
+    RetryThenPark,
+    apublish,
+    handler,
+    publish,
+    publish_many,
+)
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.publishing import publish as publishing
 from django_rmq_retry.publishing.publish import Options, adispatch, dispatch, message_of, options_of
+from django_rmq_retry.testing import isolated_handlers
+from django_rmq_retry.testing import message_of as kit_message_of
 from tests.handlers.factories import subscription
 from tests.tooling.connections import publishing_by
 from tests.tooling.results import RETURNED
@@ -265,6 +281,44 @@ def test_an_option_that_is_not_known_is_refused() -> None:
         publish(1, routing_key="q", prio=3)
 
 
+def given_to(function: Callable[..., object]) -> set[str]:
+    """The names that a function takes by keyword."""
+    return {one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY}
+
+
+def called(function: Callable[..., Any]) -> None:
+    answer = function({}, delya=5)
+    if inspect.iscoroutine(answer):
+        asyncio.run(answer)
+
+
+def test_the_refusal_of_an_unknown_option_lists_all_options() -> None:
+    with isolated_handlers():
+
+        @handler("payments")
+        def charge(message: Delivery) -> None:
+            """Nothing."""
+
+        exact: list[tuple[Callable[..., object], set[str]]] = [
+            (publish, given_to(publish)),
+            (apublish, given_to(apublish)),
+            (charge.publish, given_to(charge.publish) | given_to(charge.message)),
+            (charge.apublish, given_to(charge.apublish) | given_to(charge.message)),
+            (charge.call, given_to(charge.call)),
+            (charge.acall, given_to(charge.acall)),
+            (charge.message, given_to(charge.message)),
+            (kit_message_of, given_to(kit_message_of)),
+        ]
+        for function, own in exact:
+            with pytest.raises(TypeError) as caught:
+                called(function)
+
+            said = re.fullmatch(r"(\w+)\(\) has no option delya\. Its options are (.+)\.", str(caught.value))
+            assert said is not None, caught.value
+            assert said[1] == function.__name__
+            assert set(said[2].split(", ")) == own | set(Options.__dataclass_fields__)
+
+
 def test_unencodable_data_is_refused_at_the_call() -> None:
     with pytest.raises(UnencodableData):
         message_of(object())
@@ -289,6 +343,16 @@ def test_a_delay_uses_the_waiting_queues(delay: float, key: str, expiration: str
 def test_an_invalid_delay_is_refused(delay: Any) -> None:
     with pytest.raises(ConfigurationError):
         message_of(1, options=Options(delay=delay), destination=destination_of(subscription(RetryThenPark())))
+
+
+def test_a_timedelta_as_delay_is_refused_with_its_seconds() -> None:
+    told = r"^delay=… takes seconds, not a timedelta\. Pass its \.total_seconds\(\)\.$"
+    with pytest.raises(ConfigurationError, match=told):
+        message_of(
+            1,
+            options=Options(delay=timedelta(minutes=10)),  # type: ignore[arg-type]  # what is refused
+            destination=destination_of(subscription(RetryThenPark())),
+        )
 
 
 def test_a_message_to_a_handler_that_answers_calls_cannot_be_delayed() -> None:

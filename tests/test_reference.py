@@ -130,7 +130,7 @@ def test_the_documented_handler_options_equal_the_code(name: str) -> None:
 def test_the_documented_publish_options_equal_the_code() -> None:
     written = [cells[0].strip("`") for cells in rows("api.md", "Option of a publish")]
 
-    with pytest.raises(TypeError, match=re.escape(f"Its options are {', '.join(written)}.")):
+    with pytest.raises(TypeError, match=re.escape(f", outbox, {', '.join(written)}.")):
         django_rmq_retry.publish({}, routing_key="anywhere", wrong=1)
 
 

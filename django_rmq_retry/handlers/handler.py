@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from asgiref.sync import async_to_sync
@@ -71,11 +71,24 @@ class Handler(Generic[R]):
 
     def message(self, data: object, *, exchange: str = "", routing_key: str = "", **options: Any) -> Message:
         """Return a message to this handler, for ``publish_many``; the options are those of ``publish``."""
+        return self._message(data, "message", (), exchange=exchange, routing_key=routing_key, **options)
+
+    def _message(
+        self,
+        data: object,
+        function: str,
+        own: Sequence[str],
+        *,
+        exchange: str = "",
+        routing_key: str = "",
+        **options: Any,
+    ) -> Message:
+        """Return a message; the function with its own options is for the error that names all of them."""
         return message_of(
             data,
             exchange=exchange,
             routing_key=routing_key,
-            options=options_of(options),
+            options=options_of(options, function, ("exchange", "routing_key", *own)),
             destination=self.destination,
         )
 
@@ -96,7 +109,7 @@ class Handler(Generic[R]):
         of the transaction and sent after the commit. With ``outbox=False`` it is sent on commit without a row; with
         ``immediate=True`` it is sent now.
         """
-        message = self.message(data, **options)
+        message = self._message(data, "publish", ("timeout", "immediate", "outbox"), **options)
         return dispatch(message, handler=self.name, timeout=timeout, immediate=immediate, outbox=outbox)
 
     async def apublish(
@@ -110,11 +123,12 @@ class Handler(Generic[R]):
 
         The message is sent immediately; in a handler with ``once``, it is a part of that handler's transaction.
         """
-        return await adispatch(self.message(data, **options), handler=self.name, timeout=timeout)
+        message = self._message(data, "apublish", ("timeout",), **options)
+        return await adispatch(message, handler=self.name, timeout=timeout)
 
     def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
         """Publish and return the handler's answer: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
-        given = options_of(options)
+        given = options_of(options, "call", ("timeout", "exclusive"))
         return call(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=given)
 
     async def acall(
@@ -126,7 +140,7 @@ class Handler(Generic[R]):
         **options: Any,
     ) -> Any:
         """Publish and return the handler's answer, like ``call``, without blocking the event loop."""
-        given = options_of(options)
+        given = options_of(options, "acall", ("timeout", "exclusive"))
         return await acall(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=given)
 
     def __repr__(self) -> str:

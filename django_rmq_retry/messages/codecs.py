@@ -47,6 +47,8 @@ class Json:
     def encode(self, data: object) -> bytes:
         try:
             return _ENCODER.encode(data).encode()
+        except UnencodableData:
+            raise
         except (TypeError, ValueError, RecursionError) as error:
             raise UnencodableData(f"{str(error) or 'it is nested too deeply'} (JSON)") from error
 
@@ -140,7 +142,15 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
-    raise TypeError(f"an object of type {type(value).__name__} has no JSON form")
+    raise UnencodableData(f"an object of type {type(value).__name__} has no JSON form", advice=_advice(value))
+
+
+def _advice(value: object) -> str:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "Use codec=Raw() to send bytes as they are, or pass them as text, such as base64."
+    if isinstance(value, (set, frozenset)):
+        return "Pass a list."
+    return "Pass plain values, such as the pk of a model instance."
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -34,6 +34,8 @@ log = logging.getLogger("django_rmq_retry")
 MOST_PRIORITY = 255
 LATEST = 253_402_300_799
 """The last second of the year 9999."""
+OWN = ("exchange", "routing_key", "codec", "timeout", "immediate", "outbox")
+"""The arguments of publish() beside its options."""
 TEXTS = (
     *("type", "correlation_id", "message_id", "reply_to", "content_type", "content_encoding", "app_id", "user_id"),
 )
@@ -86,14 +88,17 @@ class Options:
             )
 
 
-def options_of(given: Mapping[str, object]) -> Options:
-    """Return the options of a publish. Raise TypeError for an unknown option."""
+def options_of(given: Mapping[str, object], function: str = "publish", own: Sequence[str] = ()) -> Options:
+    """Return the options of a publish. Raise TypeError for an unknown option.
+
+    ``own`` are the options that the function itself takes: the error names them, too.
+    """
     if not given:
         return PLAIN
     unknown = sorted(set(given) - set(Options.__dataclass_fields__))
     if unknown:
-        known = ", ".join(Options.__dataclass_fields__)
-        raise TypeError(f"publish() has no option {', '.join(unknown)}. Its options are {known}.")
+        known = ", ".join((*own, *Options.__dataclass_fields__))
+        raise TypeError(f"{function}() has no option {', '.join(unknown)}. Its options are {known}.")
     return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
 
 
@@ -102,6 +107,9 @@ _SETTABLE = {"CC", "BCC", "x-delay"}
 
 
 def _check_headers(headers: Mapping[str, object] | None) -> None:
+    given: object = headers
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigurationError(f"headers=… takes a dict, such as {{'tenant': 'acme'}}, not {given!r:.60}.")
     for name in headers or ():
         if not isinstance(name, str):
             raise ConfigurationError(f"A header's name must be a string, not {name!r}.")
@@ -236,7 +244,9 @@ def publish(
     commit. With ``outbox=False`` it is sent on commit without an outbox row, with ``immediate=True`` now. For the
     options, see ``Handler.publish``.
     """
-    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
+    message = message_of(
+        data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options, own=OWN)
+    )
     return dispatch(message, timeout=timeout, immediate=immediate, outbox=outbox)
 
 
@@ -253,7 +263,9 @@ async def apublish(
 
     The message is sent at once, because Django has no transactions in async code.
     """
-    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
+    message = message_of(
+        data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options, "apublish", OWN[:4])
+    )
     return await adispatch(message, timeout=timeout)
 
 

@@ -162,7 +162,7 @@ def message_of(
         exchange=exchange,
         routing_key=routing_key,
         codec=codec,
-        options=options_of(options),
+        options=options_of(options, "message_of", ("handler", "attempt", "redelivered", "exchange", "routing_key")),
         destination=None if handler is None else handler.destination,
     )
     return Delivery(

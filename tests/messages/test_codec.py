@@ -189,8 +189,9 @@ def test_uuid_and_dates_are_encoded_as_strings() -> None:
         ({"a": float("inf")}, "Out of range float values are not JSON compliant"),
         (Decimal("NaN"), "Decimal NaN has no JSON form"),
         (Decimal("-Infinity"), "Decimal -Infinity has no JSON form"),
-        ({"a": object()}, "an object of type object has no JSON form"),
-        ({1, 2}, "an object of type set has no JSON form"),
+        ({"a": object()}, "an object of type object has no JSON form. Pass plain values, such as the pk of"),
+        ({1, 2}, "an object of type set has no JSON form. Pass a list."),
+        ([b"x"], "an object of type bytes has no JSON form. Use codec=Raw() to send bytes as they are"),
         ({(1, 2): 3}, "keys must be str, int, float, bool or None, not tuple"),
     ],
 )
