@@ -1,5 +1,6 @@
 """The outbox inside a transaction: rows are inserted, sent after the commit, and deleted after their confirms."""
 
+import atexit
 import logging
 import os
 import queue
@@ -37,6 +38,8 @@ SPARE = 10.0
 IDLE = 5.0
 """Seconds without a result after which the thread ends."""
 PAUSE, TRIES = 0.5, 10
+AT_EXIT = "interpreter shutdown"
+"""The words of Python's error on starting a thread then."""
 MOST_RESULTS = 500
 
 MOST = 1000
@@ -192,9 +195,12 @@ class ResultWriter:
     """Writes late publish results to the database in its own thread, so that the I/O thread never waits for a query."""
 
     def __init__(self) -> None:
-        self._answers: queue.SimpleQueue[tuple[str, RowResult]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, RowResult] | None] = queue.SimpleQueue()
+        """The results; None wakes the thread at the exit."""
         self._lock = threading.Lock()
         self._busy = False
+        self._thread: threading.Thread | None = None
+        self._over = False
         self._ended = threading.Event()
 
     def take(self, using: str, answer: RowResult) -> None:
@@ -207,16 +213,35 @@ class ResultWriter:
     def start(self) -> None:
         """Start the thread if results wait and it does not run. A failure is logged: the next call tries again."""
         with self._lock:
-            if self._busy or self._answers.empty():
+            if self._busy or self._over or self._answers.empty():
                 return
             self._busy = True
         try:
-            threading.Thread(target=self._run, name="rmq-outbox-late", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name="rmq-outbox-late", daemon=True)
+            self._thread.start()
         except (RuntimeError, MemoryError) as error:
             # The caller may be the I/O thread, which must not end.
             with self._lock:
                 self._busy = False
+            if AT_EXIT in str(error):
+                # ``finish`` writes it.
+                return
             log.warning("The thread that writes late publish results could not start: %s", error)
+
+    def finish(self) -> None:
+        """End the thread and write what is left, in the calling thread.
+
+        While the interpreter shuts down no thread can be started, and one that runs is not waited for.
+        """
+        with self._lock:
+            self._over, busy = True, self._busy
+        if busy and self._thread is not None:
+            self._answers.put(None)
+            with suppress(RuntimeError):
+                # It is just being started.
+                self._thread.join(IDLE)
+        while results := self._rest():
+            self._write(results, tries=1)
 
     def _run(self) -> None:
         try:
@@ -229,20 +254,26 @@ class ResultWriter:
                             self._busy = False
                             return
                     continue
-                self._write([first, *self._rest()])
+                if first is not None:
+                    self._write([first, *self._rest()])
+                if self._over:
+                    return
         finally:
             connections.close_all()
 
     def _rest(self) -> list[tuple[str, RowResult]]:
         results: list[tuple[str, RowResult]] = []
-        while len(results) < MOST_RESULTS and not self._answers.empty():
-            results.append(self._answers.get())
+        with suppress(queue.Empty):
+            while len(results) < MOST_RESULTS:
+                answer = self._answers.get_nowait()
+                if answer is not None:
+                    results.append(answer)
         return results
 
-    def _write(self, answers: list[tuple[str, RowResult]]) -> None:
+    def _write(self, answers: list[tuple[str, RowResult]], tries: int = TRIES) -> None:
         for using in dict.fromkeys(using for using, _answer in answers):
             results = [answer for alias, answer in answers if alias == using]
-            for left in reversed(range(TRIES)):
+            for left in reversed(range(tries)):
                 try:
                     written(results, using=using)
                     break
@@ -257,7 +288,8 @@ class ResultWriter:
                             using,
                             error,
                         )
-                    self._ended.wait(PAUSE)
+                    else:
+                        self._ended.wait(PAUSE)
 
 
 def written(answers: list[RowResult], *, using: str) -> None:
@@ -291,6 +323,16 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _exit() -> None:
+    """Write the results that arrive at the exit: a row whose confirm is lost would be sent again."""
+    # The connections close first, because that ends what is in flight.
+    broker_connections.close()
+    result_writer.finish()
+
+
+atexit.register(_exit)
 
 
 @dataclass(slots=True, eq=False)
