@@ -22,7 +22,7 @@ from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
-from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
 from django_rmq_retry.topology.declarations import Role
@@ -263,7 +263,7 @@ class Card:
     @property
     def growing(self) -> str:
         recent = self.trend.recent
-        if not recent:
+        if not grows(recent):
             return ""
         return ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent) % {"count": recent}
 

@@ -26,7 +26,7 @@ from django_rmq_retry.management.broker_status import Unanswered, counted, in_ti
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE, RunState, RunWait
-from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.operators import LABEL
 from django_rmq_retry.parked.survey import RECENT, Survey
 
@@ -347,7 +347,7 @@ def _growing(now: datetime) -> Iterator[Finding]:
     recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
     groups = {group.pk: group for group in recent[:MOST_GROUPS]}
     _, counts = parked_lately(groups, buckets=1)
-    growing = sorted(((count, number) for number, (count,) in counts.items() if count), reverse=True)
+    growing = sorted(((count, number) for number, (count,) in counts.items() if grows(count)), reverse=True)
     for count, number in growing[:NAMED]:
         yield Area.PARKED.warning(
             f"Error group {number} grows: {counted(count, 'message')} in the last 10 min ({groups[number]}).",

@@ -17,7 +17,7 @@ from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, 
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.findings import sends_any
-from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.operators import Actor, log_action
@@ -145,13 +145,13 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
     recent = {group: lately[-1] for group, lately in counts.items()}
     step = _next_step([row.pk for row in groups if row.parked])
     if options["json"]:
-        items = [{**_group_data(row), "growing": bool(recent[row.pk]), "recent": recent[row.pk]} for row in groups]
+        items = [{**_group_data(row), "growing": grows(recent[row.pk]), "recent": recent[row.pk]} for row in groups]
         command.document("parked_groups/1", items=items, next=step)
     elif groups:
         terminal = command.stdout.isatty()
         head = ("GROUP", "PARKED", "LAST", "GROWING", "ERROR")
         cells = [
-            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if recent[row.pk] else "no", row)
+            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if grows(recent[row.pk]) else "no", row)
             for row in groups
         ]
         command.table([head, *cells], cut=True)

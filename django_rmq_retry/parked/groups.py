@@ -26,7 +26,9 @@ NOTE_LIMIT = 10_000
 LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
 
 BUCKETS, BUCKET = 18, timedelta(minutes=10)
-"""Three hours in total. A cause counts as growing while a message was parked in the newest bucket."""
+"""Three hours in total."""
+GROWTH = 2
+"""The messages in the newest bucket from which a group grows: a single one is an event, and no growth."""
 
 
 def recount(groups: Collection[int] | None = None) -> int:
@@ -141,6 +143,11 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
         return known
 
     return retry_conflicts(change)
+
+
+def grows(recent: int) -> bool:
+    """Return True if a group grows; ``recent`` is the number of its messages in the newest bucket."""
+    return recent >= GROWTH
 
 
 def parked_lately(

@@ -55,7 +55,8 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
         made.message(cause, parked_at=now - timedelta(minutes=minutes))
     made.message(cause, state=State.ON_HOLD, held_until=now + timedelta(hours=1), parked_at=now - timedelta(hours=2))
     quiet = made.group(title="Quiet")
-    made.message(quiet, parked_at=now - timedelta(hours=1))
+    for minutes in (9, 60, 61):
+        made.message(quiet, parked_at=now - timedelta(minutes=minutes))
     text = Page(page.get(GROUPS)).text
 
     assert "GatewayTimeout · bank.gateway:post 4 parked (1 on hold)" in text
@@ -63,7 +64,7 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
     assert "not growing" in text
     assert "The bank did not answer." in text
     assert "Requeue 3…" in text
-    assert "2 groups · 5 messages parked" in text
+    assert "2 groups · 7 messages parked" in text
 
 
 def test_groups_are_searched_muted_and_counted_by_queue(page: Client) -> None:

@@ -698,6 +698,7 @@ class TestDatabase:
     @pytest.mark.database
     def test_outside_a_transaction_each_database_is_queried_in_a_thread(self) -> None:
         record()
+        record()
 
         assert levels(examined())["parked"] == {"ok", "warning"}
 
@@ -716,9 +717,11 @@ class TestParked:
         grown = group("f", title="BankDown\x1b[2J\nx")
         record(group=grown, parked_at=ago(minutes=2))
         record(group=grown, parked_at=ago(minutes=40))
+        assert found(examined(), "warning") == []
+        record(group=grown, parked_at=ago(minutes=1))
         [(_, problem, fix)] = found(examined(), "warning")
 
-        assert problem.startswith(f"Error group {grown.pk} grows: 1 message in the last 10 min (BankDown")
+        assert problem.startswith(f"Error group {grown.pk} grows: 2 messages in the last 10 min (BankDown")
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out
@@ -726,7 +729,7 @@ class TestParked:
     def test_the_fastest_growing_groups_are_named_and_the_others_counted(self) -> None:
         groups = [group(f"f{number}") for number in range(5)]
         for number, one in enumerate(groups):
-            for _ in range(5 - number):
+            for _ in range(6 - number):
                 record(group=one, parked_at=ago(minutes=2))
         for _ in range(9):
             record(group=groups[4], parked_at=ago(minutes=40))

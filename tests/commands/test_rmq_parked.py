@@ -106,13 +106,13 @@ class TestLooking:
         one = record()
         requeue_run([one.pk], reason="INC-1")
 
-        assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "yes", "BankDown"]
+        assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "no", "BankDown"]
         assert parked("requeue-runs", "--json").data["items"][0]["reason"] == "INC-1"
         assert parked("requeue-runs", "--active").lines[1][1] == "running"
 
-    def test_a_group_grows_if_a_message_was_parked_in_the_last_ten_minutes(self) -> None:
+    def test_a_group_grows_if_two_messages_were_parked_in_the_last_ten_minutes(self) -> None:
         calm, growing = group("calm"), group("growing", title="CardStolen")
-        for minutes, cause in ((11, calm), (11, growing), (9, growing)):
+        for minutes, cause in ((11, calm), (9, calm), (9, growing), (8, growing), (11, growing)):
             record(group=cause, parked_at=timezone.now() - timedelta(minutes=minutes))
         told, terminal = parked("groups", "--json"), parked("groups", out=Terminal())
 
@@ -121,7 +121,7 @@ class TestLooking:
             ["yes", "CardStolen"],
             ["no", "BankDown"],
         ]
-        assert [(one["growing"], one["recent"]) for one in told.data["items"]] == [(True, 1), (False, 0)]
+        assert [(one["growing"], one["recent"]) for one in told.data["items"]] == [(True, 2), (False, 1)]
         assert told.data["next"] == f"rmq_parked requeue --group {growing.pk} --canary"
         assert terminal.err == f"→ next: {told.data['next']}\n"
         assert parked("groups").err == ""
