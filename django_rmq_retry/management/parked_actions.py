@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from django.core.management.base import CommandError, CommandParser
@@ -13,11 +13,11 @@ from django.core.management.base import CommandError, CommandParser
 from django_rmq_retry.management.arguments import add_choice, later, lists_data, report_keys, selection_of
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.management.parked_views import run_data
-from django_rmq_retry.models import DiscardCategory, RequeueRun, RunState, State
+from django_rmq_retry.models import DiscardCategory, ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
-from django_rmq_retry.parked.findings import INCLUDABLE, Finding, Report, Terms, report
+from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, Finding, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
 from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive, driver_name
@@ -255,7 +255,8 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         return Exit.NOTHING
     if options["dry_run"]:
         return Exit.DONE
-    _check_broker(options)
+    unread = _check_broker(options, [queue for queue, _count in findings.queues])
+    _say_unread(command, unread)
     _confirm(command, findings.sendable, f"Requeue {_messages(findings.sendable)}?", options)
     names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
     run = start(
@@ -395,16 +396,26 @@ def _token(chosen: Selection) -> str:
     return chosen.token() if len(chosen.revisions) <= MOST_IDS else ""
 
 
-def _check_broker(options: Options) -> None:
+def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
+    """Return those of the queues that have no consumer; raise a CommandError without a broker."""
     if options["planned"]:
-        return
+        return []
     broker = BrokersDepths(patience=options["timeout"])
     try:
         if not broker.is_reachable():
             text = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
             raise CommandError(text, returncode=Exit.UNREACHABLE)
+        return [queue for queue in queues if broker.is_unread(queue)]
     finally:
         broker.close()
+
+
+def _say_unread(command: RmqCommand, queues: Sequence[str]) -> None:
+    for queue in queues:
+        command.say(
+            f"No consumer reads {queue!r}, so messages to it wait. Start manage.py rmq_consume, or see manage.py "
+            "rmq_queue list for a pause."
+        )
 
 
 def _confirm(command: RmqCommand, count: int, question: str, options: Options) -> None:
@@ -427,7 +438,22 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
         again = f"rmq_parked requeue-run {run.pk}"
         command.say(f"Requeue run {run.pk} resumes with the next consumer, or with {again}. To stop it: {again} --stop")
         raise
-    return _report_run(command, ended, options, code_of(ended))
+    code = _report_run(command, ended, options, code_of(ended))
+    if ended.sent > ended.processed + ended.failed:
+        broker = BrokersDepths(patience=options["timeout"])
+        try:
+            _say_unread(command, [queue for queue in _targets(ended) if broker.is_unread(queue)])
+        finally:
+            broker.close()
+    return code
+
+
+def _targets(run: RequeueRun) -> list[str]:
+    """Return the queues in which messages of the run wait for an outcome."""
+    if run.target:
+        return [run.target]
+    waiting = ParkedMessage.objects.filter(items__run=run, state=State.REQUEUED).order_by()
+    return list(waiting.values_list("queue", flat=True).distinct()[:MOST_QUEUES])
 
 
 def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:

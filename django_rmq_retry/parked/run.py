@@ -156,6 +156,17 @@ class BrokersDepths:
             self._known[queue] = self._clock(), depth
         return depth
 
+    def is_unread(self, queue: str) -> bool:
+        """Return True if the queue is known to have no consumer."""
+        if broker_connections.current.replaced:
+            return False
+        try:
+            holding = counted(self._open(), None, queue)
+        except (Refusal, RmqRetryError, OSError):
+            self.close()
+            return False
+        return holding is not None and not holding.consumers
+
     def added(self, queue: str, count: int) -> None:
         at, depth = self._known.get(queue, (0.0, None))
         if depth is not None:

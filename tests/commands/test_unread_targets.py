@@ -1,0 +1,56 @@
+"""A requeue to a queue that nobody reads says so, and numbers agree with their nouns."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.management.commands.rmq_declare import _moved
+from django_rmq_retry.parked.run import BrokersDepths
+from tests.commands.running import Exit, run
+from tests.operators.made import record
+from tests.tooling.brokers import using_broker
+
+SAID = (
+    "No consumer reads 'payments.charge', so messages to it wait. Start manage.py rmq_consume, or see manage.py "
+    "rmq_queue list for a pause.\n"
+)
+
+
+@pytest.fixture
+def live(project: Any, broker_url: str, declared: None) -> Iterator[None]:  # noqa: ARG001 - in this order
+    with using_broker(project, broker_url):
+        yield
+
+
+@pytest.mark.contract
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("live")
+def test_a_requeue_to_an_unread_queue_says_so_before_and_after(amqp: BlockingChannel) -> None:
+    one = record(queue="payments.charge")
+    told = run("rmq_parked", "requeue", str(one.pk), "--yes", "--wait", "0")
+
+    assert (told.code, told.err.count(SAID)) == (Exit.PARTLY, 2), told.err
+    assert "1 waiting for outcome" in told.out
+    amqp.basic_consume("payments.charge", lambda *_: None)
+    assert SAID not in run("rmq_parked", "requeue", str(record(queue="payments.charge").pk), "--yes", "--wait", "0").err
+
+
+@pytest.mark.contract
+@pytest.mark.django_db
+@pytest.mark.usefixtures("live")
+def test_an_unknown_queue_is_not_called_unread() -> None:
+    broker = BrokersDepths()
+    assert broker.is_unread("payments.charge")
+    assert not broker.is_unread("nowhere")
+    broker.close()
+
+
+def test_numbers_agree_with_their_nouns() -> None:
+    assert [_moved(number) for number in (0, 1, 2)] == [
+        "0 messages were moved",
+        "1 message was moved",
+        "2 messages were moved",
+    ]
+    assert _moved(1, " of the former queue 'q'") == "1 message of the former queue 'q' was moved"
