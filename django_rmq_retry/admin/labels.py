@@ -71,12 +71,12 @@ SAID_OF_QUEUES = (
 )
 """Texts from the amqp package, which has no translations."""
 COUNTED_OF_QUEUES: Mapping[str, Any] = {
-    r"(?P<count>\d+) dead letters wait: their target queue is full or missing": ngettext_lazy(
+    r"(?P<count>\d+) dead letters? waits?: (?:its|their) target queue is full or missing": ngettext_lazy(
         "%(count)d dead letter waits: its target queue is full or missing",
         "%(count)d dead letters wait: their target queue is full or missing",
         "count",
     ),
-    r"a move of its messages was interrupted, (?P<count>\d+) messages wait: (?P<command>.+)": ngettext_lazy(
+    r"a move of its messages was interrupted, (?P<count>\d+) messages? waits?: (?P<command>.+)": ngettext_lazy(
         "a move of its messages was interrupted, %(count)d message waits: %(command)s",
         "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
         "count",

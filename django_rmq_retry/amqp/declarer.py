@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pika.exceptions import AMQPError
 
-from django_rmq_retry.amqp.inspection import Holding, Inspector, counted
+from django_rmq_retry.amqp.inspection import Holding, Inspector, counted, plural
 from django_rmq_retry.amqp.refusals import LOCKED, Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.amqp.session import OWN, Named, Session, binding, declaring, passively, right_for, wanted
@@ -221,7 +221,7 @@ class Declarer:
         except Refusal:
             return []
         problem = (
-            f"{answer.method.message_count} messages of {queue!r}, whose move was interrupted. "
+            f"{plural(answer.method.message_count, 'message')} of {queue!r}, whose move was interrupted. "
             f"End it with `manage.py rmq_declare --recreate {queue}`."
         )
         return [Item(declaration=moving, state=State.LEFT, problem=problem)]
@@ -439,7 +439,9 @@ def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bound
     if _full(queue.arguments, holding.ready):
         problems.append(FULL)
     if row.get("messages_dlx"):
-        problems.append(f"{row['messages_dlx']} dead letters wait: their target queue is full or missing")
+        wait, whose = ("waits", "its") if row["messages_dlx"] == 1 else ("wait", "their")
+        letters = plural(row["messages_dlx"], "dead letter")
+        problems.append(f"{letters} {wait}: {whose} target queue is full or missing")
     return problems
 
 
@@ -462,7 +464,8 @@ def _left(declarer: Declarer, queue: QueueDeclaration) -> list[str]:
     if aside is None:
         return []
     move = f"manage.py rmq_declare --recreate {queue.name}"
-    return [f"{INTERRUPTED}, {aside.ready} messages wait: {move}"]
+    wait = "waits" if aside.ready == 1 else "wait"
+    return [f"{INTERRUPTED}, {plural(aside.ready, 'message')} {wait}: {move}"]
 
 
 def _rate(row: Row | None, name: str) -> float | None:

@@ -191,17 +191,17 @@ class Holding:
     def refuse_use(self) -> None:
         """Raise WouldLose if the queue has consumers or messages in flight."""
         if self.consumers:
-            raise WouldLose(self.queue, f"it has {_count(self.consumers, 'consumer')}. Stop them first.")
+            raise WouldLose(self.queue, f"it has {plural(self.consumers, 'consumer')}. Stop them first.")
         if self.hidden:
             raise WouldLose(
                 self.queue,
-                f"{_count(self.hidden, 'message')} of it are in a consumer's hand or on their way to another queue. "
+                f"{plural(self.hidden, 'message')} of it are in a consumer's hand or on their way to another queue. "
                 "Wait until they are settled.",
             )
 
     def refuse_messages(self, advice: str) -> None:
         if self.ready:
-            raise WouldLose(self.queue, f"it holds {_count(self.ready, 'message')}. {advice}")
+            raise WouldLose(self.queue, f"it holds {plural(self.ready, 'message')}. {advice}")
 
 
 def look(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
@@ -297,7 +297,12 @@ def _hidden(row: Row | None) -> int | None:
     return sum(row.get(name) or 0 for name in _HIDDEN)
 
 
-def _count(number: int, what: str) -> str:
+def returning(number: int, queue: str) -> str:
+    """Return ``1 message in 'a.retry.1m' comes back to it``."""
+    return f"{plural(number, 'message')} in {queue!r} {'comes' if number == 1 else 'come'} back to it"
+
+
+def plural(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

@@ -16,7 +16,7 @@ from pika import spec
 
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.frames import RawProperties, marshal_publish
-from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_rest, watch
+from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_rest, returning, watch
 from django_rmq_retry.amqp.refusals import Refusal, above
 from django_rmq_retry.amqp.session import Question, Session, binding, declaring, unbinding, wanted
 from django_rmq_retry.errors import RmqRetryError, UndecodableHeaders
@@ -330,9 +330,7 @@ def _is_awaited(declarer: Declarer, queue: str, feeders: Iterable[QueueDeclarati
             deleted.refused[queue] = refusal.sentence()
             return True
         if waiting is not None and not waiting.empty:
-            deleted.refused[queue] = (
-                f"{waiting.ready} messages in {feeder.name!r} come back to it. Wait until they are back."
-            )
+            deleted.refused[queue] = f"{returning(waiting.ready, feeder.name)}. Wait until none is left there."
             return True
     return False
 
@@ -469,8 +467,8 @@ class Recreation:
             if waiting is not None and not waiting.empty:
                 raise WouldLose(
                     self._name,
-                    f"{waiting.ready} messages in {feeder.name!r} come back to it by at-most-once dead-lettering, and "
-                    "would be lost while it is away. Wait until they are back.",
+                    f"{returning(waiting.ready, feeder.name)} by at-most-once dead-lettering, and would be lost while "
+                    "it is away. Wait until none is left there.",
                 )
         self._try_out()
         if holding.hidden is None:

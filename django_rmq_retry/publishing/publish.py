@@ -137,7 +137,7 @@ def encoded(headers: Mapping[str, object]) -> Headers:
     try:
         encoded = Headers.of(headers) if headers else EMPTY
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"The headers cannot be encoded: {error}.") from error
+        raise ConfigurationError(f"The headers cannot be encoded: {str(error).removesuffix('.')}.") from error
     if len(encoded.raw) > HEADERS_MOST:
         raise HeadersTooLarge(len(encoded.raw), limit=HEADERS_MOST)
     return encoded

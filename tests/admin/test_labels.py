@@ -65,7 +65,7 @@ def test_a_selection_is_described_in_labels() -> None:
 
 @pytest.mark.usefixtures("marked")
 def test_queue_problems_are_translated() -> None:
-    one = "a move of its messages was interrupted, 1 messages wait: manage.py rmq_declare --recreate q"
+    one = "a move of its messages was interrupted, 1 message waits: manage.py rmq_declare --recreate q"
     many = "3 dead letters wait: their target queue is full or missing"
 
     assert labels.trouble("abandoned, empty: manage.py rmq_delete q") == (

@@ -176,7 +176,7 @@ def test_recreation_is_refused_while_retries_would_miss_the_queue(
     amqp.basic_publish("", "orders.retry.60s", b"")
     topology = NEW + topology_of(extra=[waiting])
 
-    with pytest.raises(WouldLose, match=r"1 messages in 'orders\.retry\.60s' come back to it by at-most-once"):
+    with pytest.raises(WouldLose, match=r"1 message in 'orders\.retry\.60s' comes back to it by at-most-once"):
         Recreation(Declarer(session), topology, "orders").run(yes)
 
 

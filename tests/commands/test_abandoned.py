@@ -148,7 +148,7 @@ def test_a_queue_is_kept_until_its_unknown_waits_have_expired(
         ran = run(*MOVE)
 
     assert ran.code == Exit.PARTLY
-    assert "Queue 'shop.broken' was kept: 1 messages in 'shop.broken.retry.10s' come back to it." in ran.out
+    assert "Queue 'shop.broken' was kept: 1 message in 'shop.broken.retry.10s' comes back to it." in ran.out
     assert ready(amqp, "shop.broken.retry.10s") == 1
     assert {"shop.broken", "shop.broken.retry.10s"} < set(vhost.queues())
     assert "shop.broken.parked" not in vhost.queues()

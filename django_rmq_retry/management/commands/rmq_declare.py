@@ -23,7 +23,7 @@ from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.management.broker_status import WATCHING, plan_as_data, show_plan, summary
+from django_rmq_retry.management.broker_status import WATCHING, counted, plan_as_data, show_plan, summary
 from django_rmq_retry.management.command import (
     Exit,
     Options,
@@ -222,9 +222,9 @@ class Command(RmqCommand):
 
     def _report_changes(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
         if isinstance(recreated, Departed):
-            self.line(f"{recreated.moved} messages of the former queue {recreated.queue!r} were moved.")
+            self.line(f"{_moved(recreated.moved, f' of the former queue {recreated.queue!r}')}.")
         elif recreated is not None and recreated.done:
-            self.line(f"Queue {recreated.queue!r} was recreated, and {recreated.moved} messages were moved.")
+            self.line(f"Queue {recreated.queue!r} was recreated, and {_moved(recreated.moved)}.")
         elif recreated is not None:
             self.line(f"Queue {recreated.queue!r} already matches its definition.")
         for name in pruned.deleted:
@@ -253,3 +253,7 @@ def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: 
         if target is not None:
             parked[name] = target
     return parked
+
+
+def _moved(count: int, whose: str = "") -> str:
+    return f"{counted(count, 'message')}{whose} {'was' if count == 1 else 'were'} moved"
