@@ -32,15 +32,15 @@ def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
 
 
 def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
-    """Return one row for each message in flight."""
+    """Return one row for each message in flight, those of vanished processes and the late ones first."""
     rows: list[Sequence[object]] = [_IN_FLIGHT]
     styles = [""]
-    for one in found:
-        for message in one.in_flight:
-            names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
-            state = _outcome(one, message)
-            rows.append((_name(one), *names, message.attempt, clock(message.since, terminal=terminal), state))
-            styles.append("ERROR" if one.vanished or message.late else "")
+    pairs = [(one, message) for one in found for message in one.in_flight]
+    for one, message in sorted(pairs, key=lambda pair: not (pair[0].vanished or pair[1].late)):
+        names = (message.handler or message.queue or "-", message.key or "-", message.message_id or "-")
+        state = _outcome(one, message)
+        rows.append((_name(one), *names, message.attempt, clock(message.since, terminal=terminal), state))
+        styles.append("ERROR" if one.vanished or message.late else "")
     return rows, styles
 
 

@@ -97,10 +97,10 @@ class Process:
         return cls(row=row, state=state, in_flight=in_flight)
 
 
-def processes() -> list[Process]:
+def processes(*, most: int = MOST) -> list[Process]:
     """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout."""
     alias = router.db_for_read(ConsumerProcess)
-    rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:MOST]
+    rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most]
     now = server.now(alias)
     return sorted([Process.of(row, now) for row in rows], key=_place)
 

@@ -27,6 +27,19 @@ def test_consumers_are_shown_without_a_broker() -> None:
     assert told.lines[-1][-1] == "✕ beyond its deadline of 3 s"
 
 
+def test_a_large_installation_is_shown_by_its_troubled_part() -> None:
+    for number in range(60):
+        consumer(pid=number + 1, in_flight=[in_flight(seconds=9, timeout=3.0 if number == 59 else None)])
+    told, most = run("rmq_status", "--consumers"), run("rmq_status", "--consumers", "--limit", "60")
+
+    assert told.err == (
+        "10 more processes. Raise --limit to see them.\n10 more messages in flight. Raise --limit to see them.\n"
+    )
+    assert (len(told.lines), len(most.lines), most.err) == (2 * 51 + 1, 2 * 61 + 1, "")
+    assert [told.lines[row][0] for row in (1, 53)] == ["worker-3:60"] * 2
+    assert len(run("rmq_status", "--consumers", "--json").data["items"]) == 60
+
+
 def test_hostile_texts_are_printed_as_signs() -> None:
     consumer(host="\x1b[2J\thost\n", in_flight=[in_flight(key="\x1b[2J\t\n", handler="\u202e"), {}])
     told = run("rmq_status", "--consumers")

@@ -14,7 +14,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.management import consumer_status
-from django_rmq_retry.management.arguments import age, whole
+from django_rmq_retry.management.arguments import age, positive, whole
 from django_rmq_retry.management.broker_status import (
     BrokerStatus,
     Limits,
@@ -28,9 +28,11 @@ from django_rmq_retry.management.broker_status import (
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
 from django_rmq_retry.server import renew_connections
+from django_rmq_retry.telemetry.processes import MOST as MOST_PROCESSES
 from django_rmq_retry.telemetry.processes import Process, processes
 
 LEAST, MOST = 0.1, 86_400.0
+LIMIT = 50
 CLEARED = "\x1b[H\x1b[2J"
 _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
 
@@ -64,6 +66,13 @@ class Command(RmqCommand):
             help="report a problem if a work queue has fewer consumers",
         )
         add("--consumers", action="store_true", help="show the consuming processes and their messages in flight")
+        add(
+            "--limit",
+            type=positive,
+            default=LIMIT,
+            metavar="N",
+            help=f"with --consumers: at most N processes and messages in flight, problems first; {LIMIT} by default",
+        )
         add("--watch", type=period, metavar="SECONDS", help="refresh every SECONDS until Ctrl-C")
         add_json(parser)
 
@@ -95,11 +104,11 @@ class Command(RmqCommand):
         return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
 
     def _consumers(self, options: Options) -> Exit:
-        found = processes()
+        found = self._found(options)
         if options["json"]:
             self.document("consumers/1", items=[consumer_status.as_data(one) for one in found])
         else:
-            self._show_consumers(found)
+            self._show_consumers(found, options["limit"])
         return Exit.DONE if found else Exit.NOTHING
 
     def _fail(self, why: str) -> None:
@@ -122,7 +131,7 @@ class Command(RmqCommand):
         try:
             if options["consumers"]:
                 renew_connections()
-                found = processes()
+                found = self._found(options)
             else:
                 seen = look(limits_of(options))
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
@@ -138,19 +147,30 @@ class Command(RmqCommand):
         if problem:
             self.line(problem, "ERROR")
         elif seen is None:
-            self._show_consumers(found)
+            self._show_consumers(found, options["limit"])
         else:
             self._show(seen)
         self.stdout.write("" if terminal else "\n", ending="")
         self.stdout.flush()
 
-    def _show_consumers(self, found: Sequence[Process]) -> None:
+    def _found(self, options: Options) -> list[Process]:
+        """Return the processes; one more than the limit, if there are, to know that some are left out."""
+        return processes(most=max(MOST_PROCESSES, options["limit"] + 1))
+
+    def _show_consumers(self, found: Sequence[Process], limit: int) -> None:
+        """Show the processes and messages with problems first, at most ``limit`` of each."""
         terminal = self.stdout.isatty()
         if found:
-            self.table(*consumer_status.process_rows(found, terminal=terminal))
-        if any(one.in_flight for one in found):
+            self.table(*consumer_status.process_rows(found[:limit], terminal=terminal))
+        rows, styles = consumer_status.in_flight_rows(found, terminal=terminal)
+        if len(rows) > 1:
             self.line()
-            self.table(*consumer_status.in_flight_rows(found, terminal=terminal))
+            self.table(rows[: limit + 1], styles[: limit + 1])
+        left = {"process": len(found) - limit, "message in flight": len(rows) - 1 - limit}
+        for noun, count in left.items():
+            if count > 0:
+                several = {"process": "processes", "message in flight": "messages in flight"}[noun]
+                self.say(f"{count} more {noun if count == 1 else several}. Raise --limit to see them.")
         if not settings().records:
             self.say("Consumers write no heartbeat while the setting RECORDS is False.")
         elif not found:
