@@ -14,9 +14,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.conftest import MakeNode
-from tests.tooling import databases, lanes, machine
+from tests.tooling import databases, lanes, machine, services
 from tests.tooling.guard import alive
+from tests.tooling.management import Management
 from tests.tooling.node import Node
+from tests.tooling.services import MARK, Broker
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -185,6 +187,35 @@ def test_a_missing_database_is_named_and_an_error_if_all_are_required(
 
     assert result.code == code
     assert result.summary == "NOT RUN: nothing answers at 127.0.0.1:1 (Connection refused). Set RMQ_TEST_POSTGRES."
+
+
+def test_the_last_lines_name_what_was_missing_with_the_number_of_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "RabbitMQ is not on this machine."
+    test = f"import pytest\n@pytest.mark.parametrize('n', range(7))\ndef test_it(n): pytest.skip({MARK + why!r})\n"
+    (tmp_path / "test_skipped.py").write_text(test)
+    monkeypatch.setattr(lanes, "ALL", ("-n", "0", "-p", "tests.tooling.plugin"))
+    result = lanes.run_tests("main", sys.executable, [str(tmp_path / "test_skipped.py")])
+    capsys.readouterr()
+
+    assert (lanes.shown([result]), result.lacks) == (0, (f"not run (7): {why}",))
+    assert capsys.readouterr().out.endswith(f"!!! not run (7): {why}\n")
+
+
+def test_a_management_api_of_another_broker_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_TEST_MANAGEMENT", broker.management.url)
+    services.of_another_broker.cache_clear()
+    assert services.named_broker(f"{broker.base}/%2F").version == broker.version
+
+    services.of_another_broker.cache_clear()
+    monkeypatch.setattr(Management, "create_vhost", lambda *_: None)
+    said = (
+        r"^The management API at \S+ belongs to another broker than the one at \S+: .+ Set RMQ_TEST_URL and RMQ_TEST_"
+    )
+    with pytest.raises(services.Unavailable, match=said):
+        services.named_broker(f"{broker.base}/%2F")
+    services.of_another_broker.cache_clear()
 
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ STORM = (
 )
 """A storm of the chaos suite, which needs the whole machine."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
+UNTESTED = re.compile(r"!+ NOT TESTED \((\d+)\) !+")
 RUNNING: set["subprocess.Popen[str]"] = set()
 NOTHING = 5
 """pytest's exit code when the arguments select no test."""
@@ -84,6 +85,8 @@ class Result:
     name: str
     summary: str
     code: int
+    lacks: tuple[str, ...] = ()
+    """What was missing, each with the number of tests that did not run."""
 
 
 def here() -> str:
@@ -95,7 +98,7 @@ def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = Fa
     """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     command = [python, "-m", "pytest", *(HALF if beside else ALL), *colour, *arguments]
-    summary = "pytest printed nothing"
+    summary, count, lacks = "pytest printed nothing", "", list[str]()
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
     kept: list[str] = []
@@ -108,13 +111,17 @@ def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = Fa
                 show(line)
                 plain = COLOUR.sub("", line).strip()
                 summary = plain if SUMMARY.search(plain) else summary
+                # The line after such a heading has the reason.
+                lacks += [f"not run ({count}): {plain}"] if count else []
+                heading = UNTESTED.fullmatch(plain)
+                count = heading[1] if heading else ""
         except BaseException:
             run.terminate()
             raise
         finally:
             RUNNING.discard(run)
             print("".join(kept), end="", flush=True)
-    return Result(name=name, summary=summary, code=run.returncode)
+    return Result(name=name, summary=summary, code=run.returncode, lacks=tuple(lacks))
 
 
 def run_beside(*streams: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -234,6 +241,8 @@ def shown(results: list[Result]) -> int:
     print("\n### Lanes")
     for result in reversed(results):
         print(f"{'!!! ' if result.summary.startswith('NOT RUN') else ''}{result.name}:\n{result.summary}")
+        for lack in result.lacks:
+            print(f"!!! {lack}")
     return next((result.code for result in results if result.code), 0)
 
 

@@ -5,13 +5,16 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+import pika
 import pytest
+from pika.exceptions import AMQPError
 
 from tests.tooling.installs import Install, install_for
 from tests.tooling.management import Management
@@ -131,12 +134,33 @@ def named_broker(url: str) -> Broker:
     api = os.environ.get("RMQ_TEST_MANAGEMENT") or f"http://{login}@{parts.hostname}:15672"
     management = Management(url=api)
     version = management.version()
+    place = f"{parts.hostname}:{parts.port or 5672}"
     if version is None:
-        place = f"{parts.hostname}:{parts.port or 5672}"
         why = f"no management API answers at {management.place}, and the tests make their virtual hosts through it"
         how = "Enable rabbitmq_management there, or set RMQ_TEST_MANAGEMENT, or install rabbitmq-server here"
         raise Unavailable(None, f"RabbitMQ at {place} cannot be used: {why}. {how}.")
-    return Broker(version=version, base=f"{parts.scheme}://{parts.netloc}", management=management)
+    broker = Broker(version=version, base=f"{parts.scheme}://{parts.netloc}", management=management)
+    error = of_another_broker(broker)
+    if error:
+        what = f"The management API at {management.place} belongs to another broker than the one at {place}"
+        why = f"a virtual host made there cannot be opened here ({error})"
+        raise Unavailable(None, f"{what}: {why}. Set RMQ_TEST_URL and RMQ_TEST_MANAGEMENT to the same one.")
+    return broker
+
+
+@cache
+def of_another_broker(broker: Broker) -> str:
+    """Return the error on opening a virtual host that the management API has made; empty if it is the broker's own."""
+    name = f"check-{secrets.token_hex(6)}"
+    try:
+        broker.management.create_vhost(name)
+        pika.BlockingConnection(pika.URLParameters(broker.url(name))).close()
+    except (AMQPError, OSError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    finally:
+        with suppress(OSError):
+            broker.management.delete_vhost(name)
+    return ""
 
 
 def missing(version: str | None) -> Unavailable:
