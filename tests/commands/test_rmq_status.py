@@ -116,7 +116,7 @@ def test_an_interrupted_recreation_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_declare("payments.charge.moving", durable=True)
     put(amqp, "payments.charge.moving")
 
-    told = "payments.charge: a move of its messages was interrupted, 1 messages wait"
+    told = "payments.charge: a move of its messages was interrupted, 1 message waits"
     assert told in run("rmq_status", "--check").out
     assert run("rmq_declare", "--check").code == Exit.DRIFT
     assert run("rmq_declare", "--recreate", "payments.charge").code == Exit.DONE
