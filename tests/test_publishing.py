@@ -26,7 +26,14 @@ from django_rmq_retry import (
     publish_many,
 )
 from django_rmq_retry.amqp import CONFIRMED, Done
-from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
+from django_rmq_retry.errors import (
+    ConfigurationError,
+    HeadersTooLarge,
+    MessageReturned,
+    MessageUnsent,
+    NotDelayable,
+    UnencodableData,
+)
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.publishing import publish as publishing
@@ -184,7 +191,7 @@ class TestTransactions:
         assert post.keys == ["urgent"]
 
     def test_an_unencodable_message_of_a_batch_fails_inside_the_transaction(self, post: Post) -> None:
-        with pytest.raises(ValueError, match="takes 300 bytes"), transaction.atomic():
+        with pytest.raises(MessageUnsent, match="takes 300 bytes"), transaction.atomic():
             publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
 
         assert post.keys == []
@@ -228,7 +235,7 @@ class TestTransactions:
         ids=lambda options: next(iter(options)),
     )
     def test_an_unencodable_message_fails_before_the_commit(self, post: Post, options: dict[str, Any]) -> None:
-        with pytest.raises((ValueError, HeadersTooLarge)), transaction.atomic():
+        with pytest.raises((ValueError, HeadersTooLarge, MessageUnsent)), transaction.atomic():
             publish(1, **{"routing_key": "q", **options})
 
         assert post.keys == []

@@ -1,5 +1,6 @@
 """Checks of ``once=True``, breakers and rates."""
 
+import datetime
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -27,6 +28,9 @@ from django_rmq_retry.policies.verdict import error_types
 DAY = 86400.0
 TABLE = "rmq_retry_inboxentry"
 SHOWN = 3
+OVERLAP = datetime.timedelta(hours=1)
+"""The time for which an old and a new release may handle messages side by side."""
+MAX = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 MOST_ENTRIES = 10_000
 """The latest entries whose handlers are looked up: more would take time on a large table."""
 
@@ -118,19 +122,24 @@ def _entries(alias: str, names: Sequence[str], handlers: Sequence[Subscription])
 def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]]:
     """Return each name that recent entries have and no handler has, with the handlers that may have had it before.
 
-    These are the handlers without recent entries: messages that they handled under the old name would run again.
+    These are the handlers that have handled nothing before the last message under that name: messages that they handled
+    under it would run again.
     """
     latest = apps.get_model("rmq_retry", "InboxEntry").objects.using(alias).order_by("-handled_at")
     try:
-        stored = set(latest.values_list("handler", flat=True)[:MOST_ENTRIES])
+        entries = list(latest.values_list("handler", "handled_at")[:MOST_ENTRIES])
     except Error:
         # The caller of the check reports that the database is unreachable.
         return {}
+    last, first = dict(reversed(entries)), dict(entries)
+    known = {name for one in map(registry.subscription, joined()) for name in one.names}
     here = [one for one in handlers if (one.using or DEFAULT_DB_ALIAS) == alias]
-    fresh = sorted(one.name for one in here if one.inbox_name not in stored)
-    known = registry.registrations().values()
-    gone = stored - {one.name for one in known} - {one.formerly for one in known}
-    return dict.fromkeys(sorted(gone), fresh) if fresh else {}
+    found: dict[str, list[str]] = {}
+    for old in sorted(set(last) - known):
+        later = [one.name for one in here if all(first.get(name, MAX) > last[old] - OVERLAP for name in one.names)]
+        if later:
+            found[old] = sorted(later)
+    return found
 
 
 def _databases(handlers: Iterable[Subscription]) -> dict[str, list[str]]:

@@ -321,14 +321,24 @@ def no_outbox(alias: str, writer: str, why: str, fix: str) -> CheckMessage:
         "W041",
         f"The project writes to the database {alias!r} ({writer}), which has no outbox, {why}: a message published "
         "inside its transactions is sent after the commit, and lost if the process ends or no broker answers.",
-        hint=f"{fix}. If nothing is published inside its transactions, say so with 'OUTBOX': ['default'].",
+        hint=f"{fix}. If nothing is published inside its transactions, list the others: "
+        f"'OUTBOX': {_with_outbox(alias)}.",
     )
+
+
+def _with_outbox(other: str) -> list[str]:
+    """Return the databases that have an outbox besides this one, as far as a router knows."""
+    model = apps.get_model("rmq_retry", "OutboxMessage")
+    return [alias for alias in connections if alias != other and router.allow_migrate_model(alias, model)]
 
 
 def written_databases() -> dict[str, str]:
     """Return each database but the default one that the project writes to, and a model or a handler that does."""
     written: dict[str, str] = {}
     for model in apps.get_models():
+        if not model._meta.managed:  # noqa: SLF001 - a documented API
+            # The table belongs to another program, which may be the only one that writes to it.
+            continue
         written.setdefault(_database_of(model), model._meta.label)  # noqa: SLF001 - a documented API
     for one in map(registry.subscription, joined()):
         if one.once and one.using:

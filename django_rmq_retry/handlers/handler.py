@@ -174,7 +174,7 @@ def handler(
     keys: Keys | None = None,
     fingerprint: Fingerprint | None = None,
     once: bool | Named = False,
-    formerly: str = "",
+    formerly: str | Sequence[str] = (),
     using: str = "",
     order_by: Named | None = None,
     rate: float | str | None = None,
@@ -192,13 +192,13 @@ def handler(
     returns the business keys by which operators find a message, ``fingerprint`` the group of its failure. With
     ``order_by``, a failed message blocks later messages with the same ordering key. A ``breaker`` pauses the handler
     while a service that it needs is down, and ``rate`` limits its runs per second. With ``once=True``, its changes to
-    the database ``using`` happen once for each message; ``formerly`` is the first name of a renamed handler, so
-    that it recognizes what it handled before. A run is ended after ``timeout`` seconds. With ``ack="auto"``
-    the broker drops each message as it sends it.
+    the database ``using`` happen once for each message; ``formerly`` is the earlier name of a renamed handler, or
+    all of them, the first one first, so that it recognizes what it handled before. A run is ended after ``timeout``
+    seconds. With ``ack="auto"`` the broker drops each message as it sends it.
     """
     values = (
         *(queue, policy, park, codec, keys, fingerprint),
-        *(once, formerly, using, order_by, _paced(rate), breaker, timeout, ack),
+        *(once, _names(formerly), using, order_by, _paced(rate), breaker, timeout, ack),
     )
     written = dict(zip(WRITTEN, values, strict=True))
     _check(written, headers, type=type, routing_key=routing_key, name=name)
@@ -213,6 +213,17 @@ def handler(
     return decorate
 
 
+def _names(formerly: object) -> tuple[str, ...]:
+    """Return the earlier names of a handler, of which one may be written without a list."""
+    names = (formerly,) if isinstance(formerly, str) and formerly else formerly
+    if not isinstance(names, (tuple, list)) or not all(isinstance(one, str) and one for one in names):
+        raise ConfigurationError(
+            f"A handler's formerly is its earlier name, such as 'payments.handlers.charge', or a list of them, not "
+            f"{formerly!r}."
+        )
+    return tuple(dict.fromkeys(names))
+
+
 def _paced(rate: float | str | None) -> float | None:
     return None if rate is None else per_second(rate)
 
@@ -220,7 +231,7 @@ def _paced(rate: float | str | None) -> float | None:
 def _registration(function: Callable[[Any], Any], name: str | None, **written: Any) -> registry.Registration:
     _check_function(function)
     name = name or f"{function.__module__}.{function.__qualname__}"
-    if written["formerly"] == name:
+    if name in written["formerly"]:
         raise ConfigurationError(f"formerly={name!r} is the handler's name of today. Give the one that it had before.")
     asynchronous = _is_async(function)
     registration = registry.Registration(
@@ -302,21 +313,14 @@ def _check(written: Mapping[str, Any], headers: object, **texts: object) -> None
         option = written[name]
         if option is not None and not callable(option):
             raise ConfigurationError(f"A handler's {name} is a function, such as lambda message: …, not {option!r}.")
-    _check_formerly(written["formerly"], once=written["once"])
+    if written["formerly"] and not written["once"]:
+        raise ConfigurationError(
+            f"formerly={written['formerly'][0]!r} finds the messages that once=True has stored. Add once=True, or omit "
+            "formerly."
+        )
     if not isinstance(written["using"], str):
         raise ConfigurationError(
             f"A handler's using is a database's alias, such as 'ledger', not {written['using']!r}."
-        )
-
-
-def _check_formerly(formerly: object, *, once: object) -> None:
-    if not isinstance(formerly, str):
-        raise ConfigurationError(
-            f"A handler's formerly is its earlier name, such as 'payments.handlers.charge', not {formerly!r}."
-        )
-    if formerly and not once:
-        raise ConfigurationError(
-            f"formerly={formerly!r} finds the messages that once=True has stored. Add once=True, or omit formerly."
         )
 
 

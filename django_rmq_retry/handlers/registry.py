@@ -48,7 +48,7 @@ class Registration:
     keys: Keys | None = None
     fingerprint: Fingerprint | None = None
     once: bool | Named = False
-    formerly: str = ""
+    formerly: tuple[str, ...] = ()
     using: str = ""
     order_by: Named | None = None
     rate: float | None = None
@@ -127,18 +127,19 @@ def register(registration: Registration) -> None:
 
 def _refuse_shared_name(registration: Registration) -> None:
     """Raise ConfigurationError if two handlers would take each other's handled messages for their own."""
-    own = registration.formerly or registration.name
     for other in _registrations.values():
-        if other.name == registration.name or (other.formerly or other.name) != own:
+        if other.name == registration.name:
             continue
-        if other.formerly == registration.formerly:
+        if both := set(other.formerly) & set(registration.formerly):
             raise ConfigurationError(
-                f"Both {other.name} and {registration.name} have formerly={own!r}. Only one can have had this name."
+                f"Both {other.name} and {registration.name} have formerly={min(both)!r}. One of them had it."
             )
-        raise ConfigurationError(
-            f"formerly={own!r} names a handler that still exists. Give it to the handler that took its place, and "
-            "remove the old one."
-        )
+        if registration.name in other.formerly or other.name in registration.formerly:
+            living = registration.name if registration.name in other.formerly else other.name
+            raise ConfigurationError(
+                f"formerly={living!r} names a handler that still exists. Give it to the handler that took its place, "
+                "and remove the old one."
+            )
 
 
 def subscription(name: str) -> Subscription:

@@ -121,8 +121,8 @@ class Subscription:
     """Returns the group of a failure, in place of the project-wide rule."""
     once: bool | Named = False
     """True to handle a message only once even if it is delivered twice; or a function that identifies the message."""
-    formerly: str = ""
-    """The handler's first name, under which its handled messages stay stored; empty if it has had no other one."""
+    formerly: tuple[str, ...] = ()
+    """The handler's earlier names, the first one first: under that one its handled messages stay stored."""
     using: str = ""
     """The alias of the database in which the handler writes; empty for the default database."""
     order_by: Named | None = None
@@ -176,12 +176,12 @@ class Subscription:
     @property
     def inbox_name(self) -> str:
         """The name under which handled messages are stored: the same for ever, also while two versions run at once."""
-        return self.formerly or self.name
+        return self.formerly[0] if self.formerly else self.name
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that records of this handler may have."""
-        return tuple(dict.fromkeys((self.name, self.inbox_name)))
+        return *self.formerly, self.name
 
     def _stops(self) -> str | None:
         """Return the reason why the consumer may stop consuming the queue for a while, or None."""

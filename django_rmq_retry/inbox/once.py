@@ -98,12 +98,15 @@ class Name:
     text: str
     digest: str
     """The digest of the body, also a UUID in hexadecimal."""
+    also: tuple[str, ...] = ()
+    """The keys under the other names of a renamed handler, which it may have used before it was told the first one."""
     certain: bool = True
     """False if another message may have the same name, because this one has no id and is named by its bytes."""
 
     def again(self, which: str) -> "Name":
         """Return the name for running the same message again, because an operator has requeued it."""
-        return replace(self, key=_hex(f"{self.key}#{which}"), text=_storable(f"{self.text}#{which}"), certain=True)
+        text = _storable(f"{self.text}#{which}")
+        return replace(self, key=_hex(f"{self.key}#{which}"), text=text, also=(), certain=True)
 
 
 def name_for(subscription: Subscription, delivery: Delivery) -> Name:
@@ -114,8 +117,8 @@ def name_for(subscription: Subscription, delivery: Delivery) -> Name:
         text = _from_message(delivery)
         how = _BY_BYTES if nameless(text) else _BY_ID
     # The key includes the kind of name, so that an id and an equal result of a once=… function stay distinct.
-    key = _key(subscription.inbox_name, how, text)
-    return Name(key, _storable(text), _digest(delivery.body), how is not _BY_BYTES)
+    key, *also = (_key(handler, how, text) for handler in subscription.names)
+    return Name(key, _storable(text), _digest(delivery.body), tuple(also), how is not _BY_BYTES)
 
 
 def key_by_id(handler: str, message_id: str) -> str:
@@ -216,10 +219,10 @@ def same(connection: Any, name: Name) -> bool | None:
     return None if row is None else bool(row[0])
 
 
-def present(connection: Any, name: Name) -> bool:
+def present(connection: Any, key: str) -> bool:
     """True if the entry is visible on this connection."""
     with connection.cursor() as cursor:
-        cursor.execute(_statements(connection.vendor).present, (name.key,))
+        cursor.execute(_statements(connection.vendor).present, (key,))
         return cursor.fetchone() is not None
 
 
@@ -266,7 +269,7 @@ def _problem(connection: Any, name: Name) -> tuple[str, str] | None:
         ended = not connection.connection.in_transaction
         return ("the transaction was ended, by the handler or by SQLite after an error", END_ADVICE) if ended else None
     # MariaDB rolls the whole transaction back at a deadlock and silently continues in a new one.
-    if not present(connection, name):
+    if not present(connection, name.key):
         return (
             "the transaction was rolled back in the handler, such as by a deadlock whose error was caught",
             ERROR_ADVICE,
@@ -436,7 +439,7 @@ class Run:
         If the transaction was committed in spite of the error, it is False: the next attempt finds the entry.
         """
         state = self._state
-        kept = asked_anew(self._connection, lambda: present(self._connection, self._entered))
+        kept = asked_anew(self._connection, lambda: present(self._connection, self._entered.key))
         if kept is None:
             state.losses = 0
             return False
@@ -469,7 +472,11 @@ class Run:
     def _enter(self, name: Name) -> Name:
         """Insert the entry and return its name. Raise HandlerSkipped if the message must not be handled now."""
         if insert(self._connection, self._subscription.inbox_name, name):
-            return name
+            earlier = next((key for key in name.also if present(self._connection, key)), None)
+            if earlier is None:
+                return name
+            InboxEntry.objects.using(self._connection.alias).filter(key=name.key).delete()
+            name = replace(name, key=earlier)
         equal = same(self._connection, name)
         if equal is None:
             raise EntryDeleted

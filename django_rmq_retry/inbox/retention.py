@@ -89,7 +89,7 @@ def forget(alias: str, rows: Collection[Row], once: Iterable[Subscription] = ())
     stored_as = {name: one.inbox_name for one in once for name in one.names}
     records = parked_again.values_list("handler", "message_id")
     still = {(stored_as.get(handler, handler), message_id) for handler, message_id in records}
-    keys = [key for _, key, handler, name in rows if not still & {(handler, name), ("", name)}]
+    keys = [key for _, key, handler, name in rows if not still & {(stored_as.get(handler, handler), name), ("", name)}]
     InboxEntry.objects.using(alias).filter(key__in=keys).delete()
     return len(keys)
 
@@ -110,10 +110,8 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
         if oldest is not None:
             # A record can be found by message id, but not by the result of a once=… function or by a name made of
             # bytes.
-            oldest_times |= {
-                (one.inbox_name, by_bytes): oldest - days
-                for by_bytes in ((True,) if one.once is True else (True, False))
-            }
+            kinds = (True,) if one.once is True else (True, False)
+            oldest_times |= {(name, by_bytes): oldest - days for name in one.names for by_bytes in kinds}
     return oldest_times
 
 
@@ -171,8 +169,8 @@ class Twins:
 
 
 def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
-    handler = subscription.inbox_name
-    known = {UUID(key_by_id(handler, row.message_id)): row for row in rows if not nameless(row.message_id)}
+    named = [row for row in rows if not nameless(row.message_id)]
+    known = {UUID(key_by_id(name, row.message_id)): row for row in named for name in subscription.names}
     if not known:
         return
     entries = InboxEntry.objects.using(alias_of(subscription)).filter(key__in=known)

@@ -281,16 +281,19 @@ def verify(kept: str = "") -> Iterator[str]:
 def _breaks_from(kept: str) -> Iterator[str]:
     """Yield a sentence if the row of an earlier head is not the row of today."""
     number, _, seal = kept.partition(":")
+    if not int(number):
+        # The log was empty.
+        return
     rows = OperatorAction.objects.using(router.db_for_read(OperatorAction))
     now = rows.filter(number=int(number)).values_list("seal", flat=True).first()
     if now is None:
         # The row after a purged one still contains its seal.
         now = rows.filter(number=int(number) + 1).values_list("previous", flat=True).first()
-    if now is None and rows.filter(number__gt=int(number)).exists():
-        yield f"Row {number} was purged, so its seal cannot be compared. Keep a later head."
-    elif now is None and int(number):
-        yield f"Row {number}, whose seal was kept, does not exist: the last rows are missing."
-    elif now is not None and now != seal:
+    if now is None:
+        purged = rows.filter(number__gt=int(number)).exists()
+        missing = f"Row {number}, whose seal was kept, does not exist: the last rows are missing."
+        yield f"Row {number} was purged, so its seal cannot be compared. Keep a later head." if purged else missing
+    elif now != seal:
         yield f"The seal of row {number} differs from the one that was kept: the log was rewritten."
 
 

@@ -19,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_rmq_retry.amqp.contracts import Cause, Publisher, PublishResult, unsent, unwritable
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.broker_connections import reach
@@ -451,7 +452,7 @@ def keep(message: Message, *, using: str, order_key: str = "") -> None:
 def keep_all(messages: Sequence[Message], *, using: str) -> None:
     """Write messages, all or none, as outbox rows in the open transaction."""
     for message in messages:
-        check_writable(message)
+        _check(message)
     if broker_connections.current.replaced:
         touched.add((using, broker_connections.current.publisher))
     send_now = not reach.away or reach.probe_due()
@@ -462,6 +463,18 @@ def keep_all(messages: Sequence[Message], *, using: str) -> None:
         insert(messages[MOST:], using=using, lease=0.0)
     if send_now:
         _send_on_commit(rows, using, begun)
+
+
+def _check(message: Message) -> None:
+    """Raise MessageUnsent for a message that never can be sent, as a publish outside of a transaction does."""
+    try:
+        check_writable(message)
+        # Only bytes that came from a broker may be no text, and no row can hold them.
+        f"{message.exchange}{message.routing_key}".encode()
+    except RmqRetryError:
+        raise
+    except ValueError as problem:
+        raise unwritable(str(problem)).error(message) from problem
 
 
 def _send_on_commit(rows: Sequence[Row], using: str, begun: float) -> None:

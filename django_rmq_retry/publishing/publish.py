@@ -311,6 +311,9 @@ def message_of(
     destination: Destination | None = None,
 ) -> Message:
     """Encode data as a message with a new id, or the one in the options; addressed to a handler if given."""
+    for name, value in (("exchange", exchange), ("routing_key", routing_key)):
+        if not isinstance(value, str):
+            raise ConfigurationError(f"{name}=… is a text, not {value!r:.80}.")
     if destination is not None:
         codec = destination.codec
         exchange, routing_key, options = destination.addressed(exchange, routing_key, options)

@@ -68,6 +68,31 @@ def test_old_and_new_processes_recognize_each_others_messages(rmq: RmqTest) -> N
     assert (ran, InboxEntry.objects.get().handler) == ([], "charge")
 
 
+def test_what_was_handled_under_the_new_name_before_it_was_told_is_recognized(rmq: RmqTest) -> None:
+    with isolated_handlers():
+        handling("book")[0].publish("a", message_id="m")
+        rmq.drain()
+    book, ran = handling("book", formerly="charge")
+    book.publish("a", message_id="m")
+    book.publish("b", message_id="n")
+    rmq.drain()
+
+    assert ran == ["b"]
+    assert sorted(InboxEntry.objects.values_list("handler", "name")) == [("book", "m"), ("charge", "n")]
+
+
+def test_another_body_under_the_same_name_is_a_conflict_after_a_rename_too(rmq: RmqTest) -> None:
+    with isolated_handlers():
+        handling("book")[0].publish("a", message_id="m")
+        rmq.drain()
+    book, ran = handling("book", formerly="charge")
+    book.publish("other", message_id="m")
+    rmq.drain()
+
+    (reason,) = [one.reason for one in rmq.all_parked(book)]
+    assert (ran, "has handled 'm' before, with another body" in reason) == ([], True)
+
+
 def test_two_handlers_never_share_a_name() -> None:
     handling("charge")
     with pytest.raises(ConfigurationError, match="'charge' names a handler that still exists"):
@@ -85,7 +110,8 @@ def test_two_handlers_never_share_a_name() -> None:
     [
         ({"formerly": "charge", "once": False}, "Add once=True, or omit formerly"),
         ({"formerly": "book"}, "is the handler's name of today"),
-        ({"formerly": ["charge"]}, "is its earlier name, such as"),
+        ({"formerly": [1]}, "is its earlier name, such as"),
+        ({"formerly": ["charge", "book"]}, "is the handler's name of today"),
     ],
 )
 def test_a_name_that_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
@@ -93,9 +119,9 @@ def test_a_name_that_cannot_be_meant_is_refused(options: dict[str, Any], words: 
         handling("book", **options)
 
 
-@pytest.mark.parametrize("recorded_as", ["charge", "book"])
-def test_a_parked_copy_of_a_handled_message_is_closed_under_either_name(rmq: RmqTest, recorded_as: str) -> None:
-    book, _ = handling("book", formerly="charge")
+@pytest.mark.parametrize("recorded_as", ["charge", "collect", "book"])
+def test_a_parked_copy_of_a_handled_message_is_closed_under_each_name(rmq: RmqTest, recorded_as: str) -> None:
+    book, _ = handling("book", formerly=["charge", "collect"])
     book.publish("a", message_id="m")
     rmq.drain()
     record = parked(message_id="m", handler=recorded_as, queue="payments", body=b'"a"')
@@ -105,9 +131,9 @@ def test_a_parked_copy_of_a_handled_message_is_closed_under_either_name(rmq: Rmq
     assert record.state == State.PROCESSED
 
 
-@pytest.mark.parametrize("recorded_as", ["charge", "book"])
-def test_an_entry_is_kept_for_a_parked_message_under_either_name(recorded_as: str) -> None:
-    handling("book", formerly="charge")
+@pytest.mark.parametrize("recorded_as", ["charge", "collect", "book"])
+def test_an_entry_is_kept_for_a_parked_message_under_each_name(recorded_as: str) -> None:
+    handling("book", formerly=["charge", "collect"])
     for name in ("m", "old"):
         at = timezone.now() - timedelta(days=400)
         InboxEntry.objects.create(key=uuid4(), handler="charge", name=name, digest=uuid4(), handled_at=at)
@@ -140,6 +166,21 @@ class TestARenameThatNobodyTold:
 
         renamed_to.publish("a", message_id="n")
         rmq.drain()
+        assert self.said() == [("rmq_retry.W034", problem, fix)]
+
+    def test_a_handler_that_was_removed_beside_others_is_no_rename(self) -> None:
+        for name, days in (("book", 3), ("charge", 2), ("book", 1)):
+            at = timezone.now() - timedelta(days=days)
+            InboxEntry.objects.create(key=uuid4(), handler=name, name="m", digest=uuid4(), handled_at=at)
+        handling("book")
+
+        assert self.said() == []
+
+    def test_a_handler_without_once_keeps_its_name(self) -> None:
+        InboxEntry.objects.create(key=uuid4(), handler="charge", name="m", digest=uuid4(), handled_at=timezone.now())
+        handling("charge", once=False)
+        handling("book")
+
         assert self.said() == []
 
     def test_a_handler_that_says_its_earlier_name_is_silent(self) -> None:

@@ -128,7 +128,7 @@ def test_every_name_becomes_a_key_that_the_database_stores_unchanged() -> None:
     for name in names:
         insert(connection, "h", name)
 
-    assert all(present(connection, name) for name in names)
+    assert all(present(connection, name.key) for name in names)
     assert InboxEntry.objects.count() == 1000
 
 

@@ -92,7 +92,7 @@ def test_a_database_that_is_written_to_and_not_migrated_is_a_warning_of_check_an
         return [(one.id, one.hint) for one in run_checks(tags=["database"], databases=["ledger"])]
 
     fix = (
-        "Run `manage.py migrate --database ledger`. If nothing is published inside its transactions, say so with "
+        "Run `manage.py migrate --database ledger`. If nothing is published inside its transactions, list the others: "
         "'OUTBOX': ['default']."
     )
 
