@@ -59,7 +59,10 @@ class Link:
     def close(self, closed: Callable[[], None]) -> None:
         """Close permanently; ``closed`` is called once the broker has confirmed, or immediately if nothing is open."""
         self._wanted = False
-        connection = self.connection or self._dialled
+        connection = self.connection
+        if connection is None and self._dialled is not None:
+            # A broker that never answers must not keep this process, and pika's close() fails before it has answered.
+            self._dialled.services.fail(ConnectionAbortedError("it is no longer needed"))
         if connection is None or connection.is_closing or connection.is_closed:
             closed()
             return

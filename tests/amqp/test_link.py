@@ -285,3 +285,14 @@ def test_a_broker_with_small_frames_is_refused_with_the_setting_to_change(make_n
     (error,) = told.refused
     assert isinstance(error, BrokerUnfit)
     assert "takes frames of 65536 bytes" in str(error)
+
+
+def test_a_link_that_a_mute_broker_has_not_answered_yet_closes_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with linked(f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}/%2F") as told:
+            asked = server.accept()[0]
+            assert asked.recv(8) == b"AMQP\x00\x00\x09\x01"
+        asked.close()
+
+    assert (told.opened, told.refused) == ([], [])
+    assert [one.getMessage() for one in caplog.records if one.levelname == "CRITICAL"] == []
