@@ -78,6 +78,10 @@ def _forked() -> None:
             pools = getattr(connection, "_connection_pools", {})
             _disowned.extend((connection, pools.pop(alias, None)))
             del connections[alias]
+            if connection.in_atomic_block:
+                # The child may leave its parent's block, which must not connect: another thread of the parent may have
+                # held a lock of SQLite's, and nobody in the child would ever release it.
+                connections[alias].closed_in_transaction = True
 
 
 def _opened(connection: object, **_: object) -> None:

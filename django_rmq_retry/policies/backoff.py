@@ -142,7 +142,8 @@ def check_waits(backoff: Backoff) -> None:
     """Refuse a back-off without a wait where every wait needs a queue, or where a line would never rest."""
     if not backoff.nominal(1):
         raise ConfigurationError(
-            f"{type(backoff).__name__} does not wait. Use it with via=Republish() or NackRequeue(), or give it a wait."
+            f"The first wait of {type(backoff).__name__}(…) is 0 s. Use it with via=Republish() or "
+            "NackRequeue(), or give it a wait."
         )
 
 

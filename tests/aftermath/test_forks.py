@@ -1,8 +1,12 @@
 """A child that a handler or hook forks, and a pool that was opened before the fork, cost no message."""
 
-import pytest
-from django.db import connections
+import os
+import warnings
 
+import pytest
+from django.db import connections, transaction
+
+from django_rmq_retry import forks
 from tests.aftermath.conftest import Project, Send, parked, rows
 
 pytestmark = pytest.mark.database
@@ -40,6 +44,25 @@ def test_a_child_that_a_hook_forks_ends_in_its_place(project: Project, send: Sen
 
     assert (ended.returncode, parked()) == (0, []), ended.stderr
     assert rows() == sorted(map(str, range(1, COUNT)))
+
+
+@pytest.mark.usefixtures("own_database")
+def test_a_child_that_leaves_the_block_of_its_parent_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_disowns", True)
+    done, told = os.pipe()
+    with transaction.atomic(using="own"):
+        with transaction.atomic(using="own"), warnings.catch_warnings(action="ignore"):
+            child = os.fork()
+        if not child:
+            os.write(told, b"inner ")
+    if not child:
+        os.write(told, b"closed" if connections["own"].connection is None else b"connected")
+        os._exit(0)
+    os.close(told)
+    os.waitpid(child, 0)
+
+    assert os.read(done, 100) == b"inner closed"
+    os.close(done)
 
 
 @pytest.mark.parametrize(

@@ -433,7 +433,8 @@ def test_many_queues_that_dead_letter_at_least_once_are_a_warning(
     warned = [problem for area, problem, _ in found(examined(), "warning") if area == "topology"]
 
     assert few == []
-    assert warned == [f"{count} quorum queues of this virtual host dead-letter at least once."]
+    whose = "virtual host" if seen_by == "the API" else "project"
+    assert warned == [f"{count} quorum queues of this {whose} dead-letter at least once."]
 
 
 @pytest.mark.usefixtures("declared")

@@ -116,7 +116,7 @@ def test_no_wait_at_all_is_for_carriers_that_keep_the_message_unacked() -> None:
         lambda: StopTheLine(backoff=Fixed(0)),
     )
     for make in refused:
-        with pytest.raises(ConfigurationError, match=r"Fixed\(0\) does not wait"):
+        with pytest.raises(ConfigurationError, match=r"The first wait of Fixed\(…\) is 0 s"):
             make()
     with pytest.raises(ConfigurationError, match="takes seconds above 0"):
         Fixed(False)

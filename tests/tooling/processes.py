@@ -83,6 +83,7 @@ class Process:
         self.args = list(command)
         self.returncode: int | None = None
         self._lock = threading.Lock()
+        self._readers: list[threading.Thread] = []
         theirs: list[int] = []
         self.stdin = _pipe(stdin, 0, theirs, text=text)
         self.stdout = _pipe(stdout, 1, theirs, text=text)
@@ -116,6 +117,7 @@ class Process:
             threading.Thread(target=lambda at=at, stream=stream: read.update({at: stream.read()}), daemon=True)
             for at, stream in streams
         ]
+        self._readers += readers
         for reader in readers:
             reader.start()
         if self.stdin:
@@ -148,8 +150,10 @@ class Process:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        read = any(reader.is_alive() for reader in self._readers)
         for stream in (self.stdin, self.stdout, self.stderr):
-            if stream:
+            # A process that outlives this one may hold the other end, and close() would wait for the reader.
+            if stream and (stream is self.stdin or not read):
                 with suppress(BrokenPipeError):
                     stream.close()
         self.wait()
