@@ -11,13 +11,13 @@ ARGS ?=
 PYTHONS ?= 3.13 3.12 3.11 3.14
 DJANGO ?=
 
-.PHONY: help demo test lanes lint house bench chaos foreign docs pictures messages services brokers contract suite coverage package clean
+.PHONY: help demo test test-all lanes lint bench chaos foreign docs pictures messages services brokers contract suite coverage package clean
 
 help:
 	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--check: a scripted minute that tests itself)"
-	@echo "make test      all tests, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
-	@echo "make lint      ruff, mypy, missing migrations"
-	@echo "make house     how many modules, how long the chains of imports, what tests import of internals"
+	@echo "make test      the tests of a push, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
+	@echo "make test-all  all tests, as each night: more faults, MariaDB, the oldest Django in full"
+	@echo "make lint      ruff, mypy, layers, spelling, missing migrations"
 	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only walks': modules and functions per message)"
 	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7', '--only sweep')"
 	@echo "make foreign   the tests of pika, amqpstorm and node's amqplib on the embedded broker (ARGS='--on URL' for another)"
@@ -67,11 +67,11 @@ $(PACKAGE_READY): $(READY)
 demo: $(DEMO_READY)
 	@$(PY) -m testproject.demo $(ARGS)
 
-house: $(READY)
-	$(PY) -m tests.tooling.house
-
 test: $(CLIENTS_READY) $(BROWSER_READY) $(DOCS_READY) $(PACKAGE_READY) services
 	$(PY) -m tests.tooling.lanes --main $(ARGS)
+
+test-all: $(CLIENTS_READY) $(BROWSER_READY) $(DOCS_READY) $(PACKAGE_READY) services
+	$(PY) -m tests.tooling.lanes --all $(ARGS)
 
 lanes: $(READY) services
 	$(PY) -m tests.tooling.lanes $(ARGS)
@@ -80,6 +80,8 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(VENV)/bin/codespell django_rmq_retry docs tests testproject *.md
 	$(PY) -m django makemigrations --check --dry-run --settings=tests.settings
 
 bench: $(READY)

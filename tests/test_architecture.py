@@ -1,19 +1,27 @@
 """docs/concepts/architecture.md names what is there: packages in their order, modules, threads, verdicts and states."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from django_rmq_retry.models.parked import State
 from django_rmq_retry.policies import Kind
-from tests.test_layers import LAYERS
 from tests.tooling.pages import page
-from tests.tooling.seams import OPERATING
 
+OPERATING = frozenset({
+    *(("parked.attempts", name) for name in ("attempts_of", "waiting")),
+    *(("parked.controls", name) for name in ("pause", "resume")),
+    *(("parked.operators", name) for name in ("Actor", "NothingChosen", "Outdated", "Refused")),
+    ("parked.requeue", "requeue"),
+    ("parked.selection", "Selection"),
+})  # fmt: skip
+"""The public names of `parked`."""
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rmq_retry"
 PAGE = page("architecture.md").read_text()
+LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"][::-1]
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
 
 
@@ -31,8 +39,8 @@ def packages() -> list[list[str]]:
 
 
 def heights(package: str) -> list[int]:
-    """The layers of a package; a module that stands alone counts as the rest of its package does."""
-    return [height for height, layer in enumerate(LAYERS) if layer.removesuffix(".*") == package]
+    """The layers of a package."""
+    return [height for height, layer in enumerate(LAYERS) if layer == package]
 
 
 def first_column(heading: str) -> list[str]:

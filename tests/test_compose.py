@@ -28,6 +28,7 @@ from tests.tooling.services import Unavailable, go_without
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
+pytestmark = pytest.mark.nightly
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]

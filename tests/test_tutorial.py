@@ -34,6 +34,7 @@ FORM = '<form method="post"><input name="rate" value="20"><button name="start" v
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
     with walk(tmp_path) as walker:
         walker.follow(TEXT)

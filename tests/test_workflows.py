@@ -22,7 +22,7 @@ FILES = [
     *sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")),
     *(ROOT / ".pre-commit-config.yaml", ROOT / ".readthedocs.yaml"),
 ]
-TARGETS = frozenset(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
 PINNED = re.compile(r"[\w-]+/[\w.-]+@v\d+\.\d+\.\d+")
 

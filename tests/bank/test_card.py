@@ -7,7 +7,7 @@ from tests.bank.bank import Bank
 from tests.bank.looking import depth, told
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.on_both]
+pytestmark = [pytest.mark.slow, pytest.mark.on_both, pytest.mark.nightly]
 
 
 def test_a_card_payment_is_charged_and_posted(bank: Bank) -> None:

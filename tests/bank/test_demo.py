@@ -17,7 +17,7 @@ from tests.tooling.machine import open_terminal
 from tests.tooling.node import free_ports
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def address(demo: Demo) -> str:

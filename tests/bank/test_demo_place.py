@@ -12,6 +12,7 @@ from tests.tooling.node import free_ports
 from tests.tooling.services import Broker
 from tests.tooling.vhosts import Vhost
 
+pytestmark = pytest.mark.nightly
 CHECK = ("--check", "--within", str(PATIENCE))
 NOBODY = "http://127.0.0.1:1"
 

@@ -12,7 +12,7 @@ from tests.bank.looking import depth
 from tests.tooling.tables import entry, nested
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.on_both]
+pytestmark = [pytest.mark.slow, pytest.mark.on_both, pytest.mark.nightly]
 
 
 HOSTILE = {

@@ -6,7 +6,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.bank.bank import Bank
 from tests.bank.looking import depth
 
-pytestmark = [pytest.mark.slow, pytest.mark.on_both]
+pytestmark = [pytest.mark.slow, pytest.mark.on_both, pytest.mark.nightly]
 
 
 def test_a_payment_and_its_message_are_committed_together(bank: Bank, amqp: BlockingChannel) -> None:

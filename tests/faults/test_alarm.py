@@ -13,7 +13,7 @@ from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def ended(publisher: Publisher, one: int) -> type[PublishError] | None:

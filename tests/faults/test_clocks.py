@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.scene import Scene
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS = [200, 1000]
 LATEST = 5000

@@ -54,6 +54,7 @@ def test_a_kill_between_handler_and_ack_runs_the_handler_twice(scene: Scene, way
     assert scene.did()[VICTIM] == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
 def test_a_kill_between_a_retrys_confirm_and_the_ack_leaves_two_live_copies(scene: Scene, prefetch: int) -> None:
     scene.declare()
@@ -67,6 +68,7 @@ def test_a_kill_between_a_retrys_confirm_and_the_ack_leaves_two_live_copies(scen
     assert {entry["attempt"] for entry in scene.diary.entries("did")} == {2}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
 def test_a_kill_between_the_parked_copys_confirm_and_the_ack_parks_twice(scene: Scene, prefetch: int) -> None:
     scene.declare()
@@ -81,6 +83,7 @@ def test_a_kill_between_the_parked_copys_confirm_and_the_ack_parks_twice(scene: 
     assert {reason for _, reason in scene.parked()} == {"permanent"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
 def test_a_kill_before_a_retrys_copy_repeats_the_attempt_only(scene: Scene, prefetch: int) -> None:
     scene.declare()
@@ -93,6 +96,7 @@ def test_a_kill_before_a_retrys_copy_repeats_the_attempt_only(scene: Scene, pref
     assert scene.began()[VICTIM] == 3
 
 
+@pytest.mark.nightly
 def test_a_kill_between_ack_and_copy_loses_the_message_with_ack_first(scene: Scene) -> None:
     scene.declare("ack_first")
     scene.publish(set(IDS) - {VICTIM})  # None of them fails: the same kill could lose a copy of theirs.
@@ -108,6 +112,7 @@ def test_a_kill_between_ack_and_copy_loses_the_message_with_ack_first(scene: Sce
 COPYING = ("ladder", "wait_queue", "republish")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("carrier", [*COPYING, "loop", "requeue", "ack_first"])
 def test_a_kill_before_the_handler_costs_nothing_with_any_carrier(scene: Scene, carrier: str) -> None:
     scene.declare(carrier)
@@ -119,6 +124,7 @@ def test_a_kill_before_the_handler_costs_nothing_with_any_carrier(scene: Scene, 
     assert scene.parked() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("carrier", COPYING)
 def test_a_kill_between_copy_and_ack_duplicates_with_carriers_that_copy(scene: Scene, carrier: str) -> None:
     scene.declare(carrier)
@@ -130,6 +136,7 @@ def test_a_kill_between_copy_and_ack_duplicates_with_carriers_that_copy(scene: S
     assert more_than_once(scene.did()) == {VICTIM: 2}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("carrier", "way"),
     [

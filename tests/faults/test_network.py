@@ -17,7 +17,7 @@ from tests.faults.scene import Scene
 from tests.tooling.proxy import Mode, Proxy, proxy_to
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 DEADLINE, SLACK = 1.5, 1.0
 UNACKED = 10

@@ -17,6 +17,8 @@ from tests.faults.handlers import PARKED, QUEUE, work_queue
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 def publisher(broker_url: str) -> Iterator[Publisher]:

@@ -6,7 +6,7 @@ from django_rmq_retry.handlers.settlement import STOPS, SUSPICIOUS
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 POISON, IDS = 3, range(8)
 LIMIT = 3

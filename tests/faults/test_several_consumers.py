@@ -15,7 +15,7 @@ from tests.faults.scene import Scene
 from tests.tooling.proxy import Mode, proxy_to
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 BUSY = "while True: pass"
 

@@ -14,7 +14,7 @@ from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 RUNG = f"{QUEUE}.retry.1s"
 WAITING = 6000

@@ -1,17 +1,17 @@
 """Runs the tests on each supported Django, and names aloud each that this machine cannot run.
 
-    python -m tests.tooling.lanes [--main | --pika] [pytest's arguments]
+    python -m tests.tooling.lanes [--main | --all | --pika] [pytest's arguments]
 
-With --main everything but what is marked `long` runs here first. Then two streams of the other lanes run beside each
-other, with half of the workers each. In the first, what is marked `database` runs on PostgreSQL, with what is `long`,
-the kills between two steps, and then the Djangos in between. In the second, it runs on MariaDB, without that and
-without what is `slow`, and then the oldest Django without what is `slow`. The output of such a lane is printed when it
-ends. At last a storm of the suite of faults runs by itself.
+With --main, as for each push, everything but what is marked `long` or `nightly` runs here first. Then two streams run
+beside each other, with half of the workers each: what is marked `database` on PostgreSQL, and the pages, the forms, the
+migrations, the checks and the texts of commands on the other Djangos. No code here asks for the version of Django, so
+another one can differ only there, or by a defect of its own. At last a storm of the suite of faults runs by itself.
 
-The lane of the oldest Django, on the oldest Python, leaves out the tests that know no Django. It finds what an old
-Django or Python lacks, in rows of a database as well as in pages and commands. No code here asks for the version of
-Django, so a Django in between can differ only by a defect of its own: its lane runs the pages, the forms, the
-migrations, the checks and the texts of commands. Rights are the same code on each Django, and are left to the others.
+With --all, as for each night, what is `nightly` runs too, and on PostgreSQL what is `long`, the kills between two
+steps. The second stream also runs what is marked `database` on MariaDB, without what is `slow`, and on the oldest
+Django and Python everything that knows Django, without what is `slow`.
+
+The output of a lane that runs beside another one is printed when it ends.
 
 With --pika only `tests/amqp` runs, on the newest pika that pip finds, pre-releases included.
 """
@@ -40,7 +40,7 @@ WITHOUT_DJANGO = tuple(
         *("amqp", "chaos", "consumer", "embedded", "faults", "handlers", "messages", "policies", "topology"),
         *("operators/test_races.py", "parked/test_drainers.py"),
         *("test_architecture.py", "test_layers.py", "test_package.py", "test_processes.py"),
-        *("test_seams.py", "test_servers.py", "test_style.py", "test_tooling.py", "test_translations.py"),
+        *("test_servers.py", "test_tooling.py", "test_translations.py"),
         *("test_workflows.py",),
     )
 )
@@ -57,7 +57,9 @@ BETWEEN = (
         )
     ),
 )
-"""The tests that run between the oldest and the newest Django."""
+"""The tests that run on each Django, and for each push; for each night, only between the oldest and the newest one."""
+NIGHT = "not long"
+"""Selects what runs each night. For a push, pyproject.toml selects."""
 CORES = os.cpu_count() or 2
 ALL = ("-n", str(CORES * 2), "--dist", "worksteal")
 """The workers of a lane that runs by itself: more than cores, because tests wait for brokers."""
@@ -141,7 +143,7 @@ def run_each(stream: Sequence[Callable[[], Result]]) -> list[Result]:
     return [lane() for lane in stream]
 
 
-def run_database(kind: str, arguments: list[str]) -> Result:
+def run_database(kind: str, arguments: list[str], *, night: bool = False) -> Result:
     """Run the tests marked `database` on this one; its absence is an error if everything is required."""
     known = databases.KINDS[kind]
     with ExitStack() as stack:
@@ -155,7 +157,9 @@ def run_database(kind: str, arguments: list[str]) -> Result:
         if lack:
             required = os.environ.get("RMQ_TEST_REQUIRE") == "all"
             return Result(name=kind, summary=f"NOT RUN: {lack}", code=1 if required else 0)
-        which = "database" if kind == databases.POSTGRESQL else "database and not slow and not long"
+        which = "database and not long and not nightly"
+        if night:
+            which = "database" if kind == databases.POSTGRESQL else "database and not slow and not long"
         chosen = ["-m", which, *(arguments or marked("database"))]
         result = run_tests(kind, sys.executable, chosen, beside=True, **told)
     return replace(result, code=0) if result.code == NOTHING else result
@@ -167,7 +171,7 @@ def marked(mark: str) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files if f"mark.{mark}" in file.read_text()]
 
 
-def run_lane(django: str, arguments: list[str]) -> Result:
+def run_lane(django: str, arguments: list[str], *, night: bool = False) -> Result:
     """Run one lane in its own venv."""
     found = find_python(django)
     if found.returncode:
@@ -176,9 +180,9 @@ def run_lane(django: str, arguments: list[str]) -> Result:
     told = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     name = f"Django {django} on {told}"
     rooms = WITHOUT_DJANGO
-    if django not in (min(LANES), max(LANES)):
+    if not night or django not in (min(LANES), max(LANES)):
         rooms, name = BETWEEN, name if arguments else f"{name} (pages, migrations, checks and texts only)"
-    return run_tests(name, python, ["-m", "not slow and not long", *(arguments or rooms)], beside=True)
+    return run_tests(name, python, ["-m", "not slow and not long and not nightly", *(arguments or rooms)], beside=True)
 
 
 def find_python(django: str) -> "subprocess.CompletedProcess[str]":
@@ -223,15 +227,18 @@ def main(arguments: list[str]) -> int:
     """Run the lanes; return the exit code of the first one that failed, or 0."""
     if arguments[:1] == ["--pika"]:
         return shown([run_next_pika(arguments[1:])])
-    with_main = arguments[:1] == ["--main"]
-    rest = arguments[1:] if with_main else arguments
+    chosen, rest = (arguments[0], arguments[1:]) if arguments[:1] in (["--main"], ["--all"]) else ("", arguments)
+    night = chosen == "--all"
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
-    oldest, *between = [partial(run_lane, django, rest) for django in LANES if django != here()]
-    if not with_main:
+    oldest, *between = [partial(run_lane, django, rest, night=night) for django in LANES if django != here()]
+    if not chosen:
         return shown(run_each([oldest, *between]))
-    results = [run_tests(name, sys.executable, rest)]
-    of_postgresql, *of_others = (partial(run_database, kind, rest) for kind in databases.KINDS)
-    results += run_beside([of_postgresql, *between], [*of_others, oldest])
+    results = [run_tests(name, sys.executable, ["-m", NIGHT, *rest] if night else rest)]
+    of_postgresql, *of_others = (partial(run_database, kind, rest, night=night) for kind in databases.KINDS)
+    if night:
+        results += run_beside([of_postgresql, *between], [*of_others, oldest])
+    else:
+        results += run_beside([of_postgresql], [oldest, *between])
     results += [] if rest else [run_tests("a storm of faults", sys.executable, [*STORM])]
     return shown(results)
 
