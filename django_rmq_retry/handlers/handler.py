@@ -12,7 +12,7 @@ from django_rmq_retry.arguments import TABLE, TEXT, Kind, check_seconds, check_v
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import awaited, guarded
-from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Subscription
+from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Options, Subscription
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.breaker import Breaker
@@ -22,10 +22,6 @@ from django_rmq_retry.publishing.publish import Destination, acall, adispatch, c
 from django_rmq_retry.topology.declarations import Queue, check_name, check_queue, check_text
 
 R = TypeVar("R")
-WRITTEN = (
-    *("queue", "policy", "park", "codec", "keys", "fingerprint"),
-    *("once", "formerly", "using", "order_by", "rate", "breaker", "timeout", "ack"),
-)
 PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
 """Options that work only while the broker still has the message, so not with ``ack="auto"``."""
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
@@ -196,17 +192,26 @@ def handler(
     all of them, the first one first, so that it recognizes what it handled before. A run is ended after ``timeout``
     seconds. With ``ack="auto"`` the broker drops each message as it sends it.
     """
-    values = (
-        *(queue, policy, park, codec, keys, fingerprint),
-        *(once, _names(formerly), using, order_by, _paced(rate), breaker, timeout, ack),
+    _check_match(headers, type=type, routing_key=routing_key, name=name)
+    options = Options(
+        match=Match(type=type, routing_key=routing_key, headers=dict(headers or {})),
+        codec=codec,
+        keys=keys,
+        fingerprint=fingerprint,
+        once=once,
+        formerly=_names(formerly),
+        using=using,
+        order_by=order_by,
+        rate=None if rate is None else per_second(rate),
+        ack=ack,
+        timeout=timeout,
+        breaker=breaker,
     )
-    written = dict(zip(WRITTEN, values, strict=True))
-    _check(written, headers, type=type, routing_key=routing_key, name=name)
-    match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
+    _check({"queue": queue, "policy": policy, "park": park, **options.written()})
 
     def decorate(function: Callable[[Any], R]) -> Handler[R]:
         plain = function.__wrapped__ if isinstance(function, Handler) else function
-        registration = _registration(plain, name, match=match, **written)
+        registration = _registration(plain, name, options, queue=queue, policy=policy, park=park)
         registry.register(registration)
         return Handler(plain, registration.name)
 
@@ -224,23 +229,30 @@ def _names(formerly: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _paced(rate: float | str | None) -> float | None:
-    return None if rate is None else per_second(rate)
-
-
-def _registration(function: Callable[[Any], Any], name: str | None, **written: Any) -> registry.Registration:
+def _registration(
+    function: Callable[[Any], Any],
+    name: str | None,
+    options: Options,
+    *,
+    queue: Queue | str,
+    policy: Policy | None,
+    park: Queue | str | None,
+) -> registry.Registration:
     _check_function(function)
     name = name or f"{function.__module__}.{function.__qualname__}"
-    if name in written["formerly"]:
+    if name in options.formerly:
         raise ConfigurationError(f"formerly={name!r} is the handler's name of today. Give the one that it had before.")
     asynchronous = _is_async(function)
     registration = registry.Registration(
         name=name,
-        run=_run_of(function, name, written["timeout"]) if asynchronous else guarded(function, name),
+        run=_run_of(function, name, options.timeout) if asynchronous else guarded(function, name),
+        queue=queue,
+        policy=policy,
+        park=park,
+        options=options,
         asynchronous=asynchronous,
         module=function.__module__,
         execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
-        **written,
     )
     # Build a subscription now, to report invalid options where they are written; the settings are not known yet.
     registration.joined(
@@ -293,9 +305,8 @@ def _check_match(headers: object, **texts: object) -> None:
     check_text("routing key", str(texts["routing_key"] or ""))
 
 
-def _check(written: Mapping[str, Any], headers: object, **texts: object) -> None:
+def _check(written: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for invalid options, before the function is decorated."""
-    _check_match(headers, **texts)
     for name, kind in GIVEN.items():
         check_value("handler", name, written[name], kind)
     if written["park"] is not None:

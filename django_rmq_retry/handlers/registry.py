@@ -10,19 +10,9 @@ from django.utils.module_loading import autodiscover_modules
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import (
-    Ack,
-    Fingerprint,
-    Keys,
-    Match,
-    Named,
-    Subscription,
-    WorkQueue,
-    work_queues_of,
-)
-from django_rmq_retry.messages.codecs import JSON, LIMITS, Codec, Limits
+from django_rmq_retry.handlers.subscription import Options, Subscription, WorkQueue, work_queues_of
+from django_rmq_retry.messages.codecs import LIMITS, Limits
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import InPlace, Ladder
 from django_rmq_retry.policies.policy import AutoAck, Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Queue, Topology
@@ -43,18 +33,7 @@ class Registration:
     queue: Queue | str
     policy: Policy | None = None
     park: Queue | str | None = None
-    match: Match = Match()
-    codec: Codec = JSON
-    keys: Keys | None = None
-    fingerprint: Fingerprint | None = None
-    once: bool | Named = False
-    formerly: tuple[str, ...] = ()
-    using: str = ""
-    order_by: Named | None = None
-    rate: float | None = None
-    breaker: Breaker | None = None
-    ack: Ack = "manual"
-    timeout: float | None = None
+    options: Options = Options()
     asynchronous: bool = False
     module: str = ""
     execution: object = field(default=None, compare=False, repr=False)
@@ -65,7 +44,7 @@ class Registration:
         return self.queue.name if isinstance(self.queue, Queue) else self.queue
 
     def joined(self, queue: Queue, policy: Policy, limits: Limits = LIMITS) -> Subscription:
-        policy = AutoAck() if self.ack == "auto" else self.policy or policy
+        policy = AutoAck() if self.options.ack == "auto" else self.policy or policy
         if not queue.lasting and isinstance(policy, RetryThenPark) and policy.via == Ladder():
             # The default carrier was not chosen by the project, and its waiting queues cannot send a retry back to a
             # queue that ends with its consumer.
@@ -77,20 +56,9 @@ class Registration:
             policy=policy,
             park=(self.park.name if isinstance(self.park, Queue) else self.park) if self.park else queue.name + PARKED,
             parked=self.park if isinstance(self.park, Queue) else None,
-            match=self.match,
-            codec=self.codec,
             limits=limits,
-            keys=self.keys,
-            fingerprint=self.fingerprint,
-            once=self.once,
-            formerly=self.formerly,
-            using=self.using,
-            order_by=self.order_by,
-            rate=self.rate,
-            breaker=self.breaker,
-            ack=self.ack,
-            timeout=self.timeout,
             asynchronous=self.asynchronous,
+            **self.options.written(),
         )
 
 
@@ -130,12 +98,12 @@ def _refuse_shared_name(registration: Registration) -> None:
     for other in _registrations.values():
         if other.name == registration.name:
             continue
-        if both := set(other.formerly) & set(registration.formerly):
+        if both := set(other.options.formerly) & set(registration.options.formerly):
             raise ConfigurationError(
                 f"Both {other.name} and {registration.name} have formerly={min(both)!r}. One of them had it."
             )
-        if registration.name in other.formerly or other.name in registration.formerly:
-            living = registration.name if registration.name in other.formerly else other.name
+        if registration.name in other.options.formerly or other.name in registration.options.formerly:
+            living = registration.name if registration.name in other.options.formerly else other.name
             raise ConfigurationError(
                 f"formerly={living!r} names a handler that still exists. Give it to the handler that took its place, "
                 "and remove the old one."
@@ -193,7 +161,7 @@ def _queue(registration: Registration) -> Queue:
     """Return the queue of a handler; if any handler that shares it has ``order_by``, with a single active consumer."""
     queue = _written(registration)
     shared = [other for other in _registrations.values() if other.queue_name == queue.name]
-    if queue.single_active_consumer or not any(other.order_by for other in shared):
+    if queue.single_active_consumer or not any(other.options.order_by for other in shared):
         return queue
     return queue.varied(single_active_consumer=True)
 

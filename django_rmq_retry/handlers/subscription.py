@@ -1,11 +1,11 @@
 """Subscriptions: a handler joined with its queue and policy, and all subscriptions of one queue."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date
 from decimal import Decimal
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from django_rmq_retry import forks
@@ -102,19 +102,11 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """One handler with its queue, policy and options, in the form that the consumer uses."""
+class Options:
+    """What ``@handler`` takes besides the queue, the policy and the parked queue, which the settings may complete."""
 
-    name: str
-    run: Callable[[Delivery], object]
-    queue: Queue
-    policy: Policy
-    park: str
-    parked: Queue | None = None
-    """The queue ``park``, if the project defines it as a Queue."""
     match: Match = Match()
     codec: Codec = JSON
-    limits: Limits = LIMITS
     keys: Keys | None = None
     """Returns the business keys of a message, by which operators find it."""
     fingerprint: Fingerprint | None = None
@@ -133,10 +125,28 @@ class Subscription:
     """With ``auto`` the broker drops a message as it sends it."""
     timeout: float | None = None
     """Seconds after which a run is ended."""
-    asynchronous: bool = False
-    """True for a coroutine function, which is cancelled in its own event loop at its timeout."""
     breaker: Breaker | None = None
     """The conditions under which the handler pauses because a service that it needs is down."""
+
+    def written(self) -> dict[str, Any]:
+        """Return the options by name."""
+        return {option.name: getattr(self, option.name) for option in fields(Options)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription(Options):
+    """One handler with its queue, policy and options, in the form that the consumer uses."""
+
+    name: str
+    run: Callable[[Delivery], object]
+    queue: Queue
+    policy: Policy
+    park: str
+    parked: Queue | None = None
+    """The queue ``park``, if the project defines it as a Queue."""
+    limits: Limits = LIMITS
+    asynchronous: bool = False
+    """True for a coroutine function, which is cancelled in its own event loop at its timeout."""
     route: Route = field(init=False, repr=False)
     gated: bool = field(init=False, repr=False)
     """True if gates are entered before each run."""
