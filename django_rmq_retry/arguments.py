@@ -1,4 +1,4 @@
-"""Checks of the arguments of policies, queues and handlers: types, durations and rates. They raise one sentence."""
+"""Arguments of policies, queues and handlers: checks that raise one sentence, and how numbers are spelled in one."""
 
 import math
 import re
@@ -97,6 +97,11 @@ def per_second(rate: object) -> float:
             f"a day to {FASTEST:g} a second; not {rate!r}."
         )
     return float(found)
+
+
+def plural(number: int, noun: str, ending: str = "s") -> str:
+    """Return a count with its noun: ``1 message``, ``2 messages``."""
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 def spelled(rate: float) -> str:

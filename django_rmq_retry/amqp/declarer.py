@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 from pika.exceptions import AMQPError
 
-from django_rmq_retry.amqp.inspection import Holding, Inspector, counted, plural
+from django_rmq_retry.amqp.inspection import Holding, Inspector, counted
 from django_rmq_retry.amqp.refusals import LOCKED, Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.amqp.session import OWN, Named, Session, binding, declaring, passively, right_for, wanted
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology.declarations import (
     QUARANTINE,

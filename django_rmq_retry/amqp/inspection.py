@@ -30,6 +30,7 @@ from django_rmq_retry.amqp.rows import (
     rows_of,
 )
 from django_rmq_retry.amqp.session import Session, passively
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.topology.declarations import QueueDeclaration
@@ -300,10 +301,6 @@ def _hidden(row: Row | None) -> int | None:
 def returning(number: int, queue: str) -> str:
     """Return ``1 message in 'a.retry.1m' comes back to it``."""
     return f"{plural(number, 'message')} in {queue!r} {'comes' if number == 1 else 'come'} back to it"
-
-
-def plural(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def peek(access: Access, queue: str) -> list[Delivery]:

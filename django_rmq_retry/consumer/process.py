@@ -20,6 +20,7 @@ from typing import Any
 from django.db import connections
 
 from django_rmq_retry import __version__, forks, hooks
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, events, status_line
 from django_rmq_retry.consumer.assembly import parked_queues
@@ -99,9 +100,9 @@ class Start:
     def lines(self, *, plain: bool) -> Iterator[str]:
         """Return the lines of the banner: sizes, queues, broker and databases."""
         dot = ", " if plain else " · "
-        sizes = [f"pid {os.getpid()}", counted(self.threads, "thread"), f"prefetch {self.prefetch}"]
+        sizes = [f"pid {os.getpid()}", plural(self.threads, "thread"), f"prefetch {self.prefetch}"]
         if self.processes > 1:
-            sizes.insert(1, counted(self.processes, "process", "es"))
+            sizes.insert(1, plural(self.processes, "process", "es"))
         yield dot.join([f"django-rmq-retry {__version__}", *sizes])
         width = max((len(work_queue.queue.name) for work_queue in self.work_queues), default=0)
         for work_queue in self.work_queues:
@@ -138,10 +139,6 @@ def databases() -> Iterator[str]:
         host = connection.settings_dict.get("HOST")
         name = connection.settings_dict.get("NAME")
         yield f"{alias} {connection.vendor} {name}{f'@{host}' if host else ''}"
-
-
-def counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 class Liveness:

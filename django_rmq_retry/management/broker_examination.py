@@ -22,13 +22,14 @@ from django_rmq_retry.amqp.declarer import (
 from django_rmq_retry.amqp.frames import FRAME_MAX
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.rows import Row
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
-from django_rmq_retry.management.broker_status import counted, round_trip
+from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.dead_letter_processes import dead_letter_processes
 from django_rmq_retry.management.examination import Area, Finding, Limits, listed, looked, one_line
@@ -250,8 +251,8 @@ class BrokerExamination:
             yield Area.CONSUMERS.unseen("they are missing or not readable", what=f"{listed(unread)}:")
         elif not found:
             consumers, ready = (sum(getattr(level, name) or 0 for level in work) for name in ("consumers", "ready"))
-            text = f"{counted(consumers, 'consumer')} on {counted(len(work), 'work queue')}"
-            yield Area.CONSUMERS.ok(f"{text}, {counted(ready, 'message')} ready.")
+            text = f"{plural(consumers, 'consumer')} on {plural(len(work), 'work queue')}"
+            yield Area.CONSUMERS.ok(f"{text}, {plural(ready, 'message')} ready.")
 
     def _of_level(self, level: Level, *, stopped: bool) -> Iterator[Finding]:
         """Yield the findings about one queue; the topology's findings include missing and unreadable queues."""
@@ -267,7 +268,7 @@ class BrokerExamination:
             yield from self._of_work_queue(level)
         if level.role is Role.PARKED and level.ready and not level.consumers and settings().records:
             yield Area.CONSUMERS.warning(
-                f"No consumer records the {counted(level.ready, 'message')} in the parked queue {level.queue!r}.",
+                f"No consumer records the {plural(level.ready, 'message')} in the parked queue {level.queue!r}.",
                 why="They are neither in the admin nor in rmq_parked, so they cannot be requeued.",
                 fix="Start manage.py rmq_consume, or manage.py rmq_consume --park-only",
             )
@@ -276,7 +277,7 @@ class BrokerExamination:
         area, start = Area.CONSUMERS, f"Start manage.py rmq_consume {shlex.quote(level.queue)}"
         if not level.consumers and level.unacked:
             yield area.warning(
-                f"Queue {level.queue!r} has no consumer, but {counted(level.unacked, 'unacked message')}.",
+                f"Queue {level.queue!r} has no consumer, but {plural(level.unacked, 'unacked message')}.",
                 why="A connection holds them; they return to the queue when it ends.",
                 fix=f"rabbitmqctl list_channels -p {_vhost()} name connection messages_unacknowledged",
             )
@@ -287,8 +288,8 @@ class BrokerExamination:
         elif level.consumers and (level.ready or 0) > self._limits.max_ready:
             rate = "" if level.leaving is None else f", which take {level.leaving:.1f} messages a second"
             yield area.warning(
-                f"{counted(level.ready or 0, 'message')} wait in {level.queue!r} for "
-                f"{counted(level.consumers, 'consumer')}{rate}.",
+                f"{plural(level.ready or 0, 'message')} wait in {level.queue!r} for "
+                f"{plural(level.consumers, 'consumer')}{rate}.",
                 why="Handlers are slower than publishers, or wait for a slow service.",
                 fix=f"{start} on another machine too, unless the queue keeps an order.",
             )
@@ -377,7 +378,7 @@ def _policies(sight: Sight, topology: Topology) -> Iterator[Finding]:
             )
         if not harms:
             governed = sum(bool(row.get("policy") or row.get("operator_policy")) for row in _ours(topology, sight.rows))
-            yield area.ok(f"No policy changes how retries work; {counted(governed, 'queue')} with a policy.")
+            yield area.ok(f"No policy changes how retries work; {plural(governed, 'queue')} with a policy.")
 
 
 def _ours(topology: Topology, rows: Mapping[str, Row]) -> Iterator[Row]:
@@ -421,7 +422,7 @@ def _permissions(sight: Sight, topology: Topology) -> Iterator[Finding]:
         found.append(_lacking(user, "write", [*(["amq.default"] if test.refusal else []), *unwritten], why))
     yield from found
     if not found:
-        text = f"{user!r} may read {counted(len(consumed), 'queue')} and publish to the default exchange"
+        text = f"{user!r} may read {plural(len(consumed), 'queue')} and publish to the default exchange"
         yield area.ok(f"{text}{_undeclared(row, topology)}.")
     if test.blocked:
         yield Area.BROKER.error(
@@ -499,7 +500,7 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Finding]:
     same, unseen = len(plan.of(State.SAME)), len(plan.of(State.UNSEEN))
     if unseen:
         fix = "" if sight.embedded else f"Set {API}."
-        yield area.unseen(sight.blind, what=f"{counted(unseen, 'binding')}:", fix=fix)
+        yield area.unseen(sight.blind, what=f"{plural(unseen, 'binding')}:", fix=fix)
     if (same or not plan.items) and not missing and len(wrong) == len(forbidden):
         yield area.ok(f"{same} of {len(plan.items)} queues, exchanges and bindings are known to match the code.")
 
@@ -541,7 +542,7 @@ def _drifted(item: Item) -> Finding:
 def _abandoned(level: Level) -> Iterator[Finding]:
     for problem in level.problems:
         yield Area.TOPOLOGY.error(
-            f"No handler reads queue {level.queue!r} any more, which has {counted(level.ready or 0, 'message')}.",
+            f"No handler reads queue {level.queue!r} any more, which has {plural(level.ready or 0, 'message')}.",
             why="It was renamed or its handler was removed, and it has no consumer.",
             fix=f"manage.py {problem.rpartition('manage.py ')[2]}",
         )
@@ -551,7 +552,7 @@ def _unread(level: Level) -> Finding:
     """Return the finding on a queue of another program."""
     return Area.CONSUMERS.warning(
         f"Queue {level.queue!r}: {level.remark}, and no handler of this project is for it.",
-        why=f"It has {counted(level.ready or 0, 'message')} ready.",
+        why=f"It has {plural(level.ready or 0, 'message')} ready.",
         fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
     )
 
@@ -559,7 +560,7 @@ def _unread(level: Level) -> Finding:
 def _problem(level: Level, problem: str) -> Finding:
     why, fix = {
         NO_CONSUMER: (
-            f"It has {counted(level.ready or 0, 'message')} ready.",
+            f"It has {plural(level.ready or 0, 'message')} ready.",
             f"Start manage.py rmq_consume {shlex.quote(level.queue)}"
             if level.role is Role.WORK
             else "Start manage.py rmq_consume",
@@ -586,7 +587,7 @@ def _unrecorded(sight: Sight, topology: Topology) -> Iterator[Finding]:
             continue
         if holding is not None and holding.ready:
             yield Area.PARKED.error(
-                f"The database refused {counted(holding.ready, 'message')}, now in {name!r}.",
+                f"The database refused {plural(holding.ready, 'message')}, now in {name!r}.",
                 why="They are neither in the admin nor in rmq_parked.",
                 fix=f"The header rmq-retry-unrecorded has the reason; afterwards move them to {queue.name!r}.",
             )

@@ -14,6 +14,7 @@ from django_rmq_retry import server
 from django_rmq_retry.amqp.declarer import Bounds, Declarer, Gauged, Level, gauge
 from django_rmq_retry.amqp.inspection import LAG
 from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.command import RmqCommand, clock, declarer
@@ -198,7 +199,7 @@ def _exceeded_limits(limits: Limits, gauged: Gauged, survey: Survey | None) -> I
     unrecorded = sum(level.ready or 0 for level in gauged.levels if level.role is Role.PARKED)
     parked = unrecorded + (survey.parked.count if survey else 0)
     if limits.max_parked is not None and parked > limits.max_parked:
-        yield f"{counted(parked, 'message')} parked, more than {limits.max_parked}"
+        yield f"{plural(parked, 'message')} parked, more than {limits.max_parked}"
     if survey is None:
         return
     if abs(survey.apart) > server.TOLERANCE:
@@ -210,7 +211,7 @@ def _exceeded_limits(limits: Limits, gauged: Gauged, survey: Survey | None) -> I
             yield f"the oldest {what} has waited {waited:.0f} s, longer than {most:g} s"
     yield from _halted_lines(limits, survey, now)
     if survey.outbox.failed:
-        count = counted(survey.outbox.failed, "message")
+        count = plural(survey.outbox.failed, "message")
         yield f"{count} in the outbox failed: manage.py rmq_relay list --failed"
     if survey.blocked.messages >= settings().blocked_total:
         yield f"{survey.blocked.messages} messages wait behind blocked keys, which reaches the limit BLOCKED_TOTAL"
@@ -232,16 +233,11 @@ def opened_since(switch: QueueControl) -> str:
     return f"its breaker is open: {switch.cause}" if switch.cause else "its breaker is open"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a count with its noun: ``1 message``, ``2 messages``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
     """Return a row each for broker, database and topology."""
     same, all_seen, unseen = seen.declared
     topology = "ok" if same == all_seen else "✕"
-    hidden = f", {counted(unseen, 'binding')} not visible" if unseen else ""
+    hidden = f", {plural(unseen, 'binding')} not visible" if unseen else ""
     return [
         ("Broker", "ok", f"{seen.broker}, round trip {seen.round_trip * 1000:.0f} ms"),
         ("Database", *_database(seen)),
@@ -334,7 +330,7 @@ def _waiting(survey: Survey, *, terminal: bool) -> Iterator[str]:
     if blocked.keys:
         oldest = f", oldest {clock(blocked.oldest, terminal=terminal)}" if blocked.oldest else ""
         counts = f"{blocked.messages} waiting, at most {blocked.most} behind one key"
-        yield f"Blocked {counted(blocked.keys, 'key')}{oldest} · {counts}"
+        yield f"Blocked {plural(blocked.keys, 'key')}{oldest} · {counts}"
 
 
 def as_data(seen: BrokerStatus) -> Mapping[str, Any]:

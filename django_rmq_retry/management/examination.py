@@ -17,12 +17,13 @@ from django.db.migrations.executor import MigrationExecutor
 
 from django_rmq_retry import server
 from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.once import database_problems
 from django_rmq_retry.checks.settings import TAG, joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.broker_status import Unanswered, counted, in_time, surveyed
+from django_rmq_retry.management.broker_status import Unanswered, in_time, surveyed
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE, RunState, RunWait
@@ -151,7 +152,7 @@ def examine_settings(limits: Limits) -> Iterator[Finding]:
     if not problems:
         handlers = registry.registrations()
         queues = {handler.queue_name for handler in handlers.values()}
-        yield area.ok(f"The checks accept {counted(len(handlers), 'handler')} on {counted(len(queues), 'queue')}.")
+        yield area.ok(f"The checks accept {plural(len(handlers), 'handler')} on {plural(len(queues), 'queue')}.")
 
 
 def unapplied(alias: str) -> list[str]:
@@ -249,14 +250,14 @@ class RecordExamination:
         area, outbox = Area.DATABASE, survey.outbox
         if outbox.failed:
             yield area.error(
-                f"{counted(outbox.failed, 'message')} in the outbox failed.",
+                f"{plural(outbox.failed, 'message')} in the outbox failed.",
                 why="The broker can never accept them as they are, so they are not sent.",
                 fix="manage.py rmq_relay list --failed, then manage.py rmq_relay retry or discard",
             )
         waited = server.now(survey.alias) - outbox.oldest if outbox.oldest else timedelta()
         if waited > OVERDUE:
             yield area.error(
-                f"{counted(outbox.waiting, 'message')} in the outbox not sent, the oldest for {server.span(waited)}.",
+                f"{plural(outbox.waiting, 'message')} in the outbox not sent, the oldest for {server.span(waited)}.",
                 why="A relay sends within seconds, so none runs, or the broker refuses the message.",
                 fix="Start manage.py rmq_consume or rmq_relay; manage.py rmq_relay list shows the last errors.",
             )
@@ -283,7 +284,7 @@ class RecordExamination:
         if gone:
             named = listed(f"{row} ({server.span(now - row.beat_at)} ago)" for row in gone)
             yield Area.CONSUMERS.warning(
-                f"{counted(len(gone), 'consumer')} without a heartbeat for 30 s: {named}.",
+                f"{plural(len(gone), 'consumer')} without a heartbeat for 30 s: {named}.",
                 why="Each was killed, hangs, or cannot reach the database.",
                 fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
             )
@@ -313,7 +314,7 @@ class RecordExamination:
         area, parked = Area.PARKED, survey.parked
         if not parked.count or parked.oldest is None:
             return area.ok("No message is parked.")
-        text = f"{counted(parked.count, 'message')} parked, the oldest {server.span(now - parked.oldest)} ago."
+        text = f"{plural(parked.count, 'message')} parked, the oldest {server.span(now - parked.oldest)} ago."
         if now - parked.oldest <= self._limits.max_parked_age:
             return area.ok(text)
         return area.error(
@@ -350,7 +351,7 @@ def _growing(now: datetime) -> Iterator[Finding]:
     growing = sorted(((count, number) for number, (count,) in counts.items() if grows(count)), reverse=True)
     for count, number in growing[:NAMED]:
         yield Area.PARKED.warning(
-            f"Error group {number} grows: {counted(count, 'message')} in the last 10 min ({groups[number]}).",
+            f"Error group {number} grows: {plural(count, 'message')} in the last 10 min ({groups[number]}).",
             why="As long as its cause persists, requeued messages fail again.",
             fix=f"manage.py rmq_parked list --group {number}; correct the cause before you requeue.",
         )
@@ -401,7 +402,7 @@ def _blocked(survey: Survey) -> Iterator[Finding]:
         if count >= limit * NEARLY_FULL:
             report = Area.PARKED.error if count >= limit else Area.PARKED.warning
             yield report(
-                f"{counted(count, 'message')} {where}, and the limit {name} is {limit}.",
+                f"{plural(count, 'message')} {where}, and the limit {name} is {limit}.",
                 why="At the limit, messages of blocked keys stay unacked and slow down their queues.",
                 fix="manage.py rmq_blocked list, then resolve the message that goes first of the oldest key.",
             )
@@ -416,7 +417,7 @@ def _run(run: RequeueRun, now: datetime) -> Iterator[Finding]:
             by = "paused itself" if run.wait else f"has been paused for {server.span(idle)}"
             yield area.warning(
                 f"Requeue run {run.pk} {by}{explanation and ': '}{explanation}.",
-                why=f"{counted(run.total - run.sent - run.skipped, 'message')} not sent yet.",
+                why=f"{plural(run.total - run.sent - run.skipped, 'message')} not sent yet.",
                 fix=f"{command} --resume, or {command} --stop",
             )
     elif run.wait not in USUAL_WAITS:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.management.arguments import add_choice, age, report_keys, selection_of
-from django_rmq_retry.management.broker_status import counted
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED, State
@@ -115,7 +115,7 @@ def purge_messages(command: RmqCommand, options: Options) -> Exit:
     age_of, actor = options["older_than"], Actor.of_shell()
     purged = purge(actor, older_than=age_of, states=states)
     if purged.total and not options["yes"] and sys.stdin.isatty() and command.stderr.isatty():
-        command.confirm(f"Delete {counted(purged.total, 'message')} permanently?", yes=False)
+        command.confirm(f"Delete {plural(purged.total, 'message')} permanently?", yes=False)
         options["yes"] = True
     if options["yes"]:
         purged = purge(actor, older_than=age_of, states=states, dry=False)

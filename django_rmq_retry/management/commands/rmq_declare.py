@@ -19,11 +19,12 @@ from django_rmq_retry.amqp.recreation import (
     delete_queues,
     stale,
 )
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.management.broker_status import WATCHING, counted, plan_as_data, show_plan, summary
+from django_rmq_retry.management.broker_status import WATCHING, plan_as_data, show_plan, summary
 from django_rmq_retry.management.command import (
     Exit,
     Options,
@@ -256,4 +257,4 @@ def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: 
 
 
 def _moved(count: int, whose: str = "") -> str:
-    return f"{counted(count, 'message')}{whose} {'was' if count == 1 else 'were'} moved"
+    return f"{plural(count, 'message')}{whose} {'was' if count == 1 else 'were'} moved"

@@ -9,10 +9,10 @@ from datetime import timedelta
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.management.arguments import age, positive
 from django_rmq_retry.management.broker_examination import BrokerExamination
-from django_rmq_retry.management.broker_status import counted
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, columns
 from django_rmq_retry.management.examination import (
     Area,
@@ -130,7 +130,7 @@ class Command(RmqCommand):
         rest = f" Not fully examined: {', '.join(unknown)}." if unknown else ""
         if problems or warnings:
             style = "ERROR" if problems else "WARNING"
-            self.line(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}.{rest}", style)
+            self.line(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}.{rest}", style)
         else:
             self.line(f"No problems found.{rest}", "SUCCESS")
 

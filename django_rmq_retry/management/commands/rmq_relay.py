@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import http_address, positive, seconds
-from django_rmq_retry.management.broker_status import counted
 from django_rmq_retry.management.command import (
     Exit,
     Options,
@@ -130,7 +130,7 @@ class Command(RmqCommand):
         known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(failed_at__isnull=False)
         count = known.count()
         if count:
-            self.confirm(f"Send {counted(count, 'message')} again?", yes=options["yes"])
+            self.confirm(f"Send {plural(count, 'message')} again?", yes=options["yes"])
             count = retry_outbox(Actor.of_shell(), ids or None, using=using)
         return self._told(options, count, "will be sent again")
 
@@ -140,7 +140,7 @@ class Command(RmqCommand):
             raise CommandError("Pass the IDs of the messages to discard.", returncode=Exit.USAGE)
         count = failing(using).filter(pk__in=ids).count()
         if count:
-            self.confirm(f"Discard {counted(count, 'message')}? What is discarded is never sent.", yes=options["yes"])
+            self.confirm(f"Discard {plural(count, 'message')}? What is discarded is never sent.", yes=options["yes"])
             count = discard_outbox(Actor.of_shell(), ids, using=using, reason=options["reason"])
         return self._told(options, count, "discarded")
 

@@ -10,6 +10,7 @@ from itertools import compress
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
@@ -19,7 +20,6 @@ from django_rmq_retry.management.broker_status import (
     BrokerStatus,
     Limits,
     as_data,
-    counted,
     heads,
     look,
     row,
@@ -197,12 +197,12 @@ class Command(RmqCommand):
 def _conclusion(seen: BrokerStatus) -> tuple[str, str]:
     """Return the last sentence with its colour. Parked messages are no problem of a queue, but need an operator."""
     if seen.problems:
-        return f"{counted(len(seen.problems), 'problem')}.", "ERROR"
+        return f"{plural(len(seen.problems), 'problem')}.", "ERROR"
     parked = seen.survey.parked.count if seen.survey else 0
     if not parked:
         return "No problems.", "SUCCESS"
     are = "is" if parked == 1 else "are"
-    text = f"No problems with queues. {counted(parked, 'message')} {are} parked: manage.py rmq_parked groups"
+    text = f"No problems with queues. {plural(parked, 'message')} {are} parked: manage.py rmq_parked groups"
     return text, "WARNING"
 
 
