@@ -19,7 +19,7 @@ from tests.tooling.services import Unavailable, go_without
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 TASK = 'name="payments.tasks.charge"'
 CHARGING = """

@@ -15,7 +15,7 @@ from tests.tooling.filled import ALIAS, Own
 from tests.tooling.pages import ROOT, blocks, page
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 INVOICES = """
 from tests.shop.notes import note

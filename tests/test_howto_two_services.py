@@ -177,6 +177,7 @@ def shop(broker_url: str, tmp_path: Path) -> Store:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.on_both
 def test_a_shop_and_a_bank_pay_once_and_reply(bank: Bank, shop: Store) -> None:
     shop.declared()
@@ -194,6 +195,7 @@ def test_a_shop_and_a_bank_pay_once_and_reply(bank: Bank, shop: Store) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.on_both
 def test_a_shop_learns_of_a_refused_payment_and_of_its_requeue(bank: Bank, shop: Store) -> None:
     shop.declared()
@@ -211,6 +213,7 @@ def test_a_shop_learns_of_a_refused_payment_and_of_its_requeue(bank: Bank, shop:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.on_both
 def test_a_reply_waits_in_the_outbox_until_its_queue_is_declared(bank: Bank, shop: Store) -> None:
     assert "reply-queue\tIt is external (existing=True) and does not exist." in bank.run("rmq_declare").stdout
@@ -225,6 +228,7 @@ def test_a_reply_waits_in_the_outbox_until_its_queue_is_declared(bank: Bank, sho
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.on_both
 def test_a_request_waits_in_the_outbox_until_its_exchange_is_declared(bank: Bank, shop: Store) -> None:
     shop.declared()
@@ -237,6 +241,7 @@ def test_a_request_waits_in_the_outbox_until_its_exchange_is_declared(bank: Bank
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.on_both
 def test_two_refused_payments_without_ids_have_a_refusal_each(bank: Bank, shop: Store, amqp: BlockingChannel) -> None:
     bank.written(handlers=changed(bank_handlers(), "after=30", "after=0.2"))
@@ -250,6 +255,7 @@ def test_two_refused_payments_without_ids_have_a_refusal_each(bank: Bank, shop: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.on_both
 def test_a_client_with_plain_pika_gets_its_reply(bank: Bank, broker_url: str, amqp: BlockingChannel) -> None:
     client: dict[str, Any] = {"__name__": "till.client"}

@@ -251,6 +251,7 @@ def missing(block: str, have: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.django_db
 @pytest.mark.parametrize("title", SCENES)
 def test_each_symptom_looks_as_the_runbook_shows(title: str, night: Night) -> None:

@@ -180,6 +180,7 @@ def test_a_search_finds_the_right_page_first(chromium: Any, built: Path, words: 
     assert urldefrag(found[0])[0].partition("?")[0] == f"{first}.html", found[:5]
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[Path, Page]) -> None:
     context = chromium.new_context(viewport={"width": PHONE, "height": 850})
@@ -197,6 +198,7 @@ def test_no_page_is_wider_than_a_phone(chromium: Any, built: Path, pages: dict[P
     assert wide == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize(
@@ -252,6 +254,7 @@ def test_an_empty_cell_takes_no_line_on_a_phone(chromium: Any, built: Path) -> N
     assert found[1] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_colours_have_enough_contrast(chromium: Any, built: Path, scheme: str) -> None:

@@ -61,6 +61,7 @@ def test_a_wait_reports_its_last_answer_at_the_deadline() -> None:
 
 @pytest.mark.contract
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_node_restarts_with_its_durable_queues(private_broker: Vhost, private_node: Node) -> None:
     with pika.BlockingConnection(pika.URLParameters(private_broker.url)) as connection:
         connection.channel().queue_declare("kept", durable=True)
@@ -73,6 +74,7 @@ def test_a_killed_node_restarts_with_its_durable_queues(private_broker: Vhost, p
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_memory_alarm_blocks_publishing_connections(private_broker: Vhost, private_node: Node) -> None:
     blocked: list[object] = []
     with pika.BlockingConnection(pika.URLParameters(private_broker.url)) as connection:
@@ -90,6 +92,7 @@ def test_a_memory_alarm_blocks_publishing_connections(private_broker: Vhost, pri
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_paused_node_does_not_answer_until_it_is_resumed(private_node: Node) -> None:
     private_node.pause()
     silent = not private_node.answers()
@@ -100,6 +103,7 @@ def test_a_paused_node_does_not_answer_until_it_is_resumed(private_node: Node) -
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_accepts_its_own_settings(make_node: MakeNode) -> None:
     node = make_node(conf=("max_message_size = 7",))
 
@@ -112,6 +116,7 @@ def test_a_node_accepts_its_own_settings(make_node: MakeNode) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("private_node")
 def test_a_killed_test_run_leaves_no_node_behind(tmp_path: Path) -> None:
     told = tmp_path / "pid"
@@ -126,6 +131,7 @@ def test_a_killed_test_run_leaves_no_node_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("broker")
 def test_a_test_run_that_leaves_a_virtual_host_behind_fails(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, A_LEAK)
