@@ -28,10 +28,9 @@ from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.retention import clocks_differ
 from django_rmq_retry.parked.survey import outbox, parked
+from django_rmq_retry.parked.thresholds import OUTBOX_OVERDUE
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
-LATE = timedelta(minutes=1)
-"""The age at which an unpublished outbox message means that the broker is away or refuses it."""
 Address = Callable[..., str]
 
 MOST = 3
@@ -99,7 +98,7 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
         )
         yield Alarm(text=text % {"count": figures.failed}, **way)
     waited = server.now(database()) - figures.oldest if figures.oldest else timedelta()
-    if waited > LATE:
+    if waited > OUTBOX_OVERDUE:
         text = ngettext(
             "%(count)d message in the outbox has not been published for %(span)s.",
             "%(count)d messages in the outbox have not been published; the oldest has waited for %(span)s.",

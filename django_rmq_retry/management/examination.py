@@ -30,23 +30,18 @@ from django_rmq_retry.models.runs import ACTIVE, RunState, RunWait
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.operators import LABEL
 from django_rmq_retry.parked.survey import RECENT, Survey
+from django_rmq_retry.parked.thresholds import NEARLY_FULL, OUTBOX_OVERDUE, RUN_IDLE, VANISHED
 
 T = TypeVar("T")
 
 NAMED = 3
 """The most names in one finding; others are counted."""
-VANISHED = timedelta(seconds=30)
-"""The age of a heartbeat from which its process counts as vanished."""
 MOST_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
 MOST_GROUPS = 100
 """The most error groups whose growth is examined: those with the latest messages."""
 DAY = timedelta(days=1)
-OVERDUE = timedelta(minutes=5)
-"""The age from which a message in the outbox, and a requeue run without a driver, is a problem."""
 APART = timedelta(seconds=2)
-NEARLY_FULL = 0.8
-"""The share of a limit from which blocked messages are a warning."""
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
 
@@ -255,7 +250,7 @@ class RecordExamination:
                 fix="manage.py rmq_relay list --failed, then manage.py rmq_relay retry or discard",
             )
         waited = server.now(survey.alias) - outbox.oldest if outbox.oldest else timedelta()
-        if waited > OVERDUE:
+        if waited > OUTBOX_OVERDUE:
             yield area.error(
                 f"{plural(outbox.waiting, 'message')} in the outbox not sent, the oldest for {server.span(waited)}.",
                 why="A relay sends within seconds, so none runs, or the broker refuses the message.",
@@ -426,7 +421,7 @@ def _run(run: RequeueRun, now: datetime) -> Iterator[Finding]:
             why="It sends nothing meanwhile.",
             fix=f"{command} follows it, {command} --stop ends it",
         )
-    elif idle > OVERDUE:
+    elif idle > RUN_IDLE:
         yield area.warning(
             f"Requeue run {run.pk} has had no driver for {server.span(idle)}.",
             why="A consumer drives it, and none that reaches the database is running.",

@@ -11,9 +11,8 @@ from django.db.models import Q
 
 from django_rmq_retry import server
 from django_rmq_retry.models import ConsumerProcess
+from django_rmq_retry.parked.thresholds import VANISHED
 
-LATEST = timedelta(seconds=30)
-"""The time without a heartbeat after which a process counts as vanished."""
 EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 MOST = 200
@@ -89,7 +88,7 @@ class Process:
     @classmethod
     def of(cls, row: ConsumerProcess, now: datetime) -> "Process":
         state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
-        if now - row.beat_at > LATEST:
+        if now - row.beat_at > VANISHED:
             state = ProcessState.VANISHED
         elif row.stopping:
             state = ProcessState.STOPPING

@@ -1,12 +1,15 @@
 """The alert rules: promtool accepts them, their unit tests pass, and each links to a section that exists."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from django_rmq_retry.conf import Settings
+from django_rmq_retry.parked.thresholds import NEARLY_FULL, OUTBOX_OVERDUE
 from tests.telemetry.scraped import ALERTS, FOLDER, KEDA
 from tests.tooling.pages import DOCS
 from tests.tooling.promtool import no_promtool, promtool
@@ -35,6 +38,14 @@ def test_prometheus_accepts_its_configuration() -> None:
 
 def test_each_alert_has_a_test_in_which_it_fires() -> None:
     assert {one["alert"] for one in ALERTS} == {check["alertname"] for check in CHECKS if check["exp_alerts"]}
+
+
+def test_the_alerts_have_the_thresholds_of_doctor_and_admin() -> None:
+    rules = {one["alert"]: one["expr"] for one in ALERTS}
+
+    assert rules["RmqRetryOutboxOld"].endswith(f"> {OUTBOX_OVERDUE.total_seconds():g}")
+    limit = {one.name: one.default for one in fields(Settings)}["blocked_total"]
+    assert rules["RmqRetryBlockedNearLimit"].endswith(f"> {NEARLY_FULL} * {limit}")
 
 
 def test_each_alert_has_a_summary_and_a_severity() -> None:
