@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry import Message, Raw, publish, publish_many
-from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.errors import ConfigurationError, MessageUnsent
 from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import outbox, outbox_rows
@@ -123,7 +123,7 @@ def test_keep_writes_a_row_in_the_open_transaction(post: Post) -> None:
 
 def test_a_row_that_cannot_be_written_fails_in_the_transaction(post: Post) -> None:
     with transaction.atomic():
-        with pytest.raises(ValueError, match="takes 300 bytes"):
+        with pytest.raises(MessageUnsent, match="takes 300 bytes"):
             publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
         publish(1, routing_key="good")
 
