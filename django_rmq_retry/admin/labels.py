@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, gettext_noop, ngettext, ngett
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.parked_copy import By
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked.groups import grows, parked_lately

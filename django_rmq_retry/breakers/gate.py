@@ -18,7 +18,7 @@ from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Settlement
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.breaker import CLOSED, JITTER, Circuit, End, Tally
 from django_rmq_retry.policies.policy import uncounted_retry
 from django_rmq_retry.policies.verdict import Verdict

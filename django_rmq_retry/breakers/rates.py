@@ -11,7 +11,7 @@ from typing import Protocol
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")

@@ -43,7 +43,7 @@ from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks, Listed, contex
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.policy import Failure
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from django_rmq_retry import forks, signals
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, notify_each
-from django_rmq_retry.handlers.settlement import business_key_of
+from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 
@@ -120,7 +120,7 @@ def _write(attempt: FinishedAttempt) -> None:
         "event": event,
         "queue": delivery.queue,
         "handler": handler,
-        "key": business_key_of(attempt.subscription, delivery, attempt.error),
+        "key": first_business_key(attempt.subscription, delivery, attempt.error),
         "message_id": message_id(attempt.delivery),
         "attempt": number,
         "attempts": limit,

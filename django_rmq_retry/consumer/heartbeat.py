@@ -16,9 +16,9 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import AttemptState
 from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.handlers.settlement import business_key_of
+from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.parked.history import version
 
@@ -165,7 +165,7 @@ def _late(state: AttemptState, now: float) -> bool:
 
 def _key(state: AttemptState) -> str:
     unreadable = state.unreadable if isinstance(state.unreadable, UndecodableBody) else None
-    return business_key_of(state.subscription, state.delivery, unreadable)
+    return first_business_key(state.subscription, state.delivery, unreadable)
 
 
 def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from django_rmq_retry import forks
-from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
+from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.history import (
@@ -39,7 +38,7 @@ from django_rmq_retry.messages.properties import (
     copied_properties,
     encode_entry,
 )
-from django_rmq_retry.messages.tracebacks import ErrorNote, short, texts
+from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
 from django_rmq_retry.topology.declarations import QUARANTINE
@@ -279,17 +278,6 @@ def failed_attempts(delivery: Delivery) -> int:
         return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
     except UndecodableHeaders:
         return 0
-
-
-def business_key_of(subscription: Subscription | None, delivery: Delivery, error: BaseException | None = None) -> str:
-    """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
-    if subscription is None or subscription.keys is None or isinstance(error, UndecodableBody):
-        return ""
-    try:
-        with forks.ending():
-            return next(iter(texts(subscription.keys(delivery))), "")
-    except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
-        return ""
 
 
 def answer_to(delivery: Delivery, answer: object, codec: Codec) -> Message:

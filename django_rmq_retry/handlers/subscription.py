@@ -12,7 +12,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.errors import ConfigurationError, NoKey
 from django_rmq_retry.messages.codecs import JSON, LIMITS, Codec, Limits
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import AckFirst, Carrier, Route
 from django_rmq_retry.policies.policy import Policy, unbreakable

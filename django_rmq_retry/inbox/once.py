@@ -24,7 +24,7 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import Reason, stamp_of
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import name_of, nameless
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE, park
 from django_rmq_retry.publishing import broker_connections

@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_rmq_retry.conf import LOOPBACK
 from django_rmq_retry.management.command import UNITS, Exit, Options, RmqCommand
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import (

@@ -29,7 +29,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.management.terminal import printable
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.operators import LABEL

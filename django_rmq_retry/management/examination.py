@@ -24,7 +24,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import Unanswered, in_time, surveyed
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE, RunState, RunWait
 from django_rmq_retry.parked.groups import grows, parked_lately

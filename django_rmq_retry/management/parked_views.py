@@ -12,7 +12,7 @@ from django_rmq_retry.management.command import Exit, Options, RmqCommand, clock
 from django_rmq_retry.messages.history import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.attempts import attempts_of

@@ -7,7 +7,7 @@ from django_rmq_retry.messages.codecs import Codec
 from django_rmq_retry.messages.history import Reason, Stamp
 from django_rmq_retry.messages.message import DONE, Instruction, Settlement
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages.texts import ErrorNote
 
 __all__ = [
     "DONE",

@@ -15,7 +15,7 @@ from typing import Protocol
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages.texts import ErrorNote
 
 SHOWN = 80
 DEPTH_LIMIT = 64

@@ -18,7 +18,7 @@ from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, copied_properties, entries, milliseconds
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 
 _LIST = "x-death"
 DEATHS_BYTES = _LIST.encode()

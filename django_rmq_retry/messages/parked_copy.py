@@ -38,7 +38,7 @@ from django_rmq_retry.messages.properties import (
     reply_of,
     with_headers,
 )
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 
 KEPT_RAW = PREFIX + "properties"
 """The header with the original properties, as bytes, if they are unreadable or leave no room for our headers."""

@@ -9,18 +9,14 @@ import json
 import os
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import NamedTuple
 
-TEXTS, TEXT_LIMIT = 20, 255
-"""The number of business keys of a message that are kept, and the length of each."""
-NAME_LIMIT = 100
-ERROR_TEXT_LIMIT = 400
+from django_rmq_retry.messages.texts import short
 
 CAUSES = 20
 OUTERMOST, INNERMOST = 10, 40
@@ -40,44 +36,6 @@ CULPRIT_LIMIT = 255
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 _paths = sysconfig.get_paths()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorNote:
-    """The class and text of an exception, short enough for a header. Creating it never raises."""
-
-    kind: str
-    text: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "ErrorNote":
-        return cls(kind=short(type(error).__name__, NAME_LIMIT), text=short(error))
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}" if self.text else self.kind
-
-
-def short(value: object, limit: int = ERROR_TEXT_LIMIT) -> str:
-    """Return a text that is safe for any header, log and database.
-
-    It has at most `limit` bytes of UTF-8, and no NUL or lone surrogate.
-    """
-    try:
-        text = str(value)
-    except BaseException as broken:  # noqa: BLE001 - any error of __str__ is caught, because the message must be parked
-        text = f"(its text cannot be read: {type(broken).__name__})"
-    if len(text) <= limit and text.isascii() and "\0" not in text:
-        return text
-    encoded = text[: limit + 1].encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
-    if len(encoded) <= limit:
-        return encoded.decode()
-    return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
-
-
-def texts(given: str | Iterable[object]) -> list[str]:
-    """Return the first 20 texts as a list, shortened, without duplicates and empty texts."""
-    named = [given] if isinstance(given, str) else islice(given, TEXTS)
-    return list(dict.fromkeys(short(key, TEXT_LIMIT) for key in named if key not in (None, "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

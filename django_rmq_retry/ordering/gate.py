@@ -16,7 +16,7 @@ from django_rmq_retry.handlers.settlement import park_copy
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.history import PREFIX_BYTES, Reason
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering.keys import (
     Full,

@@ -21,7 +21,7 @@ from django_rmq_retry.messages.history import PREFIX_BYTES, at_origin, identity
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked_copy import name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.publishing.outbox import keep

@@ -24,7 +24,8 @@ from django_rmq_retry.handlers.attempt import FinishedAttempt, named_by_handler,
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.history import Reason, identity
 from django_rmq_retry.messages.message import message_id
-from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, short, trace
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
 from django_rmq_retry.policies.verdict import Kind, Verdict
 

@@ -11,7 +11,7 @@ from django_rmq_retry import server
 from django_rmq_retry.breakers.gate import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
 from django_rmq_retry.parked.database import retry_conflicts

@@ -8,7 +8,7 @@ from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, t
 from django.db.models import F
 from django.utils import timezone
 
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, ParkedMessage, RequeueItem, RequeueRun
 
 NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)

@@ -24,7 +24,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import is_json, masked
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, reduced
 from django_rmq_retry.parked.database import database, retry_conflicts

@@ -23,7 +23,7 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers.attempt import FinishedAttempt, has_history
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked import attempts, claims
 from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, draft_of

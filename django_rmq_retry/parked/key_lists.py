@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database

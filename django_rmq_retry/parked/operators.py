@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
 
 log = logging.getLogger("django_rmq_retry")

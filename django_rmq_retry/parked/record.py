@@ -11,14 +11,15 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from django_rmq_retry import forks
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
+from django_rmq_retry.handlers.business_keys import business_keys
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, Parked, read_parked
-from django_rmq_retry.messages.tracebacks import Grouping, short, texts, untraced
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.tracebacks import Grouping, untraced
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 
@@ -26,7 +27,7 @@ log = logging.getLogger("django_rmq_retry")
 
 NAME = 255
 TEXT = 10_000
-"""The longest text of a copy that another program wrote. Our own error texts are shorter: see messages.tracebacks."""
+"""The longest text of a copy that another program wrote. Our own error texts are shorter: see messages.texts."""
 FINGERPRINT = 40
 HEX = frozenset("0123456789abcdef")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -227,8 +228,7 @@ class Keys:
                 return []
             name = subscription.name
             data = decoded(message, subscription.codec, subscription.limits)
-            with forks.ending():
-                return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
+            return business_keys(subscription, message.ready(attempt=message.attempt, data=data))
         except (UndecodableBody, UndecodableHeaders):
             # The message itself is the cause, and its record shows that.
             return []

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.claims import end_expired_claims

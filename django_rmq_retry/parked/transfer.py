@@ -24,7 +24,7 @@ from django_rmq_retry.messages.masking import HIDDEN, masked, without
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import KEPT_RAW
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, log_action

@@ -9,7 +9,7 @@ from django_rmq_retry.arguments import Kind as Argument
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed, check_waits
 from django_rmq_retry.policies.carriers import CARRIER, Carrier, InPlace, Ladder
 from django_rmq_retry.policies.verdict import (

@@ -8,7 +8,7 @@ from enum import StrEnum
 from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.messages.texts import ErrorNote, short
 
 DETAIL_LIMIT = 600
 """In bytes. With this limit all headers that parking adds to a message stay under 4 kB."""

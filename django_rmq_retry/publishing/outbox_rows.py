@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.settlement import business_key_of
+from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.hooks import Around, AroundAttempt
 from django_rmq_retry.messages.message import message_id
 
@@ -52,7 +52,7 @@ def key_of(one: AroundAttempt) -> str:
         subscription = registry.subscription(one.handler)
     except KeyError:
         return ""
-    return business_key_of(subscription, one.delivery, one.error)
+    return first_business_key(subscription, one.delivery, one.error)
 
 
 @contextmanager

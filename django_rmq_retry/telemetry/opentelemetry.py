@@ -13,7 +13,8 @@ from django_rmq_retry.messages.history import TRACEPARENT
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked_copy import TICKET
 from django_rmq_retry.messages.properties import Headers, has_headers
-from django_rmq_retry.messages.tracebacks import ErrorNote, kind_of, short
+from django_rmq_retry.messages.texts import ErrorNote, short
+from django_rmq_retry.messages.tracebacks import kind_of
 from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
 from django_rmq_retry.telemetry.trace_headers import usable
 

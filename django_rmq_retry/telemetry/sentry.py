@@ -10,7 +10,7 @@ from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers.attempt import has_history
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
 from django_rmq_retry.messages.message import Delivery, Message, message_id
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.telemetry.log_fields import key_of
 from django_rmq_retry.telemetry.trace_headers import BAGGAGE, usable

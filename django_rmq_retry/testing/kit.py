@@ -33,7 +33,7 @@ from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.history import PREFIX, Stamp, deaths, reason_of
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Headers, encode_properties
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import message_of as published
 from django_rmq_retry.publishing.publish import options_of

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.messages import ErrorNote, Reason
-from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies import Kind, discard, halt, park, retry
 from django_rmq_retry.policies.verdict import DETAIL_LIMIT
 

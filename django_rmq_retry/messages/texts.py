@@ -1,0 +1,38 @@
+"""Texts that every header, log and database accepts: they are short, and hold no NUL and no lone surrogate."""
+
+from dataclasses import dataclass
+
+ERROR_KIND_BYTES = 100
+ERROR_TEXT_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorNote:
+    """The class and text of an exception, short enough for a header. Creating it never raises."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "ErrorNote":
+        return cls(kind=short(type(error).__name__, ERROR_KIND_BYTES), text=short(error))
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" if self.text else self.kind
+
+
+def short(value: object, limit: int = ERROR_TEXT_BYTES) -> str:
+    """Return a text that is safe for any header, log and database.
+
+    It has at most `limit` bytes of UTF-8, and no NUL or lone surrogate.
+    """
+    try:
+        text = str(value)
+    except BaseException as broken:  # noqa: BLE001 - any error of __str__ is caught, because the message must be parked
+        text = f"(its text cannot be read: {type(broken).__name__})"
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
+    encoded = text[: limit + 1].encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
+    if len(encoded) <= limit:
+        return encoded.decode()
+    return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
