@@ -20,6 +20,7 @@ from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.admin.status import alarms
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import OnceState
+from django_rmq_retry.health.facts import survey
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.management import broker_status
@@ -37,7 +38,6 @@ from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.retention import purge, purge_audit
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.survey import survey
 from django_rmq_retry.publishing import relay
 from django_rmq_retry.publishing.outbox import keep
 from django_rmq_retry.testing import isolated_handlers

@@ -12,9 +12,9 @@ from django.utils.translation import pgettext_lazy
 from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health import processes
+from django_rmq_retry.health.processes import Process, ProcessState
 from django_rmq_retry.models import ConsumerProcess
-from django_rmq_retry.telemetry import processes
-from django_rmq_retry.telemetry.processes import Process, ProcessState
 
 BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
     ProcessState.RUNNING: ("processed", "✓", pgettext_lazy("consumer", "running")),
@@ -66,5 +66,5 @@ class ConsumerProcessAdmin(Pages):
             title=_("Consumers"),
             rows=rows,
             records=settings().records,
-            most=processes.MOST if len(rows) == processes.MOST else 0,
+            most=processes.MOST_PROCESSES if len(rows) == processes.MOST_PROCESSES else 0,
         )

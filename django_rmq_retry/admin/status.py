@@ -21,14 +21,14 @@ from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.health.facts import outbox, parked
+from django_rmq_retry.health.rules import OUTBOX_OVERDUE
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.retention import clocks_differ
-from django_rmq_retry.parked.survey import outbox, parked
-from django_rmq_retry.parked.thresholds import OUTBOX_OVERDUE
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 Address = Callable[..., str]

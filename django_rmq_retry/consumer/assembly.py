@@ -31,6 +31,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import Gate, Surroundings, machine_fails
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.health.processes import delete_vanished
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import EntryRetention
@@ -45,7 +46,6 @@ from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted, tidied
 from django_rmq_retry.telemetry.meter import Meter
-from django_rmq_retry.telemetry.processes import delete_vanished
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
 FLUSH_TIMEOUT = 5.0

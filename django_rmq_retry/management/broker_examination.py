@@ -29,13 +29,13 @@ from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
+from django_rmq_retry.health.facts import Survey
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.dead_letter_processes import dead_letter_processes
 from django_rmq_retry.management.examination import Area, Finding, Limits, listed, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.parked.declared import Place, former_queues
-from django_rmq_retry.parked.survey import Survey
 from django_rmq_retry.server import span
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import Item, State, shown

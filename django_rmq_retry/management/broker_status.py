@@ -1,14 +1,12 @@
 """The status of broker, database and topology, as text and JSON."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections, router
+from django.db import connections
 
 from django_rmq_retry import server
 from django_rmq_retry.amqp.declarer import Bounds, Declarer, Gauged, Level, gauge
@@ -17,14 +15,12 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.health.facts import Survey, surveyed
 from django_rmq_retry.management.command import RmqCommand, clock, declarer
-from django_rmq_retry.models import ParkedMessage, QueueControl
+from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import Place, former_queues
-from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, State, shown
-
-T = TypeVar("T")
 
 WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
 SIGNS = {
@@ -120,63 +116,6 @@ def round_trip(session: Session) -> float:
     began = time.monotonic()
     session.ask(lambda channel, done: channel.basic_qos(prefetch_count=1, callback=done))
     return time.monotonic() - began
-
-
-class Unanswered(Exception):
-    """A database that did not answer in time."""
-
-    def __init__(self, alias: str, timeout: float) -> None:
-        super().__init__(f"{alias!r} did not answer within {timeout:g} s")
-
-
-def surveyed(timeout: float) -> tuple[Survey | None, str]:
-    """Return the figures from the database, or None and the reason in one line."""
-    try:
-        return in_time(_surveyed, router.db_for_read(ParkedMessage), timeout)
-    except Unanswered as error:
-        return None, str(error)
-
-
-def in_time(ask: Callable[[], T], alias: str, timeout: float) -> T:
-    """Return the result of a query, or raise Unanswered after the timeout."""
-    if only(alias):
-        return ask()
-    answers: list[T] = []
-    broken: list[Exception] = []
-
-    def answer() -> None:
-        try:
-            answers.append(ask())
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
-            broken.append(error)
-        finally:
-            connections.close_all()
-
-    asking = threading.Thread(target=answer, name="rmq-survey", daemon=True)
-    asking.start()
-    asking.join(timeout)
-    if broken:
-        raise broken[0]
-    if not answers:
-        raise Unanswered(alias, timeout)
-    return answers[0]
-
-
-def only(alias: str) -> bool:
-    """Return True if no other connection sees the data of this thread's connection."""
-    connection = connections[alias]
-    return connection.in_atomic_block or bool(getattr(connection, "is_in_memory_db", bool)())
-
-
-def _surveyed() -> tuple[Survey | None, str]:
-    used = settings().records
-    try:
-        return survey(), ""
-    except Unmigrated as error:
-        return None, str(error) if used else ""
-    except (DatabaseError, ImproperlyConfigured) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        return None, text if used or isinstance(error, DatabaseError) else ""
 
 
 def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:

@@ -28,12 +28,12 @@ from django_rmq_retry.amqp.session import PATIENCE, Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
+from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.management.terminal import printable
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.operators import LABEL
-from django_rmq_retry.parked.survey import Unmigrated
 from django_rmq_retry.server import uncertain
 
 AWAY = (OperationalError, InterfaceError)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from django_rmq_retry.health.processes import InFlight, Process, ProcessState
 from django_rmq_retry.management.command import clock
-from django_rmq_retry.telemetry.processes import InFlight, Process, ProcessState
 
 _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")

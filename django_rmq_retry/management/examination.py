@@ -23,14 +23,13 @@ from django_rmq_retry.checks.settings import TAG, joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.broker_status import Unanswered, in_time, surveyed
+from django_rmq_retry.health.facts import RECENT, Survey, Unanswered, in_time, surveyed
+from django_rmq_retry.health.rules import NEARLY_FULL, OUTBOX_OVERDUE, RUN_IDLE, VANISHED
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE, RunState, RunWait
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.operators import LABEL
-from django_rmq_retry.parked.survey import RECENT, Survey
-from django_rmq_retry.parked.thresholds import NEARLY_FULL, OUTBOX_OVERDUE, RUN_IDLE, VANISHED
 
 T = TypeVar("T")
 

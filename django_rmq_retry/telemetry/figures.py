@@ -21,10 +21,10 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.health.facts import Survey, survey
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked.survey import Survey, survey
 from django_rmq_retry.telemetry.exposition import Family, text_of
 from django_rmq_retry.telemetry.meter import Board
 from django_rmq_retry.topology.declarations import Role

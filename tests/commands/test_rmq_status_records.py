@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.management import broker_status
+from django_rmq_retry.health import facts
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl, State
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import group, record, requeue_run
@@ -184,7 +184,7 @@ class TestDatabase:
         def away() -> None:
             raise OperationalError("connection to server failed:\n  Connection refused\n")
 
-        monkeypatch.setattr(broker_status, "survey", away)
+        monkeypatch.setattr(facts, "survey", away)
         ran = run("rmq_status")
 
         assert ran.code == Exit.DONE
@@ -216,8 +216,8 @@ class TestDatabase:
 
 def test_an_unresponsive_database_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr(broker_status, "only", lambda _alias: False)
-    monkeypatch.setattr(broker_status, "survey", lambda: over.wait(30))
+    monkeypatch.setattr(facts, "only", lambda _alias: False)
+    monkeypatch.setattr(facts, "survey", lambda: over.wait(30))
     ran = run("rmq_status", "--check", "--timeout", "0.5")
     over.set()
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from django_rmq_retry.conf import Settings
-from django_rmq_retry.parked.thresholds import NEARLY_FULL, OUTBOX_OVERDUE
+from django_rmq_retry.health.rules import NEARLY_FULL, OUTBOX_OVERDUE
 from tests.telemetry.scraped import ALERTS, FOLDER, KEDA
 from tests.tooling.pages import DOCS
 from tests.tooling.promtool import no_promtool, promtool

@@ -14,6 +14,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
+from django_rmq_retry.health.processes import MOST_PROCESSES, Process, processes
 from django_rmq_retry.management import consumer_status
 from django_rmq_retry.management.arguments import age, positive, whole
 from django_rmq_retry.management.broker_status import (
@@ -28,8 +29,6 @@ from django_rmq_retry.management.broker_status import (
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
 from django_rmq_retry.server import renew_connections
-from django_rmq_retry.telemetry.processes import MOST as MOST_PROCESSES
-from django_rmq_retry.telemetry.processes import Process, processes
 
 LEAST, MOST = 0.1, 86_400.0
 LIMIT = 50

@@ -10,12 +10,12 @@ from django.db import router
 from django.db.models import Q
 
 from django_rmq_retry import server
+from django_rmq_retry.health.rules import VANISHED
 from django_rmq_retry.models import ConsumerProcess
-from django_rmq_retry.parked.thresholds import VANISHED
 
 EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
-MOST = 200
+MOST_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
 
 
@@ -96,7 +96,7 @@ class Process:
         return cls(row=row, state=state, in_flight=in_flight)
 
 
-def processes(*, most: int = MOST) -> list[Process]:
+def processes(*, most: int = MOST_PROCESSES) -> list[Process]:
     """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout."""
     alias = router.db_for_read(ConsumerProcess)
     rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most]

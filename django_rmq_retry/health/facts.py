@@ -1,14 +1,19 @@
 """A survey of all tables for status pages and commands."""
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
 from django_rmq_retry import server
 from django_rmq_retry.breakers.table import halted
+from django_rmq_retry.conf import settings
 from django_rmq_retry.models import (
     BlockedMessage,
     Declared,
@@ -23,6 +28,8 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.publishing import outbox_rows
+
+T = TypeVar("T")
 
 RECENT = timedelta(minutes=10)
 
@@ -148,3 +155,60 @@ def _blocked() -> Blocked:
     figures = blocked_figures()
     oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if figures.waiting else None
     return Blocked(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)
+
+
+class Unanswered(Exception):
+    """A database that did not answer in time."""
+
+    def __init__(self, alias: str, timeout: float) -> None:
+        super().__init__(f"{alias!r} did not answer within {timeout:g} s")
+
+
+def surveyed(timeout: float) -> tuple[Survey | None, str]:
+    """Return the figures from the database, or None and the reason in one line."""
+    try:
+        return in_time(_surveyed, router.db_for_read(ParkedMessage), timeout)
+    except Unanswered as error:
+        return None, str(error)
+
+
+def in_time(ask: Callable[[], T], alias: str, timeout: float) -> T:
+    """Return the result of a query, or raise Unanswered after the timeout."""
+    if only(alias):
+        return ask()
+    answers: list[T] = []
+    broken: list[Exception] = []
+
+    def answer() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+            broken.append(error)
+        finally:
+            connections.close_all()
+
+    asking = threading.Thread(target=answer, name="rmq-survey", daemon=True)
+    asking.start()
+    asking.join(timeout)
+    if broken:
+        raise broken[0]
+    if not answers:
+        raise Unanswered(alias, timeout)
+    return answers[0]
+
+
+def only(alias: str) -> bool:
+    """Return True if no other connection sees the data of this thread's connection."""
+    connection = connections[alias]
+    return connection.in_atomic_block or bool(getattr(connection, "is_in_memory_db", bool)())
+
+
+def _surveyed() -> tuple[Survey | None, str]:
+    used = settings().records
+    try:
+        return survey(), ""
+    except Unmigrated as error:
+        return None, str(error) if used else ""
+    except (DatabaseError, ImproperlyConfigured) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        return None, text if used or isinstance(error, DatabaseError) else ""

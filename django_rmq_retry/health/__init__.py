@@ -1,0 +1,1 @@
+"""Whether something is wrong: facts about broker and database, and rules that judge them."""
