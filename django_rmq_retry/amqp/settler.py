@@ -157,7 +157,7 @@ class Settler:
         waiting, self._waiting = self._waiting, {}
         for delivery, (timer, _settlement) in waiting.items():
             self._io.cancel(timer)
-            self._give_back(delivery)
+            self.give_back(delivery)
 
     def return_waiting(self, line: SettledLine) -> None:
         """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
@@ -165,7 +165,7 @@ class Settler:
             if delivery.channel is line and settlement.instruction is Instruction.KEEP:
                 del self._waiting[delivery]
                 self._io.cancel(timer)
-                self._give_back(delivery)
+                self.give_back(delivery)
 
     def flush(self) -> None:
         """Send all settlements passed in since the last flush; plain acks of one channel are sent in one write."""
@@ -192,11 +192,11 @@ class Settler:
 
     def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
         if self._stopping:
-            self._give_back(delivery)
+            self.give_back(delivery)
             return
         line: SettledLine = delivery.channel
         if line.retired and settlement.instruction is Instruction.KEEP:
-            self._give_back(delivery)
+            self.give_back(delivery)
             return
         if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
             self._renew(delivery, settlement.hold)
@@ -314,7 +314,7 @@ class Settler:
         line.instruct(delivery, instruction)
         line.when_processed(processed)
 
-    def _give_back(self, delivery: Delivery) -> None:
+    def give_back(self, delivery: Delivery) -> None:
         """Return a delivery; an ordered line keeps it until its channel closes, because a nack may lose its place."""
         line: SettledLine = delivery.channel
         if line.line.in_order:

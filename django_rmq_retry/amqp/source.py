@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from pika.exceptions import NoFreeChannels
 
@@ -12,13 +13,15 @@ from django_rmq_retry.amqp.answers import Answers
 from django_rmq_retry.amqp.channel import OpenLine
 from django_rmq_retry.amqp.connection import Connection, IoThread
 from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
-from django_rmq_retry.amqp.demand import EmptinessCheck, ExistenceCheck, Pauses, Turns
 from django_rmq_retry.amqp.link import Link
+from django_rmq_retry.amqp.pauses import Pauses
+from django_rmq_retry.amqp.quarantine_turns import QuarantineTurns
+from django_rmq_retry.amqp.queue_checks import ExistenceCheck, report_emptiness
 from django_rmq_retry.amqp.refusals import forbidden, interruption_text, queue_may_be_gone, unrecoverable
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.errors import QueueUnusable, TopologyMissing
-from django_rmq_retry.messages.message import Delivery, Instruction
+from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -58,7 +61,8 @@ class PikaSource:
         self.settle = self._settler.settle
         """Settles a delivery; see ``Source``."""
         self._lines: dict[str, OpenLine] = {}
-        self._wanted: tuple[Line, ...] = ()
+        self._wanted: dict[str, Line] = {}
+        """The lines to consume, by the names of their queues."""
         self._tries: dict[str, int] = {}
         self._granted: set[str] = set()
         self._existing: set[str] = set()
@@ -71,7 +75,7 @@ class PikaSource:
         self._awaited: set[str] = set()
         """The unusable queues with a running timer; a new connection also tries all of them immediately."""
         self._pauses = Pauses(io)
-        self._turns = Turns(io, exists=self._exists, ended=self._turn_ended)
+        self._turns = QuarantineTurns(io, exists=self._exists, ended=self._turn_ended)
         self._messages_lost: Counter[str] = Counter()
         self._quiet = False
         self._end_by = 0.0
@@ -84,7 +88,7 @@ class PikaSource:
     @property
     def ready(self) -> bool:
         """True if each queue that is not paused is consumed."""
-        lines = [self._lines.get(one.queue) for one in self._wanted if one.queue not in self._pauses]
+        lines = [self._lines.get(queue) for queue in self._wanted if queue not in self._pauses]
         there = self._link.connection is not None and not self._needs
         return there and all(one is not None and one.open for one in lines)
 
@@ -94,13 +98,13 @@ class PikaSource:
         return self._settler.copies
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
-        self._wanted, self._receiver = tuple(lines), receiver
+        self._wanted, self._receiver = {line.queue: line for line in lines}, receiver
         self._io.call(self._link.open)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Return to their queue the deliveries that were not attempted."""
-        returned = list(deliveries)
-        self._io.call(lambda: self._return(returned))
+        for delivery in deliveries:
+            self._io.call(partial(self._settler.give_back, delivery))
 
     def pause(self, queue: str) -> None:
         """Stop consuming this queue; unacked deliveries can still be settled."""
@@ -127,14 +131,12 @@ class PikaSource:
         if line.line.quarantine:
             # It may be the copy of a message whose ack is still pending: if the copy kills this process before the
             # broker receives the ack, both remain.
-            self._settler.when_copied(
-                lambda: line.when_processed(lambda processed: self._give(delivery) if processed else None)
-            )
-        elif self._receiver is not None:
-            self._receiver.arrived(delivery)
+            self._settler.when_copied(lambda: line.when_processed(partial(self._pass_on, delivery)))
+        else:
+            self._pass_on(delivery)
 
-    def _give(self, delivery: Delivery) -> None:
-        if self._receiver is not None:
+    def _pass_on(self, delivery: Delivery, still_ours: bool = True) -> None:  # noqa: FBT001, FBT002 - a broker's answer
+        if still_ours and self._receiver is not None:
             self._receiver.arrived(delivery)
 
     def opened(self, line: OpenLine) -> None:
@@ -170,7 +172,7 @@ class PikaSource:
             return
         wait = min(RESUBSCRIBE * tries, 5.0)
         log.warning("Queue %r: %s; subscribing again in %.1f s", queue, interruption_text(reason), wait)
-        self._io.later(wait, lambda: self._reopen(queue))
+        self._io.later(wait, lambda: self._open_line(queue))
 
     def _opened(self, connection: Connection) -> None:
         if self._receiver is not None:
@@ -188,27 +190,24 @@ class PikaSource:
         self._open_lines()
 
     def _open_lines(self) -> None:
-        for line in self._wanted:
-            self._open_line(line)
+        for queue in self._wanted:
+            self._open_line(queue)
 
-    def _reopen(self, queue: str) -> None:
-        for line in self._wanted:
-            if line.queue == queue:
-                self._open_line(line)
-
-    def _open_line(self, line: Line) -> None:
-        connection = self._link.connection
-        wanted = not self._quiet and line.queue not in self._lines and line.queue not in self._pauses
-        if wanted and connection is not None and connection.is_open:
-            name, receiver = self._named.get(line.queue, ""), self._receiver
-            # Only messages in quarantine have to wait here.
-            arrived = self.arrived if line.quarantine or receiver is None else receiver.arrived
-            shaped = self._pauses.shaped(line)
-            try:
-                self._lines[line.queue] = OpenLine(connection, shaped, self, name=name, arrived=arrived)
-            except NoFreeChannels:
-                advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
-                self._failed(QueueUnusable(line.queue, "the connection has no free channel", advice=advice))
+    def _open_line(self, queue: str) -> None:
+        """Consume a queue, unless it is consumed already, or may not be consumed now."""
+        connection, line = self._link.connection, self._wanted.get(queue)
+        if line is None or self._quiet or queue in self._lines or queue in self._pauses:
+            return
+        if connection is None or not connection.is_open:
+            return
+        # Only messages in quarantine have to wait here.
+        arrived = self.arrived if line.quarantine or self._receiver is None else self._receiver.arrived
+        name = self._named.get(queue, "")
+        try:
+            self._lines[queue] = OpenLine(connection, self._pauses.shaped(line), self, name=name, arrived=arrived)
+        except NoFreeChannels:
+            advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
+            self._failed(QueueUnusable(queue, "the connection has no free channel", advice=advice))
 
     def _pause(self, queue: str) -> None:
         self._pauses.pause(queue)
@@ -220,11 +219,10 @@ class PikaSource:
     def _resume(self, queue: str, prefetch: int | None) -> None:
         self._pauses.resume(queue, prefetch)
         line = self._lines.get(queue)
-        shaped = {self._pauses.shaped(one).prefetch for one in self._wanted if one.queue == queue}
-        if line is not None and line.line.prefetch not in shaped:
+        if line is not None and line.line.prefetch != self._pauses.shaped(self._wanted[queue]).prefetch:
             # A prefetch applies to new subscriptions only and cannot be changed later (docs/consumer-prefetch).
             self._pauses.retire(self._lines.pop(queue))
-        self._reopen(queue)
+        self._open_line(queue)
 
     def _exists(self, line: OpenLine) -> None:
         """Note that a quarantine queue exists; whether the user may read it shows only when it is consumed."""
@@ -239,14 +237,14 @@ class PikaSource:
             line.close()
         if self._lines.get(line.line.queue) is line:
             del self._lines[line.line.queue]
-            self._reopen(line.line.queue)
+            self._open_line(line.line.queue)
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Return an ordered line's message to its place in the queue, and consume it again after its wait."""
         line: OpenLine = delivery.channel
         line.close()
         self._lines.pop(line.line.queue, None)
-        self._io.later(hold, lambda: self._reopen(line.line.queue))
+        self._io.later(hold, lambda: self._open_line(line.line.queue))
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._lines.clear()
@@ -272,15 +270,7 @@ class PikaSource:
 
     def _try_again(self, queue: str) -> None:
         self._awaited.discard(queue)
-        self._reopen(queue)
-
-    def _return(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            line: OpenLine = delivery.channel
-            if line.line.in_order:
-                line.leave_unsettled()
-            else:
-                line.instruct(delivery, Instruction.REQUEUE)
+        self._open_line(queue)
 
     def _quiesce(self) -> None:
         self._quiet = True
@@ -321,19 +311,16 @@ class PikaSource:
 
     def _check_empty(self, callback: Callable[[bool], None]) -> None:
         # A queue that cannot be consumed does not count.
-        usable = [line for line in self._wanted if line.queue not in self._unusable]
+        usable = [queue for queue in self._wanted if queue not in self._unusable]
+        wanted = [queue for queue in usable if queue not in self._pauses]
+        lines = list(self._lines.values())
         if self._patient and not usable:
             callback(self._link.connection is not None)
-            return
-        lines = list(self._lines.values())
-        wanted = [line for line in usable if line.queue not in self._pauses]
-        if any(line.in_flight > 0 for line in self._pauses.retired):
+        elif any(line.in_flight > 0 for line in self._pauses.retired):
             callback(False)  # noqa: FBT003 - the answer
-            return
-        if not wanted:
+        elif not wanted:
             callback(True)  # noqa: FBT003 - the answer
-            return
-        if len(lines) < len(wanted) or not all(line.open for line in lines):
+        elif len(lines) < len(wanted) or not all(line.open for line in lines):
             callback(False)  # noqa: FBT003 - the answer
-            return
-        EmptinessCheck(lines, callback)
+        else:
+            report_emptiness(lines, callback)

@@ -9,8 +9,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp import Line, demand
-from django_rmq_retry.amqp.demand import Turns
+from django_rmq_retry.amqp import Line
+from django_rmq_retry.amqp.quarantine_turns import LONGEST_TURN_SECONDS, QuarantineTurns
 from django_rmq_retry.messages import DONE
 from tests.amqp.live import Seen, consuming
 from tests.tooling.vhosts import Vhost
@@ -93,7 +93,7 @@ class FakeLine:
 def turns(*lines: FakeLine) -> tuple[Any, Loop, list[FakeLine]]:
     loop: Any = Loop()
     over: list[Any] = []
-    made: Any = Turns(loop, exists=lambda _line: None, ended=over.append)
+    made: Any = QuarantineTurns(loop, exists=lambda _line: None, ended=over.append)
     for line in lines:
         made.join(line)
     return made, loop, over
@@ -135,7 +135,7 @@ def test_a_quarantine_queue_that_never_empties_ends_its_turn_in_time(monkeypatch
     endless.in_flight, other.ready = 1, 1
     loop.tick()
     assert over == []
-    clock[0] = demand.LONGEST_TURN + 1
+    clock[0] = LONGEST_TURN_SECONDS + 1
     loop.tick()
     assert over == [endless]
     endless.retired = True
