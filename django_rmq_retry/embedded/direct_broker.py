@@ -29,7 +29,8 @@ from django_rmq_retry.embedded.engine.envelopes import Deliver, Nack, Returned
 from django_rmq_retry.embedded.engine.envelopes import Message as Stored
 from django_rmq_retry.embedded.engine.queue import Queue
 from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.vhost import Session, Vhost
+from django_rmq_retry.embedded.engine.session import Session
+from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge, MessageReturned
 from django_rmq_retry.messages.message import Delivery, Instruction, Message, Settlement
 from django_rmq_retry.messages.properties import DIRECT, encode_properties
@@ -58,12 +59,12 @@ class DirectBroker:
         self.lock = threading.RLock()
         """Held during a publish or call: async code makes them in other threads."""
         self.clock = Clock(epoch=epoch)
-        self.vhost = Vhost("/", self.clock, behaviour, chance=lambda: f"direct-{next(names)}")
+        self.vhost = Vhost("/", self.clock, behaviour, random_name=lambda: f"direct-{next(names)}")
         self.server = Server(product="RabbitMQ", version=tuple(map(int, behaviour.version.split("."))))
 
     def declare(self, topology: Topology) -> None:
         """Create what is missing, also queues and exchanges of other owners, which do not exist in a test."""
-        session = self.vhost.connect()
+        session = Session(self.vhost)
         channel = session.channel(1)
         for exchange in topology.exchanges.values():
             channel.exchange_declare(
@@ -91,10 +92,10 @@ class DirectBroker:
 
     def next_due(self) -> float | None:
         """Return the time of the next timer; None if there is none."""
-        return self.vhost.next_due()
+        return self.clock.next_due()
 
     def advance(self, now: float) -> None:
-        self.vhost.advance(now)
+        self.clock.advance(now)
 
     def later(self, seconds: float, run: Callable[[], None]) -> Timer:
         return self.clock.at(self.clock.now + seconds, run)
@@ -144,7 +145,7 @@ class DirectPublisher:
         sent: Callable[[Message], None] = lambda _message: None,
     ) -> None:
         self._lock = broker.lock
-        self._session = broker.vhost.connect()
+        self._session = Session(broker.vhost)
         self._meddler = meddler
         self._sent = sent
         self._channel: Channel | None = None
@@ -248,7 +249,7 @@ class DirectCaller:
         sent: Callable[[Message], None] = lambda _message: None,
     ) -> None:
         self._lock = broker.lock
-        self._session = broker.vhost.connect()
+        self._session = Session(broker.vhost)
         self._run_until = run_until
         self._exclusive = exclusive
         self._meddler = meddler
@@ -473,7 +474,7 @@ class DirectSource:
     def _connect(self) -> None:
         if self._session is not None or self._receiver is None:
             return
-        self._session = self._broker.vhost.connect()
+        self._session = Session(self._broker.vhost)
         self._receiver.connected(self._broker.server)
         self._open_lines()
 

@@ -13,9 +13,16 @@ from typing import Any
 from urllib.parse import quote
 
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry
-from django_rmq_retry.embedded.engine.envelopes import PERSISTENT, Death, Message, glance
-from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec, milliseconds
-from django_rmq_retry.embedded.engine.store import Detail, Kept, KeptBinding, KeptExchange, KeptMessage, Place
+from django_rmq_retry.embedded.engine.envelopes import PERSISTENT, Death, Glance, Message
+from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, milliseconds
+from django_rmq_retry.embedded.engine.store import (
+    Detail,
+    Kept,
+    KeptBinding,
+    KeptMessage,
+    Place,
+    Store,
+)
 from django_rmq_retry.errors import ConfigurationError
 
 _NO_PROPERTIES = b"\0\0"
@@ -85,7 +92,7 @@ def past_text(message: Message) -> str | None:
 def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str | None) -> Message:
     message = Message(name_text(exchange), name_text(key), raw, body)
     if raw != _NO_PROPERTIES:
-        seen = glance(raw)
+        seen = Glance(raw)
         message.persistent, message.priority = seen.mode == PERSISTENT, seen.priority
         if seen.expiration is not None:
             message.expiration = str(milliseconds(seen.expiration))
@@ -215,7 +222,7 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-class FileStore:
+class FileStore(Store):
     """Collects changes and writes them at `commit`. A message that came and went in between is never written. `epoch`
     is the clock's.
     """
@@ -253,10 +260,8 @@ class FileStore:
         self._change("DELETE FROM queues WHERE number = ?", (number,))
         self._change("DELETE FROM bindings WHERE NOT to_exchange AND destination = ?", (name_bytes(name),))
 
-    def exchange_declared(
-        self, name: str, kind: str, *, auto_delete: bool, internal: bool, arguments: Mapping[str, object]
-    ) -> None:
-        row = (name_bytes(name), kind, auto_delete, internal, table_text(arguments))
+    def exchange_declared(self, spec: ExchangeSpec) -> None:
+        row = (name_bytes(spec.name), spec.type, spec.auto_delete, spec.internal, table_text(spec.arguments))
         self._change("INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?)", row)
 
     def exchange_deleted(self, name: str) -> None:
@@ -264,18 +269,12 @@ class FileStore:
         self._change("DELETE FROM exchanges WHERE name = ?", (raw,))
         self._change("DELETE FROM bindings WHERE source = ? OR (to_exchange AND destination = ?)", (raw, raw))
 
-    def bound(
-        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
-    ) -> None:
-        row = (name_bytes(source), name_bytes(destination), name_bytes(key), to_exchange, table_text(arguments))
-        self._change("INSERT OR IGNORE INTO bindings VALUES (?, ?, ?, ?, ?)", row)
+    def bound(self, binding: KeptBinding) -> None:
+        self._change("INSERT OR IGNORE INTO bindings VALUES (?, ?, ?, ?, ?)", _binding_row(binding))
 
-    def unbound(
-        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
-    ) -> None:
-        row = (name_bytes(source), name_bytes(destination), name_bytes(key), to_exchange, table_text(arguments))
+    def unbound(self, binding: KeptBinding) -> None:
         same = "source = ? AND destination = ? AND key = ? AND to_exchange = ? AND arguments = ?"
-        self._change(f"DELETE FROM bindings WHERE {same}", row)  # noqa: S608 - constant text
+        self._change(f"DELETE FROM bindings WHERE {same}", _binding_row(binding))  # noqa: S608 - constant text
 
     def enqueued(self, queue: str, entry: Entry) -> None:
         self._added[self._id(queue, entry.position)] = entry
@@ -316,9 +315,9 @@ class FileStore:
                 for name, arguments in every("SELECT name, arguments FROM queues ORDER BY number")
             ),
             exchanges=tuple(
-                KeptExchange(
+                ExchangeSpec(
                     name=name_text(name),
-                    kind=kind,
+                    type=kind,
                     auto_delete=bool(auto_delete),
                     internal=bool(internal),
                     arguments=table_of(arguments),
@@ -403,3 +402,8 @@ class FileStore:
 
     def _id(self, queue: str, position: int) -> int:
         return self._numbers[queue] << _SHIFT | position
+
+
+def _binding_row(binding: KeptBinding) -> Row:
+    names = map(name_bytes, (binding.source, binding.destination, binding.key))
+    return (*names, binding.to_exchange, table_text(binding.arguments))

@@ -47,7 +47,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         set_limit(16 * 2**20)
         return
     with served() as server:
-        vhost = server.broker.vhosts["/"]
+        vhost = server.broker.vhost
 
         def lower(size: int) -> None:
             vhost.behaviour = replace(vhost.behaviour, max_message=size)

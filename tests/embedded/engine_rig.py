@@ -8,6 +8,7 @@ from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Got, Nack, Returned
 from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.session import Session
 from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
@@ -20,13 +21,13 @@ class EngineRig:
     def __init__(self, version: str, store: Store | None = None) -> None:
         self.version = tuple(map(int, version.split(".")))
         names = (f"made-up-{number}" for number in count(1))
-        self.vhost = Vhost("/", Clock(epoch=EPOCH), behaviour(version), chance=lambda: next(names), store=store)
+        self.vhost = Vhost("/", Clock(epoch=EPOCH), behaviour(version), random_name=lambda: next(names), store=store)
 
     def connect(self) -> "EngineClient":
         return EngineClient(self)
 
     def wait(self, seconds: float) -> None:
-        self.vhost.advance(self.vhost.clock.now + seconds)
+        self.vhost.clock.advance(self.vhost.clock.now + seconds)
 
     def close(self) -> None:
         pass
@@ -35,7 +36,7 @@ class EngineRig:
 class EngineClient:
     def __init__(self, rig: EngineRig) -> None:
         self.rig = rig
-        self.session = rig.vhost.connect()
+        self.session = Session(rig.vhost)
         self.channel = self.session.channel(1)
         self.channel.confirm_select()
         self.delivered: list[Arrival] = []
@@ -102,11 +103,11 @@ class EngineClient:
             got = self.channel.get(queue, no_ack=no_ack)
             if got is not None:
                 return _arrival(got)
-            due = vhost.next_due()
+            due = vhost.clock.next_due()
             if due is None or due > deadline:
-                vhost.advance(deadline)
+                vhost.clock.advance(deadline)
                 return None
-            vhost.advance(due)
+            vhost.clock.advance(due)
 
     def consume(self, queue: str, *, prefetch: int = 0, **options: Any) -> str:
         if prefetch:
@@ -124,8 +125,8 @@ class EngineClient:
         deadline = vhost.clock.now + within
         self._read()
         while len(self.delivered) < count and vhost.clock.now < deadline:
-            due = vhost.next_due()
-            vhost.advance(deadline if due is None else min(due, deadline))
+            due = vhost.clock.next_due()
+            vhost.clock.advance(deadline if due is None else min(due, deadline))
             self._read()
         found, self.delivered = self.delivered[:count], self.delivered[count:]
         return found

@@ -36,7 +36,12 @@ class ServedVhost(Vhost):
 
     def _exchanges(self) -> Iterator[dict[str, Any]]:
         for one in tuple(self.router.exchanges.values()):
-            yield {"name": one.name, "type": one.type, "durable": one.durable, "arguments": dict(one.arguments)}
+            yield {
+                "name": one.name,
+                "type": one.spec.type,
+                "durable": one.spec.durable,
+                "arguments": dict(one.spec.arguments),
+            }
 
     def _bindings(self) -> Iterator[dict[str, Any]]:
         for exchange in tuple(self.router.exchanges.values()):
@@ -46,7 +51,7 @@ class ServedVhost(Vhost):
 
 def vhost_of(server: Server) -> Vhost:
     """The only one that it has."""
-    router = server.broker.vhosts["/"].router
+    router = server.broker.vhost.router
     version = server.broker.behaviour.version
     return ServedVhost(name="/", url=server.url, version=version, management=NOBODY, router=router)
 

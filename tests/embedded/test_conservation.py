@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.envelopes import Deliver
-from django_rmq_retry.embedded.engine.vhost import Session
+from django_rmq_retry.embedded.engine.session import Session
 from django_rmq_retry.messages import Properties, encode_properties
 from tests.embedded.engine_rig import EngineRig
 
@@ -63,7 +63,7 @@ class Clients(RuleBasedStateMachine):
         return EngineRig(self.version)
 
     def opened(self) -> Session:
-        session = self.rig.vhost.connect()
+        session = Session(self.rig.vhost)
         session.channel(1)
         return session
 

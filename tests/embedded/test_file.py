@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
+from django_rmq_retry.embedded.engine.session import Session
+from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.file_store import FileStore, UnusableFile
 from django_rmq_retry.embedded.wire.client import Broker
 from tests.embedded.engine_rig import EngineRig
@@ -20,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def filled(path: Path, messages: int) -> None:
     with closing(FileStore(path, epoch=0.0)) as store:
-        channel = EngineRig("4.0", store).vhost.connect().channel(1)
+        channel = Session(EngineRig("4.0", store).vhost).channel(1)
         channel.queue_declare("q", durable=True)
         for _ in range(messages):
             channel.publish("", "q", LASTING, b"x" * 1000)

@@ -19,17 +19,16 @@ from django_rmq_retry.embedded.engine.envelopes import (
     Returned,
     checked_headers,
     decoded,
-    glance,
     is_reply_name,
     reply_name,
     with_reply_to,
     with_table,
 )
-from django_rmq_retry.embedded.engine.host import Host, Outbox
 from django_rmq_retry.embedded.engine.queue import Queue, dressed
-from django_rmq_retry.embedded.engine.queue_arguments import integer_problem, milliseconds, type_name
-from django_rmq_retry.embedded.engine.refusals import Refused, method
+from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.routing import Exchange
+from django_rmq_retry.embedded.engine.specs import integer_problem, milliseconds, type_name
+from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers
 
@@ -41,8 +40,8 @@ Held = tuple[Consumer | None, Queue, Entry]
 class Publishing(Declaring):
     """The publishing half of a channel, with direct reply-to."""
 
-    def __init__(self, host: Host, outbox: Outbox, number: int, *, user: str) -> None:
-        super().__init__(host, outbox)
+    def __init__(self, vhost: Vhost, outbox: Outbox, number: int, *, user: str) -> None:
+        super().__init__(vhost, outbox)
         self.number = number
         self.user = user
         self.confirming = False
@@ -52,41 +51,36 @@ class Publishing(Declaring):
         self.reply_tag = ""
         self.last_tag = 0
 
-    @method(85, 10)
     def confirm_select(self) -> None:
         self.confirming = True
 
-    @method(90, 10)
     def tx_select(self) -> None:
         if self.confirming:
             raise Refused(406, "cannot switch from confirm to tx mode")
         raise Refused(540, "the embedded broker has no transactions; use publisher confirms")
 
-    @method(90, 20)
     def tx_commit(self) -> None:
         raise Refused(406, "channel is not transactional")
 
-    @method(90, 30)
     def tx_rollback(self) -> None:
         raise Refused(406, "channel is not transactional")
 
-    @method(60, 40)
     def publish(
         self, exchange: str, key: str, raw: bytes, body: bytes, *, mandatory: bool = False, immediate: bool = False
     ) -> None:
         """Publish one message; returns, confirms and deliveries go to the outboxes of their clients."""
-        host = self.host
+        vhost = self.vhost
         if immediate:
             raise Refused(540, "immediate=true")
-        if len(body) > host.behaviour.max_message:
-            most = host.behaviour.max_message
+        if len(body) > vhost.behaviour.max_message:
+            most = vhost.behaviour.max_message
             raise Refused(406, f"message size {len(body)} is larger than configured max size {most}")
-        source = host.exchange(exchange)
-        if source.internal:
-            raise Refused(403, f"cannot publish to internal exchange '{exchange}' in vhost '{host.name}'")
+        source = vhost.exchange(exchange)
+        if source.spec.internal:
+            raise Refused(403, f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
         message = Message(source.name, key, raw, body)
         if raw != _NO_PROPERTIES:
-            self._read(message, glance(raw))
+            self._read(message, Glance(raw))
         taken = self._spread(source, message, mandatory=mandatory)
         if self.confirming:
             self.published += 1
@@ -94,32 +88,32 @@ class Publishing(Declaring):
                 self.outbox.confirm(self.number, self.published)
             else:
                 self.outbox.put(Nack(self.number, self.published))
-        if host.around.graves:
-            host.settle()
+        if vhost.around.graves:
+            vhost.settle()
 
     def _spread(self, source: Exchange, message: Message, *, mandatory: bool) -> bool:
         """Offer the message to every queue; return False if one of them is full."""
-        host = self.host
-        queues = host.router.route(source, message)
+        vhost = self.vhost
+        queues = vhost.router.route(source, message)
         if not queues:
             self._spread_nowhere(source, message, mandatory=mandatory)
             return True
         taken = True
         for queue in queues:
             if not queue.offer(message):
-                host.around.lost["refused"] += 1
+                vhost.around.lost["refused"] += 1
                 taken = False
         return taken
 
     def _spread_nowhere(self, source: Exchange, message: Message, *, mandatory: bool) -> None:
-        host = self.host
-        replies = source is host.router.default and is_reply_name(message.key)
-        answered = host.repliers.get(message.key) if replies else None
+        vhost = self.vhost
+        replies = source is vhost.router.default and is_reply_name(message.key)
+        answered = vhost.repliers.get(message.key) if replies else None
         if answered is not None:
             answered(message)
         else:
-            host.around.lost["unroutable"] += 1
-        if mandatory and (not replies or host.behaviour.replies_return):
+            vhost.around.lost["unroutable"] += 1
+        if mandatory and (not replies or vhost.behaviour.replies_return):
             self.outbox.put(Returned(self.number, message))
 
     def _read(self, message: Message, seen: Glance) -> None:
@@ -146,7 +140,7 @@ class Publishing(Declaring):
 
     def _answer(self, message: Message) -> None:
         tag = 1
-        if self.host.behaviour.replies_numbered:
+        if self.vhost.behaviour.replies_numbered:
             tag = self.last_tag = self.last_tag + 1
         self.outbox.put(Deliver(self.number, self.reply_tag, tag, message, raw=message.raw, redelivered=False))
 
@@ -173,26 +167,24 @@ def _keys(name: str, headers: Headers) -> tuple[str, ...]:
 class Channel(Publishing):
     """The methods of AMQP 0-9-1 as plain calls. A refusal is raised; the caller closes the channel."""
 
-    def __init__(self, host: Host, outbox: Outbox, number: int, *, user: str) -> None:
-        super().__init__(host, outbox, number, user=user)
+    def __init__(self, vhost: Vhost, outbox: Outbox, number: int, *, user: str) -> None:
+        super().__init__(vhost, outbox, number, user=user)
         self.unacked: dict[int, Held] = {}
         self.consumers: dict[str, tuple[Consumer, Queue]] = {}
         self._credit = Credit(outbox.valve)
         self._prefetch = 0
 
-    @method(60, 10)
     def qos(self, prefetch: int = 0, *, size: int = 0, channel_wide: bool = False) -> None:
         """Limit each consumer started from now on, or with channel-wide (global=true) all of this channel together."""
         if size:
             raise Refused(540, f"prefetch_size!=0 ({size})")
-        if not channel_wide or not self.host.behaviour.channel_prefetch:
+        if not channel_wide or not self.vhost.behaviour.channel_prefetch:
             # Setting one kind of limit clears the other (rabbit_channel, basic.qos).
             self._prefetch, self._credit.limit = prefetch, 0
             return
         self._credit.limit = prefetch
         self._wake_all()
 
-    @method(60, 20)
     def consume(
         self,
         queue: str = "",
@@ -203,7 +195,7 @@ class Channel(Publishing):
         arguments: Mapping[str, object] | None = None,
     ) -> str:
         """Start a consumer and return its tag; deliveries follow in the outbox."""
-        tag = tag or f"amq.ctag-{self.host.chance()}"
+        tag = tag or f"amq.ctag-{self.vhost.random_name()}"
         if queue == REPLY_TO:
             return self._consume_replies(tag, no_ack=no_ack)
         if tag in self.consumers:
@@ -218,7 +210,7 @@ class Channel(Publishing):
         if named_queue.spec.quorum and self._credit.limit:
             raise Refused(540, f"{named_queue.spec.thing} does not support global qos")
         consumer = Consumer(
-            tag, self._credit, no_ack=no_ack, prefetch=self._prefetch, exclusive=exclusive, arguments=arguments
+            tag, self._credit, no_ack=no_ack, prefetch=self._prefetch, exclusive=exclusive, priority=priority
         )
         consumer.take = partial(self._deliver, consumer, named_queue)
         consumer.gone = partial(self._queue_gone, tag)
@@ -227,10 +219,9 @@ class Channel(Publishing):
             named_queue.lease.stop()
         named_queue.roster.add(consumer)
         named_queue.dispatch()
-        self.host.settle()
+        self.vhost.settle()
         return tag
 
-    @method(60, 30)
     def cancel(self, tag: str) -> None:
         """End a consumer; its unacked messages stay with the channel."""
         if tag == self.reply_tag:
@@ -240,9 +231,8 @@ class Channel(Publishing):
             queue.roster.remove(consumer)
             queue.dispatch()
             self._left(queue)
-            self.host.settle()
+            self.vhost.settle()
 
-    @method(60, 70)
     def get(self, queue: str = "", *, no_ack: bool = False) -> Got | None:
         """Take one message, if the queue has one."""
         named_queue = self._own_queue(self._named(queue))
@@ -252,7 +242,7 @@ class Channel(Publishing):
         if named_queue.lease is not None:
             named_queue.lease.fetched()
         entry = named_queue.fetch()
-        self.host.settle()
+        self.vhost.settle()
         if entry is None:
             return None
         self.last_tag += 1
@@ -264,7 +254,6 @@ class Channel(Publishing):
         raw, redelivered = dressed(named_queue, entry)
         return Got(self.last_tag, entry.message, raw=raw, redelivered=redelivered, left=named_queue.ready.count)
 
-    @method(60, 80)
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         for consumer, queue, entry in self._settled(tag, multiple=multiple):
             queue.done(entry)
@@ -272,18 +261,15 @@ class Channel(Publishing):
                 queue.freed(consumer)
         if self._credit.limit:
             self._wake_all()
-        if self.host.around.graves:
-            self.host.settle()
+        if self.vhost.around.graves:
+            self.vhost.settle()
 
-    @method(60, 120)
     def nack(self, tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
         self._return(self._settled(tag, multiple=multiple), "nack", requeue=requeue)
 
-    @method(60, 90)
     def reject(self, tag: int, *, requeue: bool = True) -> None:
         self._return(self._settled(tag, multiple=False), "reject", requeue=requeue)
 
-    @method(60, 110)
     def recover(self, *, requeue: bool = True) -> None:
         """Return every unacked message of this channel to its queue."""
         if not requeue:
@@ -315,7 +301,7 @@ class Channel(Publishing):
         for queue in queues:
             queue.dispatch()
             self._left(queue)
-        self.host.settle()
+        self.vhost.settle()
 
     def _deliver(self, consumer: Consumer, queue: Queue, entry: Entry) -> None:
         self.last_tag = tag = self.last_tag + 1
@@ -363,12 +349,12 @@ class Channel(Publishing):
                     queue.freed(consumer)
         if self._credit.limit:
             self._wake_all()
-        self.host.settle()
+        self.vhost.settle()
 
     def _wake_all(self) -> None:
         for consumer, queue in list(self.consumers.values()):
             queue.freed(consumer)
-        self.host.settle()
+        self.vhost.settle()
 
     def _queue_gone(self, tag: str) -> None:
         self.consumers.pop(tag, None)
@@ -380,7 +366,7 @@ class Channel(Publishing):
         if queue.roster.members or queue.closed:
             return
         if queue.spec.auto_delete:
-            self.host.remove_queue(queue)
+            self.vhost.remove_queue(queue)
         elif queue.lease is not None:
             queue.lease.renew()
 
@@ -389,11 +375,11 @@ class Channel(Publishing):
             raise Refused(406, "reply consumer cannot acknowledge")
         if self.reply_name:
             raise Refused(406, "reply consumer already set")
-        self.reply_name = reply_name(self.host.chance())
+        self.reply_name = reply_name(self.vhost.random_name())
         self.reply_tag = tag
-        self.host.repliers[self.reply_name] = self._answer
+        self.vhost.repliers[self.reply_name] = self._answer
         return tag
 
     def _end_replies(self) -> None:
-        self.host.repliers.pop(self.reply_name, None)
+        self.vhost.repliers.pop(self.reply_name, None)
         self.reply_name = self.reply_tag = ""

@@ -1,85 +1,66 @@
 """The consumers of a queue: credit, turns and slow clients."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.entries import Entry
 
-MUCH, LITTLE = 8 * 2**20, 2**20
-_AROUND = 100
+MOST_UNREAD_BYTES, FEW_UNREAD_BYTES = 8 * 2**20, 2**20
+_FRAME_BYTES = 100
 """Approximate bytes of a delivery's frames besides its properties and body."""
 
 
+@dataclass(slots=True, eq=False)
 class Valve:
     """Backpressure of one client: it closes when too much is unread and opens once little is left."""
 
-    __slots__ = ("most", "shut", "unread")
-
-    def __init__(self) -> None:
-        self.most: float = inf
-        self.shut = False
-        self.unread = 0
+    most: float = inf
+    shut: bool = False
+    unread: int = 0
 
     def pass_on(self, size: int) -> None:
         """Count a delivery on its way; later deliveries may have to wait."""
-        self.unread += size + _AROUND
+        self.unread += size + _FRAME_BYTES
         if self.unread > self.most:
             self.shut = True
 
     def measure(self, unread: int) -> bool:
         """Set the real number of unread bytes; return True if the valve opens."""
         self.unread = unread
-        opens = self.shut and unread < LITTLE
+        opens = self.shut and unread < FEW_UNREAD_BYTES
         self.shut = unread > self.most or (self.shut and not opens)
         return opens
 
 
+@dataclass(slots=True, eq=False)
 class Credit:
     """The unacked deliveries of a channel and their limit; 0 is unlimited. The whole connection shares the valve."""
 
-    __slots__ = ("limit", "unacked", "valve")
-
-    def __init__(self, valve: Valve) -> None:
-        self.limit = 0
-        self.unacked = 0
-        self.valve = valve
+    valve: Valve
+    limit: int = 0
+    unacked: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """One basic.consume; `take` receives a message, `gone` is called when the queue is deleted."""
 
-    __slots__ = (
-        "arguments", "credit", "exclusive", "gone", "listed", "no_ack", "prefetch", "priority", "tag", "take",
-        "unacked", "waits",
-    )  # fmt: skip
-
-    take: Callable[[Entry], None]
-    gone: Callable[[], None]
-
-    def __init__(
-        self,
-        tag: str,
-        credit: Credit,
-        *,
-        no_ack: bool,
-        prefetch: int,
-        exclusive: bool = False,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.tag = tag
-        self.credit = credit
-        self.no_ack = no_ack
-        self.prefetch = prefetch
-        self.exclusive = exclusive
-        self.arguments = arguments or {}
-        self.priority: int = self.arguments.get("x-priority", 0)
-        self.unacked = 0
-        self.listed = False
-        self.waits = False
-        """True while the roster lists the consumer as able to take a message."""
+    tag: str
+    credit: Credit
+    no_ack: bool
+    prefetch: int
+    exclusive: bool = False
+    priority: int = 0
+    take: Callable[[Entry], None] = field(init=False)
+    gone: Callable[[], None] = field(init=False)
+    unacked: int = 0
+    listed: bool = False
+    """True from the start of the consumer to its end."""
+    waits: bool = False
+    """True while the roster lists the consumer as able to take a message."""
 
     def full(self) -> bool:
         credit = self.credit
@@ -136,7 +117,7 @@ class Roster:
             self._appoint()
 
     def wake(self, consumer: Consumer) -> None:
-        """List a consumer that may have room again."""
+        """Put a consumer that may have room again in line for the next message."""
         if consumer.waits or (self.single and (consumer is not self._active or self._yielding)):
             return
         if consumer.listed:

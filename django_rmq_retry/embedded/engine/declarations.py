@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from django_rmq_retry.embedded.engine.host import Host, Outbox
 from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec, check_arguments, check_equal, type_name
-from django_rmq_retry.embedded.engine.refusals import Refused, locked, method, missing, shown
-from django_rmq_retry.embedded.engine.routing import TYPES, Binding, Destination, Exchange, check_match
+from django_rmq_retry.embedded.engine.refusals import Refused, locked, missing, shown
+from django_rmq_retry.embedded.engine.routing import TYPES, Binding, Destination, check_match
+from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, type_name
+from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
 
 Arguments = Mapping[str, object] | None
 REPLY_TO = "amq.rabbitmq.reply-to"
@@ -25,13 +25,12 @@ class Declared(NamedTuple):
 class Declaring:
     """The declaring half of a channel."""
 
-    def __init__(self, host: Host, outbox: Outbox) -> None:
-        self.host = host
+    def __init__(self, vhost: Vhost, outbox: Outbox) -> None:
+        self.vhost = vhost
         self.outbox = outbox
         self.last_queue = ""
         """The queue that an empty queue name stands for."""
 
-    @method(40, 10)
     def exchange_declare(
         self,
         name: str,
@@ -46,50 +45,51 @@ class Declaring:
         name = _stripped(name)
         if passive:
             _refuse_default(name)
-            self.host.exchange(name)
+            self.vhost.exchange(name)
             return
         if kind not in TYPES:
             raise Refused(406, f"unknown exchange type '{kind}'")
         _refuse_default(name)
-        declared = Exchange(
-            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=dict(arguments or {})
+        spec = ExchangeSpec(
+            name=name,
+            type=kind,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            arguments=dict(arguments or {}),
         )
-        existing = self.host.router.exchanges.get(name)
+        existing = self.vhost.router.exchanges.get(name)
         if existing is not None:
-            self._check_same_exchange(existing, declared)
+            existing.spec.check_same(spec, shown("exchange", name, self.vhost.name))
             return
         if name.startswith(_RESERVED):
             raise _reserved("exchange", name)
-        alternate = declared.arguments.get("alternate-exchange", "")
+        alternate = spec.arguments.get("alternate-exchange", "")
         if not isinstance(alternate, str):
-            place = f"exchange '{name}' in vhost '{self.host.name}'"
+            place = f"exchange '{name}' in vhost '{self.vhost.name}'"
             raise Refused(406, f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}")
-        self.host.add_exchange(declared)
+        self.vhost.add_exchange(spec)
 
-    @method(40, 20)
     def exchange_delete(self, name: str, *, if_unused: bool = False) -> None:
         _refuse_default(name)
         if name.startswith(_RESERVED):
-            raise Refused(403, f"deletion of system {shown('exchange', name, self.host.name)} not allowed")
-        exchange = self.host.router.exchanges.get(name)
+            raise Refused(403, f"deletion of system {shown('exchange', name, self.vhost.name)} not allowed")
+        exchange = self.vhost.router.exchanges.get(name)
         if exchange is None:
             return
         if if_unused and exchange.bindings:
-            raise Refused(406, f"{shown('exchange', name, self.host.name)} in use")
-        self.host.router.remove_exchange(exchange)
+            raise Refused(406, f"{shown('exchange', name, self.vhost.name)} in use")
+        self.vhost.router.remove_exchange(exchange)
 
-    @method(40, 30)
     def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
         binding = self._exchange_binding(destination, source, key, arguments)
         _check_match(binding)
-        self.host.router.bind(binding)
+        self.vhost.router.bind(binding)
 
-    @method(40, 40)
     def exchange_unbind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
-        if destination in self.host.router.exchanges and source in self.host.router.exchanges:
-            self.host.router.unbind(self._exchange_binding(destination, source, key, arguments))
+        if destination in self.vhost.router.exchanges and source in self.vhost.router.exchanges:
+            self.vhost.router.unbind(self._exchange_binding(destination, source, key, arguments))
 
-    @method(50, 10)
     def queue_declare(
         self,
         name: str = "",
@@ -103,51 +103,47 @@ class Declaring:
         name = _stripped(name)
         if name == REPLY_TO or name.startswith(f"{REPLY_TO}."):
             return self._reply_queue(name)
-        host = self.host
+        vhost = self.vhost
         if passive:
-            return self._told(self._own_queue(name))
+            return self._declared(self._own_queue(name))
         spec = QueueSpec(
-            name=name or f"amq.gen-{host.chance()}",
-            vhost=host.name,
+            name=name or f"amq.gen-{vhost.random_name()}",
+            vhost=vhost.name,
             durable=durable,
             exclusive=exclusive,
             auto_delete=auto_delete,
             arguments=dict(arguments or {}),
         )
-        existing = host.router.queues.get(spec.name)
+        existing = vhost.router.queues.get(spec.name)
         if existing is not None:
             if existing.spec.exclusive != exclusive:
-                raise locked(name, host.name)
+                raise locked(name, vhost.name)
             self._check_mine(existing)
-            existing.spec.check_same(spec, host.behaviour)
-            return self._told(existing)
+            existing.spec.check_same(spec, vhost.behaviour)
+            return self._declared(existing)
         if name.startswith(_RESERVED):
             raise _reserved("queue", name)
-        spec.check(host.behaviour, server_named=not name)
-        return self._told(host.add_queue(spec, self.outbox if exclusive else None))
+        spec.check(vhost.behaviour, server_named=not name)
+        return self._declared(vhost.add_queue(spec, self.outbox if exclusive else None))
 
-    @method(50, 20)
     def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
         binding = self._queue_binding(queue, exchange, key, arguments)
         _check_match(binding)
         if isinstance(binding.destination, Queue):
             self._check_mine(binding.destination)
-        self.host.router.bind(binding)
+        self.vhost.router.bind(binding)
 
-    @method(50, 50)
     def queue_unbind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
         _refuse_default(exchange)
-        if self._named(queue) in self.host.router.queues and exchange in self.host.router.exchanges:
-            self.host.router.unbind(self._queue_binding(queue, exchange, key, arguments))
+        if self._named(queue) in self.vhost.router.queues and exchange in self.vhost.router.exchanges:
+            self.vhost.router.unbind(self._queue_binding(queue, exchange, key, arguments))
 
-    @method(50, 30)
     def queue_purge(self, queue: str = "") -> int:
         return self._own_queue(self._named(queue)).purge()
 
-    @method(50, 40)
     def queue_delete(self, queue: str = "", *, if_unused: bool = False, if_empty: bool = False) -> int:
         name = self._named(queue)
-        named_queue = self.host.router.queues.get(name)
+        named_queue = self.vhost.router.queues.get(name)
         if named_queue is None:
             return 0
         self._check_mine(named_queue)
@@ -160,18 +156,18 @@ class Declaring:
         if if_empty and named_queue.ready.count:
             raise Refused(406, f"{named_queue.spec.thing} not empty")
         count = named_queue.ready.count
-        self.host.remove_queue(named_queue)
+        self.vhost.remove_queue(named_queue)
         return count
 
-    def _told(self, queue: Queue) -> Declared:
+    def _declared(self, queue: Queue) -> Declared:
         self.last_queue = queue.name
         if queue.lease is not None:
             queue.lease.declared()
         return Declared(queue.name, queue.ready.count, len(queue.roster.members))
 
     def _reply_queue(self, name: str) -> Declared:
-        if name != REPLY_TO and name not in self.host.repliers:
-            raise missing("queue", name, self.host.name)
+        if name != REPLY_TO and name not in self.vhost.repliers:
+            raise missing("queue", name, self.vhost.name)
         return Declared(name, 0, 1)
 
     def _named(self, queue: str) -> str:
@@ -181,19 +177,13 @@ class Declaring:
 
     def _own_queue(self, name: str) -> Queue:
         """Return an existing queue that no other connection owns."""
-        queue = self.host.queue(name)
+        queue = self.vhost.queue(name)
         self._check_mine(queue)
         return queue
 
     def _check_mine(self, queue: Queue) -> None:
         if queue.owner is not None and queue.owner is not self.outbox:
-            raise locked(queue.name, self.host.name)
-
-    def _check_same_exchange(self, existing: Exchange, declared: Exchange) -> None:
-        thing = shown("exchange", existing.name, self.host.name)
-        for field in ("type", "durable", "auto_delete", "internal"):
-            check_equal(field, thing, current=getattr(existing, field), received=getattr(declared, field))
-        check_arguments(("alternate-exchange",), thing, current=existing.arguments, received=declared.arguments)
+            raise locked(queue.name, self.vhost.name)
 
     def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> Binding:
         name = self._named(queue)
@@ -206,13 +196,13 @@ class Declaring:
 
     def _binding(self, source: str, what: str, name: str, key: str, *, arguments: Arguments) -> Binding:
         _refuse_default(source)
-        start = self.host.exchange(source)
-        end: Destination = self.host.queue(name) if what == "queue" else self.host.exchange(name)
+        start = self.vhost.exchange(source)
+        end: Destination = self.vhost.queue(name) if what == "queue" else self.vhost.exchange(name)
         return Binding(start, end, key, dict(arguments or {}))
 
 
 def _check_match(binding: Binding) -> None:
-    if binding.source.type == "headers":
+    if binding.source.spec.type == "headers":
         check_match(binding.arguments)
 
 

@@ -3,13 +3,14 @@
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import itemgetter
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.envelopes import Message
-from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
+from django_rmq_retry.embedded.engine.specs import QueueSpec
 
 NEVER = float("inf")
 _HIGH = 5
@@ -23,20 +24,18 @@ _DELIVERY_LIMIT = 20
 """The delivery limit of a quorum queue that declares none; a negative one means unlimited."""
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """A message's entry in a queue, with the queue's own counts."""
 
-    __slots__ = ("acquired", "count", "expires", "message", "position", "redelivered", "unkept")
-
-    def __init__(self, message: Message, position: int, expires: float) -> None:
-        self.message = message
-        self.position = position
-        self.expires = expires
-        self.count = 0
-        self.unkept = 0
-        """The part of the count that does not travel with the dead letter."""
-        self.acquired = 0
-        self.redelivered = False
+    message: Message
+    position: int
+    expires: float
+    count: int = 0
+    unkept: int = 0
+    """The part of the count that does not travel with the dead letter."""
+    acquired: int = 0
+    redelivered: bool = False
 
 
 class Lane:

@@ -35,27 +35,23 @@ class Death:
     expiration: str | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Message:
     """A published message, shared by every queue that holds it and never changed."""
 
-    __slots__ = (
-        "bcc", "body", "count", "deaths", "exchange", "expiration", "key", "more", "persistent", "priority", "raw"
-    )  # fmt: skip
-
-    def __init__(self, exchange: str, key: str, raw: bytes, body: bytes) -> None:
-        self.exchange = exchange
-        self.key = key
-        self.raw = raw
-        self.body = body
-        self.persistent = False
-        self.priority: int | None = None
-        self.expiration: str | None = None
-        self.more: tuple[str, ...] = ()
-        """The routing keys in CC and BCC."""
-        self.bcc: tuple[str, ...] = ()
-        self.deaths: tuple[Death, ...] = ()
-        self.count: int | None = None
-        """The failed deliveries in the queues where it died, as far as the version carries them on."""
+    exchange: str
+    key: str
+    raw: bytes
+    body: bytes
+    persistent: bool = False
+    priority: int | None = None
+    expiration: str | None = None
+    more: tuple[str, ...] = ()
+    """The routing keys in CC and BCC."""
+    bcc: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    count: int | None = None
+    """The failed deliveries in the queues where it died, as far as the version carries them on."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -71,18 +67,25 @@ class Message:
 
 
 class Glance:
-    """The properties that the broker acts on, read without decoding the others."""
+    """The properties that the broker acts on, read without decoding the others; invalid ones are refused."""
 
     __slots__ = ("expiration", "flags", "mode", "priority", "reply_to")
 
     def __init__(self, raw: bytes) -> None:
+        try:
+            self._read(raw)
+        except (IndexError, struct.error):
+            raise Refused(502, "content properties cannot be decoded") from None
+
+    def _read(self, raw: bytes) -> None:
         self.flags = flags = raw[0] << 8 | raw[1]
         if flags & _UNUSED:
             raise IndexError
-        self.mode = self.priority = self.reply_to = self.expiration = None
-        at = _skip_to_headers(raw, flags)
-        if flags & _HEADERS:
-            at += 4 + _LENGTH.unpack_from(raw, at)[0]
+        self.mode: int | None = None
+        self.priority: int | None = None
+        self.reply_to: bytes | None = None
+        self.expiration: str | None = None
+        _, at = _table_ends(raw, flags)
         if flags & _MODE:
             self.mode = raw[at]
             at += 1
@@ -102,11 +105,6 @@ class Glance:
         if at != len(raw):
             raise IndexError
 
-    mode: int | None
-    priority: int | None
-    reply_to: bytes | None
-    expiration: str | None
-
     @property
     def names_user(self) -> bool:
         return bool(self.flags & _USER_ID)
@@ -116,20 +114,13 @@ class Glance:
         return bool(self.flags & _HEADERS)
 
 
-def glance(raw: bytes) -> Glance:
-    try:
-        return Glance(raw)
-    except (IndexError, struct.error):
-        raise Refused(502, "content properties cannot be decoded") from None
-
-
-def _skip_to_headers(raw: bytes, flags: int) -> int:
+def _table_ends(raw: bytes, flags: int) -> tuple[int, int]:
+    """Return where the header table with its length begins and ends."""
     at = 2
-    if flags & _TYPE:
-        at += 1 + raw[at]
-    if flags & _ENCODING:
-        at += 1 + raw[at]
-    return at
+    for flag in (_TYPE, _ENCODING):
+        if flags & flag:
+            at += 1 + raw[at]
+    return at, at + 4 + _LENGTH.unpack_from(raw, at)[0] if flags & _HEADERS else at
 
 
 def _skip_rest(raw: bytes, flags: int, at: int) -> int:
@@ -161,34 +152,27 @@ def decoded(raw: bytes) -> Properties:
 
 def table_of(raw: bytes) -> bytes:
     """Return the encoded header table of the properties."""
-    flags = raw[0] << 8 | raw[1]
-    at = _skip_to_headers(raw, flags)
-    return raw[at + 4 : at + 4 + _LENGTH.unpack_from(raw, at)[0]] if flags & _HEADERS else b""
+    start, end = _table_ends(raw, raw[0] << 8 | raw[1])
+    return raw[start + 4 : end]
 
 
 def with_table(raw: bytes, *, drop: Collection[str], add: bytes) -> bytes:
     """Return the properties with encoded entries after the other headers; every other byte is unchanged."""
     flags = raw[0] << 8 | raw[1]
-    at = _skip_to_headers(raw, flags)
-    rest = at
-    table = b""
-    if flags & _HEADERS:
-        rest = at + 4 + _LENGTH.unpack_from(raw, at)[0]
-        table = raw[at + 4 : rest]
-        if any(name.encode() in table for name in drop):
-            table = Headers(table).replacing(drop=drop).raw
+    start, end = _table_ends(raw, flags)
+    table = raw[start + 4 : end]
+    if any(name.encode() in table for name in drop):
+        table = Headers(table).replacing(drop=drop).raw
     table += add
     if not table and not flags & _HEADERS:
         return raw
-    return b"".join((_FLAGS.pack(flags | _HEADERS), raw[2:at], _LENGTH.pack(len(table)), table, raw[rest:]))
+    return b"".join((_FLAGS.pack(flags | _HEADERS), raw[2:start], _LENGTH.pack(len(table)), table, raw[end:]))
 
 
 def without_expiration(raw: bytes) -> bytes:
     """Return the properties without their expiration; every other byte is unchanged."""
     flags = raw[0] << 8 | raw[1]
-    at = _skip_to_headers(raw, flags)
-    if flags & _HEADERS:
-        at += 4 + _LENGTH.unpack_from(raw, at)[0]
+    _, at = _table_ends(raw, flags)
     at += bool(flags & _MODE) + bool(flags & _PRIORITY)
     for flag in (_CORRELATION, _REPLY_TO):
         if flags & flag:
@@ -196,76 +180,62 @@ def without_expiration(raw: bytes) -> bytes:
     return _FLAGS.pack(flags & ~_EXPIRATION) + raw[2:at] + raw[at + 1 + raw[at] :]
 
 
+@dataclass(slots=True, eq=False)
 class Deliver:
     """A delivery to a consumer; `raw` are the properties with the counts of its queue."""
 
-    __slots__ = ("channel", "consumer", "message", "raw", "redelivered", "tag")
-
-    def __init__(
-        self, channel: int, consumer: str, tag: int, message: Message, *, raw: bytes, redelivered: bool
-    ) -> None:
-        self.channel = channel
-        self.consumer = consumer
-        self.tag = tag
-        self.message = message
-        self.raw = raw
-        self.redelivered = redelivered
+    channel: int
+    consumer: str
+    tag: int
+    message: Message
+    raw: bytes
+    redelivered: bool
 
 
+@dataclass(slots=True, eq=False)
 class Got:
     """The answer to basic.get; `left` is the number of messages still ready."""
 
-    __slots__ = ("left", "message", "raw", "redelivered", "tag")
-
-    def __init__(self, tag: int, message: Message, *, raw: bytes, redelivered: bool, left: int) -> None:
-        self.tag = tag
-        self.message = message
-        self.raw = raw
-        self.redelivered = redelivered
-        self.left = left
+    tag: int
+    message: Message
+    raw: bytes
+    redelivered: bool
+    left: int
 
 
+@dataclass(slots=True, eq=False)
 class Returned:
     """A mandatory message that no queue accepted."""
 
-    __slots__ = ("channel", "code", "message", "text")
-
-    def __init__(self, channel: int, message: Message) -> None:
-        self.channel = channel
-        self.message = message
-        self.code = 312
-        self.text = "NO_ROUTE"
+    channel: int
+    message: Message
+    code = 312
+    text = "NO_ROUTE"
 
 
+@dataclass(slots=True, eq=False)
 class Ack:
     """Every publish up to `number` that was not refused is stored."""
 
-    __slots__ = ("channel", "multiple", "number")
-
-    def __init__(self, channel: int, number: int) -> None:
-        self.channel = channel
-        self.number = number
-        self.multiple = False
+    channel: int
+    number: int
+    multiple: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Nack:
     """A queue refused a publish."""
 
-    __slots__ = ("channel", "number")
-
-    def __init__(self, channel: int, number: int) -> None:
-        self.channel = channel
-        self.number = number
+    channel: int
+    number: int
 
 
+@dataclass(slots=True, eq=False)
 class Cancel:
     """The queue of a consumer was deleted."""
 
-    __slots__ = ("channel", "consumer")
-
-    def __init__(self, channel: int, consumer: str) -> None:
-        self.channel = channel
-        self.consumer = consumer
+    channel: int
+    consumer: str
 
 
 Event = Deliver | Returned | Ack | Nack | Cancel

@@ -2,14 +2,14 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from typing import Literal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.consumers import Consumer, Roster
 from django_rmq_retry.embedded.engine.entries import NEVER, Counts, Delayed, Entry, begin, carried, count, ready_for
 from django_rmq_retry.embedded.engine.envelopes import Message, with_table
-from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
+from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.engine.store import Detail, Place, Store
 
 # Quorum queues check every five seconds (rabbit_quorum_queue's tick).
@@ -105,19 +105,6 @@ def _below(value: int, limit: int | None) -> bool:
     return limit is None or value <= int(limit * _REOPENS_AT)
 
 
-class Source(Protocol):
-    """The queue in which a message died."""
-
-    name: str
-    spec: QueueSpec
-    pending: int
-    closed: bool
-
-    def forget(self, entry: Entry) -> None: ...
-
-    def note(self, entry: Entry, place: Place, detail: Detail = None) -> None: ...
-
-
 class Surroundings:
     """The clock, the store and the graves that all queues of a virtual host share."""
 
@@ -130,35 +117,51 @@ class Surroundings:
         self.clock = clock
         self.behaviour = behaviour
         self.store = store
-        self.graves: deque[tuple[Source, Entry, str]] = deque()
+        self.graves: deque[tuple[Queue, Entry, str]] = deque()
         """Messages that died and are not dead-lettered yet: the queue, the entry and the reason."""
         self.lost: Counter[str] = Counter()
         """Messages lost without a consumer's ack, by reason."""
 
 
-class Standing:
-    """The part of a queue that dead-lettering relies on."""
+class Queue:
+    """A queue and its messages. It routes nothing: messages that die are left in `around.graves`."""
 
-    __slots__ = ("_stores_all", "around", "closed", "name", "pending", "spec", "stores")
+    __slots__ = (
+        "_arms_when_alone", "_expires_any", "_stores_all", "_timer", "around", "closed", "counts", "delayed", "held",
+        "lease", "limits", "name", "owner", "pending", "position", "ready", "roster", "spec", "stores", "ttl",
+    )  # fmt: skip
 
-    def __init__(self, spec: QueueSpec, around: Surroundings) -> None:
+    def __init__(self, spec: QueueSpec, around: Surroundings, owner: object = None) -> None:
         self.spec = spec
         self.name = spec.name
         self.around = around
+        self.owner = owner
+        """The session of an exclusive queue."""
         self.closed = False
+        self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
+        single = spec.arguments.get("x-single-active-consumer") is True
+        self.roster = Roster(around.behaviour, single=single, quorum=spec.quorum)
+        self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
+        self.counts = Counts(spec, around.behaviour) if spec.quorum else None
+        ttl = spec.seconds("x-message-ttl")
+        self.ttl = NEVER if ttl is None else ttl
+        self.position = 0
+        self.held = 0
+        """The number of unacked messages."""
         self.pending = 0
         """Dead letters that no queue has accepted yet (at-least-once)."""
+        self.delayed = Delayed(around.clock, self._undelay)
+        self.lease: Lease | None = None
         self.stores = spec.kept
         # A quorum queue stores messages whatever their delivery mode (docs/quorum-queues, "Feature comparison").
         self._stores_all = spec.quorum
+        self._expires_any = False
+        # A classic queue with priorities checks the expiry of the first message only (rabbit_amqqueue_process).
+        self._arms_when_alone = not spec.quorum and "x-max-priority" in spec.arguments
+        self._timer: Timer | None = None
 
     def bury(self, entry: Entry, reason: str) -> None:
         self.around.graves.append((self, entry, reason))
-
-    def keep(self, entry: Entry) -> None:
-        """Store a new entry."""
-        if self.stores and (self._stores_all or entry.message.persistent):
-            self.around.store.enqueued(self.name, entry)
 
     def note(self, entry: Entry, place: Place, detail: Detail = None) -> None:
         """Store an entry's new state or detail."""
@@ -170,36 +173,6 @@ class Standing:
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
             self.around.store.removed(self.name, entry.position)
 
-
-class Queue(Standing):
-    """A queue and its messages. It routes nothing: messages that die are left in `around.graves`."""
-
-    __slots__ = (
-        "_arms_when_alone", "_expires_any", "_timer", "counts", "delayed", "held", "lease", "limits", "owner",
-        "position", "ready", "roster", "ttl",
-    )  # fmt: skip
-
-    def __init__(self, spec: QueueSpec, around: Surroundings, owner: object = None) -> None:
-        super().__init__(spec, around)
-        self.owner = owner
-        """The session of an exclusive queue."""
-        self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
-        single = spec.arguments.get("x-single-active-consumer") is True
-        self.roster = Roster(around.behaviour, single=single, quorum=spec.quorum)
-        self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
-        self.counts = Counts(spec, around.behaviour) if spec.quorum else None
-        ttl = spec.seconds("x-message-ttl")
-        self.ttl = NEVER if ttl is None else ttl
-        self.position = 0
-        self.held = 0
-        """The number of unacked messages."""
-        self.delayed = Delayed(around.clock, self._undelay)
-        self.lease: Lease | None = None
-        self._expires_any = False
-        # A classic queue with priorities checks the expiry of the first message only (rabbit_amqqueue_process).
-        self._arms_when_alone = not spec.quorum and "x-max-priority" in spec.arguments
-        self._timer: Timer | None = None
-
     def offer(self, message: Message, *, refusable: bool = True) -> bool:
         """Accept a message; return False if the queue is full and refuses it."""
         ready = self.ready
@@ -209,7 +182,8 @@ class Queue(Standing):
         entry = Entry(message, self.position, self._end_of(message))
         if message.count is not None:
             begin(entry, self.around.behaviour)
-        self.keep(entry)
+        if self.stores and (self._stores_all or message.persistent):
+            self.around.store.enqueued(self.name, entry)
         ready.put(entry)
         if self.roster.members:
             # An empty queue delivers to a waiting consumer even a message with a time to live of 0.

@@ -1,9 +1,5 @@
 """Refusals in RabbitMQ's words: which close a channel and which a connection."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
-
 from django_rmq_retry.errors import RmqRetryError
 
 NAMES = {
@@ -21,12 +17,8 @@ NAMES = {
     540: "NOT_IMPLEMENTED",
     541: "INTERNAL_ERROR",
 }
-HARD = 500
-TEXT_LIMIT = 255
-
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
+FIRST_HARD_CODE = 500
+MOST_TEXT_BYTES = 255
 
 
 class Refused(RmqRetryError):
@@ -39,34 +31,22 @@ class Refused(RmqRetryError):
         self.method_id = 0
         super().__init__(self.text)
 
+    def answering(self, method_index: int) -> "Refused":
+        """Name the method that is refused, by its class and number."""
+        self.class_id, self.method_id = method_index >> 16, method_index & 0xFFFF
+        return self
+
     @property
     def hard(self) -> bool:
-        return self.code >= HARD
+        return self.code >= FIRST_HARD_CODE
 
     @property
     def text(self) -> str:
         """The reply text, cut to fit a short string."""
         # A client may publish to an exchange whose name is not valid UTF-8.
         whole = f"{NAMES[self.code]} - {self.reason}".encode("utf-8", "replace")
-        cut = whole if len(whole) <= TEXT_LIMIT else whole[: TEXT_LIMIT - 3] + b"..."
+        cut = whole if len(whole) <= MOST_TEXT_BYTES else whole[: MOST_TEXT_BYTES - 3] + b"..."
         return cut.decode("utf-8", "ignore")
-
-
-def method(class_id: int, method_id: int) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Attach the AMQP method that a refusal answers."""
-
-    def named(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        @wraps(function)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(self, *args, **kwargs)
-            except Refused as refused:
-                refused.class_id, refused.method_id = class_id, method_id
-                raise
-
-        return call
-
-    return named
 
 
 def shown(kind: str, name: str, vhost: str) -> str:

@@ -1,12 +1,12 @@
-"""The protocol of a file store: the state that durable queues need after a restart."""
+"""The state that durable queues need after a restart, and the store that is told of its changes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.envelopes import Message
-from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
+from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
 
 Place = Literal["fresh", "held", "back", "delayed", "dying"]
 """The place of a message in its queue. "fresh" is never delivered or at the back, "held" unacked, "back" returned,
@@ -14,78 +14,6 @@ Place = Literal["fresh", "held", "back", "delayed", "dying"]
 """
 Detail = float | str | None
 """The end of the delay, on the clock's scale, or the reason of the death."""
-
-
-class Store(Protocol):
-    """Receives every durable change, at once and in order. A queue and a position identify a message."""
-
-    def queue_declared(self, spec: QueueSpec) -> None: ...
-
-    def queue_deleted(self, name: str) -> None:
-        """Record a deleted queue, with its messages and bindings."""
-
-    def exchange_declared(
-        self, name: str, kind: str, *, auto_delete: bool, internal: bool, arguments: Mapping[str, object]
-    ) -> None: ...
-
-    def exchange_deleted(self, name: str) -> None:
-        """Record a deleted exchange, with its bindings."""
-
-    def bound(
-        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
-    ) -> None: ...
-
-    def unbound(
-        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
-    ) -> None: ...
-
-    def enqueued(self, queue: str, entry: Entry) -> None:
-        """Record a message that must survive a restart."""
-
-    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
-        """Record a message's new place in its queue; its counts may have changed too."""
-
-    def removed(self, queue: str, position: int) -> None:
-        """Record that a message has left a queue, for any reason."""
-
-
-class NullStore:
-    """A store that keeps nothing: a restart starts with an empty broker."""
-
-    def queue_declared(self, spec: QueueSpec) -> None: ...
-
-    def queue_deleted(self, name: str) -> None: ...
-
-    def exchange_declared(
-        self, name: str, kind: str, *, auto_delete: bool, internal: bool, arguments: Mapping[str, object]
-    ) -> None: ...
-
-    def exchange_deleted(self, name: str) -> None: ...
-
-    def bound(
-        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
-    ) -> None: ...
-
-    def unbound(
-        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
-    ) -> None: ...
-
-    def enqueued(self, queue: str, entry: Entry) -> None: ...
-
-    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None: ...
-
-    def removed(self, queue: str, position: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptExchange:
-    """A durable exchange as it was declared."""
-
-    name: str
-    kind: str
-    auto_delete: bool
-    internal: bool
-    arguments: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +48,36 @@ class Kept:
     """The durable content of a virtual host. Messages are in the order in which they reached their places."""
 
     queues: tuple[QueueSpec, ...] = ()
-    exchanges: tuple[KeptExchange, ...] = ()
+    exchanges: tuple[ExchangeSpec, ...] = ()
     bindings: tuple[KeptBinding, ...] = ()
     messages: Iterator[KeptMessage] = field(default_factory=lambda: iter(()))
+
+
+class Store:
+    """Gets every durable change, at once and in order, and keeps nothing: a restart starts with an empty broker.
+
+    A queue and a position identify a message.
+    """
+
+    def queue_declared(self, spec: QueueSpec) -> None: ...
+
+    def queue_deleted(self, name: str) -> None:
+        """Delete a queue, with its messages and bindings."""
+
+    def exchange_declared(self, spec: ExchangeSpec) -> None: ...
+
+    def exchange_deleted(self, name: str) -> None:
+        """Delete an exchange, with its bindings."""
+
+    def bound(self, binding: KeptBinding) -> None: ...
+
+    def unbound(self, binding: KeptBinding) -> None: ...
+
+    def enqueued(self, queue: str, entry: Entry) -> None:
+        """Keep a message that must survive a restart."""
+
+    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
+        """Keep a message's new place in its queue; its counts may have changed too."""
+
+    def removed(self, queue: str, position: int) -> None:
+        """Delete a message that has left a queue, for any reason."""

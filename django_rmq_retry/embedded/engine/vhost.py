@@ -1,66 +1,55 @@
-"""A virtual host, its sessions, and its restoration from a file."""
+"""A virtual host: the state that all its channels share."""
+
+from collections.abc import Callable
 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
-from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.clock import Clock
-from django_rmq_retry.embedded.engine.entries import Entry, begin
-from django_rmq_retry.embedded.engine.host import Chance, Host, Outbox
-from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.routing import Binding, Destination, Exchange
-from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage, NullStore, Store
+from django_rmq_retry.embedded.engine.consumers import Valve
+from django_rmq_retry.embedded.engine.dead_letters import Undertaker
+from django_rmq_retry.embedded.engine.envelopes import Ack, Event, Message
+from django_rmq_retry.embedded.engine.queue import Lease, Queue, Surroundings
+from django_rmq_retry.embedded.engine.refusals import missing
+from django_rmq_retry.embedded.engine.routing import Exchange, Router
+from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
+from django_rmq_retry.embedded.engine.store import Store
 
 
-class Session(Outbox):
-    """One connection: its channels, its exclusive queues and its unsent events."""
+class Outbox:
+    """The events that one client has not received yet."""
 
-    def __init__(self, host: Host, *, user: str) -> None:
-        super().__init__(host.busy)
-        self.host = host
-        self.user = user
-        self.channels: dict[int, Channel] = {}
+    def __init__(self, busy: dict["Outbox", None]) -> None:
+        self.events: list[Event] = []
+        self.valve = Valve()
+        self.supports_cancel = True
+        """True if the client accepts basic.cancel for a deleted queue."""
+        self._busy = busy
 
-    def channel(self, number: int) -> Channel:
-        """Open a channel whose number is not open yet."""
-        channel = self.channels[number] = Channel(self.host, self, number, user=self.user)
-        return channel
+    def put(self, event: Event) -> None:
+        if not self.events:
+            self._busy[self] = None
+        self.events.append(event)
 
-    def close_channel(self, number: int) -> None:
-        channel = self.channels.pop(number, None)
-        if channel is not None:
-            channel.close()
+    def confirm(self, channel: int, number: int) -> None:
+        """Confirm one publish; consecutive confirms become one."""
+        last = self.events[-1] if self.events else None
+        if type(last) is Ack and last.channel == channel:
+            last.number = number
+            last.multiple = True
+        else:
+            self.put(Ack(channel, number))
 
-    def left_unread(self, size: int) -> None:
-        """Set the bytes that the client has not read yet; once few are left, its consumers get messages again."""
-        if not self.valve.measure(size):
-            return
-        held = [pair for channel in self.channels.values() for pair in channel.consumers.values()]
-        for consumer, queue in held:
-            queue.roster.wake(consumer)
-        for queue in dict.fromkeys(queue for _, queue in held):
-            queue.dispatch()
-        self.host.settle()
-
-    def close(self) -> None:
-        """End the session. None of its consumers may get a message that another of its channels returns."""
-        channels = list(self.channels.values())
-        self.channels.clear()
-        ended: list[Queue] = []
-        for channel in channels:
-            ended += channel.stop_consuming()
-        for channel in channels:
-            channel.return_unacked()
-        for channel in channels[:1]:
-            channel.wake(ended)
-        for queue in [one for one in self.host.router.queues.values() if one.owner is self]:
-            self.host.remove_queue(queue)
-        self.drain()
+    def drain(self) -> list[Event]:
+        """Take all events, in order."""
+        events, self.events = self.events, []
+        self._busy.pop(self, None)
+        return events
 
 
-class Vhost(Host):
-    """A broker for the clients of one virtual host.
+class Vhost:
+    """A virtual host. Every method of a channel ends by dead-lettering what died.
 
-    ``vhost = Vhost("/", Clock(), chance=iter_names)``; ``channel = vhost.connect().channel(1)``; after every call
-    the sessions in ``vhost.busy`` have events in their outbox: ``session.drain()``.
+    ``vhost = Vhost("/", Clock(), random_name=…)``; ``channel = Session(vhost).channel(1)``; after every call the
+    sessions in ``vhost.busy`` have events in their outbox: ``session.drain()``.
     """
 
     def __init__(
@@ -69,69 +58,62 @@ class Vhost(Host):
         clock: Clock,
         behaviour: Behaviour = V4_0,
         *,
-        chance: Chance,
+        random_name: Callable[[], str],
         store: Store | None = None,
     ) -> None:
-        super().__init__(name, clock, behaviour, chance=chance, store=store or NullStore())
+        self.name = name
+        self.clock = clock
+        self.behaviour = behaviour
+        self.random_name = random_name
+        """Makes the part of a name that the broker chooses."""
+        self.store = store = store or Store()
+        self.busy: dict[Outbox, None] = {}
+        """The clients with unsent events."""
+        self.repliers: dict[str, Callable[[Message], None]] = {}
+        """The channels that wait for direct replies, by the name in reply_to."""
+        self.around = Surroundings(clock, behaviour, store)
+        self.router = Router(store)
+        self._undertaker = Undertaker(self.around, self.router)
+        self.around.settle = self.settle
 
-    def connect(self, user: str = "guest") -> Session:
-        return Session(self, user=user)
+    def settle(self) -> None:
+        """Dead-letter every message that died; called after each operation that may have ended one."""
+        if self.around.graves:
+            self._undertaker.bury_all()
 
-    def next_due(self) -> float | None:
-        """The time of the next timer; None without one."""
-        return self.clock.next_due()
+    def queue(self, name: str) -> Queue:
+        entry = self.router.queues.get(name)
+        if entry is None:
+            raise missing("queue", name, self.name)
+        return entry
 
-    def advance(self, now: float) -> None:
-        """Move time forward to now."""
-        self.clock.advance(now)
+    def exchange(self, name: str) -> Exchange:
+        entry = self.router.exchanges.get(name)
+        if entry is None:
+            raise missing("exchange", name, self.name)
+        return entry
 
+    def add_queue(self, spec: QueueSpec, owner: Outbox | None) -> Queue:
+        queue = Queue(spec, self.around, owner)
+        self.router.queues[spec.name] = queue
+        seconds = spec.seconds("x-expires")
+        if seconds is not None:
+            queue.lease = Lease(self.clock, seconds, quorum=spec.quorum, end=lambda: self.remove_queue(queue))
+        if spec.kept:
+            self.store.queue_declared(spec)
+        return queue
 
-def restore(host: Host, kept: Kept) -> None:
-    """Fill an empty virtual host. Its store receives queues, exchanges and bindings again, but no messages."""
-    for one in kept.exchanges:
-        host.add_exchange(
-            Exchange(one.name, one.kind, auto_delete=one.auto_delete, internal=one.internal, arguments=one.arguments)
-        )
-    for spec in kept.queues:
-        host.add_queue(spec, None)
-    for binding in kept.bindings:
-        _bind(host, binding)
-    held: dict[Queue, list[Entry]] = {}
-    for message in kept.messages:
-        queue = host.router.queues.get(message.queue)
-        if queue is not None:
-            _put(queue, message, held)
-    for queue in list(host.router.queues.values()):
-        if queue.limits is not None:
-            queue.limits.note(queue.ready.count, queue.ready.bytes)
-        queue.resume(held.get(queue, []))
-    host.settle()
+    def add_exchange(self, spec: ExchangeSpec) -> None:
+        self.router.exchanges[spec.name] = Exchange(spec)
+        if spec.durable:
+            self.store.exchange_declared(spec)
 
-
-def _bind(host: Host, kept: KeptBinding) -> None:
-    router = host.router
-    source = router.exchanges.get(kept.source)
-    end: Destination | None = (router.exchanges if kept.to_exchange else router.queues).get(kept.destination)
-    if source is not None and end is not None:
-        router.bind(Binding(source, end, kept.key, kept.arguments))
-
-
-def _put(queue: Queue, kept: KeptMessage, held: dict[Queue, list[Entry]]) -> None:
-    entry = Entry(kept.message, kept.position, kept.expires)
-    queue.position = max(queue.position, kept.position)
-    if kept.count is not None:
-        entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
-        entry.count, entry.unkept = kept.count, kept.unkept
-    elif kept.message.count is not None:
-        begin(entry, queue.around.behaviour)
-    match kept.place, kept.detail:
-        case "held", _:
-            held.setdefault(queue, []).append(entry)
-        case "back", _:
-            queue.ready.restore(entry)
-        case "delayed", float(due):
-            queue.delayed.put(entry, due)
-        case "dying", str(reason):
-            queue.bury(entry, reason)
-        case _:
-            queue.ready.put(entry)
+    def remove_queue(self, queue: Queue) -> None:
+        """Delete a queue with its messages, which are not dead-lettered; its consumers get basic.cancel."""
+        if self.router.queues.get(queue.name) is not queue:
+            return
+        self.router.remove_queue(queue)
+        self.around.lost["queue deleted"] += queue.close()
+        for consumer in list(queue.roster.members):
+            queue.roster.remove(consumer)
+            consumer.gone()

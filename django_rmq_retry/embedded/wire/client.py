@@ -16,10 +16,10 @@ from django_rmq_retry.amqp.frames import CLASS_BASIC, FRAME_BODY, FRAME_HEADER, 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.clock import Clock
-from django_rmq_retry.embedded.engine.consumers import MUCH
-from django_rmq_retry.embedded.engine.host import Outbox
+from django_rmq_retry.embedded.engine.consumers import MOST_UNREAD_BYTES
 from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.vhost import Session, Vhost, restore
+from django_rmq_retry.embedded.engine.session import Session, restore
+from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
 from django_rmq_retry.embedded.file_store import FileStore
 from django_rmq_retry.embedded.wire.frames import (
     HEARTBEAT,
@@ -34,7 +34,7 @@ from django_rmq_retry.embedded.wire.methods import FRAME_MAX, Handshake, call
 
 log = logging.getLogger("django_rmq_retry")
 
-PUBLISH, ACK, GET = ((CLASS_BASIC << 16) | number for number in (40, 80, 70))
+PUBLISH, ACK = ((CLASS_BASIC << 16) | number for number in (40, 80))
 _MANDATORY, _IMMEDIATE = 1, 2
 _ACK_SIZE = 13
 _HEADER_FIXED = 12
@@ -61,19 +61,15 @@ class Broker:
         self.behaviour = behaviour
         self.clock = Clock(now, epoch=time.time() - now)
         self._store = FileStore(file, epoch=self.clock.epoch) if file is not None else None
-        vhost = Vhost("/", self.clock, behaviour, chance=_chance, store=self._store)
-        self.vhosts = {vhost.name: vhost}
+        self.vhost = Vhost("/", self.clock, behaviour, random_name=lambda: token_urlsafe(16), store=self._store)
         self._writers: dict[Outbox, Callable[[], None]] = {}
         if self._store is not None:
-            restore(vhost, self._store.read())
+            restore(self.vhost, self._store.read())
 
-    def connect(self, vhost: str, user: str, write_events: Callable[[], None]) -> Session | None:
-        """Open a session on a virtual host, or or return None; `write_events` is called when it has events."""
-        host = self.vhosts.get(vhost)
-        if host is None:
-            return None
-        session = host.connect(user)
-        session.valve.most = MUCH
+    def connect(self, user: str, write_events: Callable[[], None]) -> Session:
+        """Open a session; `write_events` is called when it has events."""
+        session = Session(self.vhost, user=user)
+        session.valve.most = MOST_UNREAD_BYTES
         self._writers[session] = write_events
         return session
 
@@ -83,17 +79,12 @@ class Broker:
 
     @property
     def has_events(self) -> bool:
-        return any(vhost.busy for vhost in self.vhosts.values())
+        return bool(self.vhost.busy)
 
     def write_events(self) -> None:
         """Write the events of every client that has any."""
-        for vhost in self.vhosts.values():
-            for session in list(vhost.busy):
-                writer = self._writers.get(session)
-                if writer is None:
-                    session.drain()
-                else:
-                    writer()
+        for session in list(self.vhost.busy):
+            self._writers[session]()
 
     def commit(self) -> None:
         """Write every change to the file; no client may see a confirm before that."""
@@ -107,10 +98,6 @@ class Broker:
                 self._store.commit()
             finally:
                 self._store.close()
-
-
-def _chance() -> str:
-    return token_urlsafe(16)
 
 
 class Dialogue:
@@ -146,7 +133,10 @@ class Dialogue:
         index = int.from_bytes(payload[:4])
         if index == ACK and len(payload) == _ACK_SIZE:
             tag, multiple = _ack(payload, 4)
-            self.engine.ack(tag, multiple=bool(multiple & 1))
+            try:
+                self.engine.ack(tag, multiple=bool(multiple & 1))
+            except Refused as refused:
+                raise refused.answering(ACK) from None
             return True
         if index != PUBLISH:
             return False
@@ -185,10 +175,11 @@ class Dialogue:
     def _publish(self, body: bytes) -> None:
         self._wanted = FRAME_METHOD
         exchange, key = self._place
-        bits = self._bits
-        self.engine.publish(
-            exchange, key, self._raw, body, mandatory=bool(bits & _MANDATORY), immediate=bool(bits & _IMMEDIATE)
-        )
+        mandatory, immediate = bool(self._bits & _MANDATORY), bool(self._bits & _IMMEDIATE)
+        try:
+            self.engine.publish(exchange, key, self._raw, body, mandatory=mandatory, immediate=immediate)
+        except Refused as refused:
+            raise refused.answering(PUBLISH) from None
 
 
 class Client:
@@ -315,24 +306,30 @@ class Client:
         # Earlier events precede the answer, and the events of this call follow it.
         self.write_events()
         asked: Any = read_method(payload)
-        if asked.INDEX == GET:
-            self._get(number, dialogue, asked)
-        elif type(asked) is spec.Channel.Close:
-            self._close_channel(number)
-            self._write(number, spec.Channel.CloseOk())
-        elif type(asked) is spec.Channel.Open:
-            raise Refused(504, "second 'channel.open' seen")
-        elif type(asked) not in (spec.Channel.CloseOk, spec.Channel.FlowOk, spec.Basic.CancelOk):
-            answer = call(dialogue.engine, asked)
-            if answer is not None:
-                self._write(number, answer)
+        try:
+            self._answer(number, dialogue, asked)
+        except Refused as refused:
+            raise refused.answering(asked.INDEX) from None
 
-    def _get(self, number: int, dialogue: Dialogue, asked: Any) -> None:
-        got = dialogue.engine.get(asked.queue or "", no_ack=asked.no_ack)
-        if got is None:
-            self._write(number, spec.Basic.GetEmpty())
-        else:
-            write_got(self.out, number, got, frame_max=self._frames.most)
+    def _answer(self, number: int, dialogue: Dialogue, asked: Any) -> None:
+        match asked:
+            case spec.Basic.Get():
+                got = dialogue.engine.get(asked.queue, no_ack=asked.no_ack)
+                if got is None:
+                    self._write(number, spec.Basic.GetEmpty())
+                else:
+                    write_got(self.out, number, got, frame_max=self._frames.most)
+            case spec.Channel.Close():
+                self._close_channel(number)
+                self._write(number, spec.Channel.CloseOk())
+            case spec.Channel.Open():
+                raise Refused(504, "second 'channel.open' seen")
+            case spec.Channel.CloseOk() | spec.Channel.FlowOk() | spec.Basic.CancelOk():
+                pass
+            case _:
+                answer = call(dialogue.engine, asked)
+                if answer is not None:
+                    self._write(number, answer)
 
     def _open_channel(self, session: Session, number: int, kind: int, payload: bytes) -> None:
         if kind != FRAME_METHOD or type(read_method(payload)) is not spec.Channel.Open:
@@ -403,9 +400,9 @@ class Client:
         if answer is not None:
             self._write(0, answer)
         if handshake.vhost is not None:
-            self._session = self._broker.connect(handshake.vhost, handshake.user, self.write_events)
-            if self._session is None:
+            if handshake.vhost != self._broker.vhost.name:
                 raise Refused(530, f"vhost {handshake.vhost} not found")
+            self._session = self._broker.connect(handshake.user, self.write_events)
             self._session.supports_cancel = handshake.supports_cancel
             self.heartbeat = handshake.heartbeat
             self._frames.most = handshake.frame_max

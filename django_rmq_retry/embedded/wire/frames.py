@@ -94,9 +94,7 @@ def read_method(payload: bytes) -> Method:
         method = _decoded(kind, payload)
     except Exception as error:
         # pika's decoders raise any exception on invalid bytes.
-        refused = Refused(502, f"cannot decode the arguments of {kind.NAME}")
-        refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
-        raise refused from error
+        raise Refused(502, f"cannot decode the arguments of {kind.NAME}").answering(index) from error
     _check_names(method, index)
     return method
 
@@ -118,10 +116,7 @@ def _check_names(method: Method, index: int) -> None:
     """Refuse names that are not UTF-8, which pika leaves as bytes. RabbitMQ skips those of basic.publish, for speed."""
     if all(type(value) is not bytes or field in _LONG for field, value in vars(method).items()):
         return
-    refused = Refused(501, "Malformed UTF-8 in shortstr")
-    if index >> 16 == _CONNECTION:
-        refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
-    raise refused
+    raise Refused(501, "Malformed UTF-8 in shortstr").answering(index if index >> 16 == _CONNECTION else 0)
 
 
 def write_method(out: bytearray, channel: int, method: Method) -> None:

@@ -32,10 +32,6 @@ _CAPABILITIES = (
 )
 _LOGIN = ("guest", "guest")
 
-Answer = Method | None
-# pika types omitted fields as None.
-Fields = Any
-
 
 def server_properties(version: str) -> dict[str, object]:
     """Clients derive their features from product and version; the other fields name the embedded broker."""
@@ -54,27 +50,27 @@ def user_of(mechanism: str, response: bytes) -> str:
     """Return the user; as on a fresh RabbitMQ this is guest, from this machine only."""
     if mechanism not in MECHANISMS.split():
         raise Refused(503, f"unknown authentication mechanism '{mechanism}'")
-    user, password = _plain(response) if mechanism == "PLAIN" else _table(response)
-    if (user, password) != _LOGIN:
+    login = _plain(response) if mechanism == "PLAIN" else _table(response)
+    if login != _LOGIN:
         raise Refused(
             403,
             f"Login was refused using authentication mechanism {mechanism}. "
             "The embedded broker has one user: guest, with the password guest.",
         )
-    return user
+    return _LOGIN[0]
 
 
-def _plain(response: bytes) -> tuple[str, str]:
-    parts = response.decode("utf-8", "surrogateescape").split("\0")
-    return (parts[1], parts[2]) if len(parts) == 3 else ("", "")  # noqa: PLR2004  # authzid, user, password
+def _plain(response: bytes) -> tuple[str, ...]:
+    # The first part is the authorization identity, which RabbitMQ ignores.
+    return tuple(response.decode("utf-8", "surrogateescape").split("\0")[1:])
 
 
-def _table(response: bytes) -> tuple[str, str]:
+def _table(response: bytes) -> tuple[object, ...]:
     try:
         values = Headers(response)
-        return str(values.get("LOGIN", "")), str(values.get("PASSWORD", ""))
+        return values.get("LOGIN"), values.get("PASSWORD")
     except (UndecodableHeaders, IndexError):
-        return "", ""
+        return ()
 
 
 def _agreed(field: str, method: int, *, most: int, least: int = 0) -> int:
@@ -136,7 +132,7 @@ class Handshake:
         return None
 
 
-def call(channel: Channel, method: Method) -> Answer:
+def call(channel: Channel, method: Method) -> Method | None:
     """Call the engine for a method; return no answer if the client asked for none (nowait)."""
     function = _CALLS.get(type(method))
     if function is None:
@@ -145,136 +141,106 @@ def call(channel: Channel, method: Method) -> Answer:
     return None if getattr(method, "nowait", False) else answer
 
 
-def _text(name: str | None) -> str:
-    return name or ""
-
-
-def _exchange_declare(channel: Channel, method: Fields) -> Answer:
+def _exchange_declare(channel: Channel, asked: Any) -> Method:
     channel.exchange_declare(
-        _text(method.exchange),
-        _text(method.type),
-        passive=method.passive,
-        durable=method.durable,
-        auto_delete=method.auto_delete,
-        internal=method.internal,
-        arguments=method.arguments,
+        asked.exchange,
+        asked.type,
+        passive=asked.passive,
+        durable=asked.durable,
+        auto_delete=asked.auto_delete,
+        internal=asked.internal,
+        arguments=asked.arguments,
     )
     return spec.Exchange.DeclareOk()
 
 
-def _exchange_delete(channel: Channel, method: Fields) -> Answer:
-    channel.exchange_delete(_text(method.exchange), if_unused=method.if_unused)
+def _exchange_delete(channel: Channel, asked: Any) -> Method:
+    channel.exchange_delete(asked.exchange, if_unused=asked.if_unused)
     return spec.Exchange.DeleteOk()
 
 
-def _exchange_bind(channel: Channel, method: Fields) -> Answer:
-    channel.exchange_bind(_text(method.destination), _text(method.source), _text(method.routing_key), method.arguments)
+def _exchange_bind(channel: Channel, asked: Any) -> Method:
+    channel.exchange_bind(asked.destination, asked.source, asked.routing_key, asked.arguments)
     return spec.Exchange.BindOk()
 
 
-def _exchange_unbind(channel: Channel, method: Fields) -> Answer:
-    channel.exchange_unbind(
-        _text(method.destination), _text(method.source), _text(method.routing_key), method.arguments
-    )
+def _exchange_unbind(channel: Channel, asked: Any) -> Method:
+    channel.exchange_unbind(asked.destination, asked.source, asked.routing_key, asked.arguments)
     return spec.Exchange.UnbindOk()
 
 
-def _queue_declare(channel: Channel, method: Fields) -> Answer:
+def _queue_declare(channel: Channel, asked: Any) -> Method:
     declared = channel.queue_declare(
-        _text(method.queue),
-        passive=method.passive,
-        durable=method.durable,
-        exclusive=method.exclusive,
-        auto_delete=method.auto_delete,
-        arguments=method.arguments,
+        asked.queue,
+        passive=asked.passive,
+        durable=asked.durable,
+        exclusive=asked.exclusive,
+        auto_delete=asked.auto_delete,
+        arguments=asked.arguments,
     )
     return spec.Queue.DeclareOk(declared.queue, declared.messages, declared.consumers)
 
 
-def _queue_bind(channel: Channel, method: Fields) -> Answer:
-    channel.queue_bind(_text(method.queue), _text(method.exchange), _text(method.routing_key), method.arguments)
+def _queue_bind(channel: Channel, asked: Any) -> Method:
+    channel.queue_bind(asked.queue, asked.exchange, asked.routing_key, asked.arguments)
     return spec.Queue.BindOk()
 
 
-def _queue_unbind(channel: Channel, method: Fields) -> Answer:
-    channel.queue_unbind(_text(method.queue), _text(method.exchange), _text(method.routing_key), method.arguments)
+def _queue_unbind(channel: Channel, asked: Any) -> Method:
+    channel.queue_unbind(asked.queue, asked.exchange, asked.routing_key, asked.arguments)
     return spec.Queue.UnbindOk()
 
 
-def _queue_purge(channel: Channel, method: Fields) -> Answer:
-    return spec.Queue.PurgeOk(channel.queue_purge(_text(method.queue)))
+def _queue_delete(channel: Channel, asked: Any) -> Method:
+    return spec.Queue.DeleteOk(channel.queue_delete(asked.queue, if_unused=asked.if_unused, if_empty=asked.if_empty))
 
 
-def _queue_delete(channel: Channel, method: Fields) -> Answer:
-    count = channel.queue_delete(_text(method.queue), if_unused=method.if_unused, if_empty=method.if_empty)
-    return spec.Queue.DeleteOk(count)
-
-
-def _qos(channel: Channel, method: Fields) -> Answer:
-    channel.qos(method.prefetch_count, size=method.prefetch_size, channel_wide=method.global_qos)
+def _qos(channel: Channel, asked: Any) -> Method:
+    channel.qos(asked.prefetch_count, size=asked.prefetch_size, channel_wide=asked.global_qos)
     return spec.Basic.QosOk()
 
 
-def _consume(channel: Channel, method: Fields) -> Answer:
+def _consume(channel: Channel, asked: Any) -> Method:
     tag = channel.consume(
-        _text(method.queue),
-        _text(method.consumer_tag),
-        no_ack=method.no_ack,
-        exclusive=method.exclusive,
-        arguments=method.arguments,
+        asked.queue, asked.consumer_tag, no_ack=asked.no_ack, exclusive=asked.exclusive, arguments=asked.arguments
     )
     return spec.Basic.ConsumeOk(tag)
 
 
-def _cancel(channel: Channel, method: Fields) -> Answer:
-    tag = _text(method.consumer_tag)
-    channel.cancel(tag)
-    return spec.Basic.CancelOk(tag)
+def _cancel(channel: Channel, asked: Any) -> Method:
+    channel.cancel(asked.consumer_tag)
+    return spec.Basic.CancelOk(asked.consumer_tag)
 
 
-def _recover(channel: Channel, method: Fields) -> Answer:
-    channel.recover(requeue=method.requeue)
-    return spec.Basic.RecoverOk() if type(method) is spec.Basic.Recover else None
+def _recover(channel: Channel, asked: Any) -> Method | None:
+    channel.recover(requeue=asked.requeue)
+    return spec.Basic.RecoverOk() if type(asked) is spec.Basic.Recover else None
 
 
-def _nack(channel: Channel, method: Fields) -> Answer:
-    channel.nack(method.delivery_tag, multiple=method.multiple, requeue=method.requeue)
-    return None
-
-
-def _reject(channel: Channel, method: Fields) -> Answer:
-    channel.reject(method.delivery_tag, requeue=method.requeue)
-    return None
-
-
-def _confirm_select(channel: Channel) -> Answer:
+def _confirm_select(channel: Channel, _asked: Any) -> Method:
     channel.confirm_select()
     return spec.Confirm.SelectOk()
 
 
-def _flow(method: Fields) -> Answer:
-    if not method.active:
+def _flow(_channel: Channel, asked: Any) -> Method:
+    if not asked.active:
         raise Refused(540, "active=false")
     return spec.Channel.FlowOk(True)  # noqa: FBT003 - pika's own signature
 
 
-def _transaction(channel: Channel, method: Fields) -> Answer:
-    methods = {spec.Tx.Select: channel.tx_select, spec.Tx.Commit: channel.tx_commit}
-    methods.get(type(method), channel.tx_rollback)()
-    return None
-
-
-_CALLS: dict[type[Method], Callable[[Channel, Fields], Answer]] = {
+_CALLS: dict[type[Method], Callable[[Channel, Any], Method | None]] = {
     spec.Access.Request: lambda _channel, _asked: spec.Access.RequestOk(1),
     spec.Basic.Cancel: _cancel,
     spec.Basic.Consume: _consume,
-    spec.Basic.Nack: _nack,
+    spec.Basic.Nack: lambda channel, asked: channel.nack(
+        asked.delivery_tag, multiple=asked.multiple, requeue=asked.requeue
+    ),
     spec.Basic.Qos: _qos,
     spec.Basic.Recover: _recover,
     spec.Basic.RecoverAsync: _recover,
-    spec.Basic.Reject: _reject,
-    spec.Channel.Flow: lambda _channel, method: _flow(method),
-    spec.Confirm.Select: lambda channel, _asked: _confirm_select(channel),
+    spec.Basic.Reject: lambda channel, asked: channel.reject(asked.delivery_tag, requeue=asked.requeue),
+    spec.Channel.Flow: _flow,
+    spec.Confirm.Select: _confirm_select,
     spec.Exchange.Bind: _exchange_bind,
     spec.Exchange.Declare: _exchange_declare,
     spec.Exchange.Delete: _exchange_delete,
@@ -282,9 +248,9 @@ _CALLS: dict[type[Method], Callable[[Channel, Fields], Answer]] = {
     spec.Queue.Bind: _queue_bind,
     spec.Queue.Declare: _queue_declare,
     spec.Queue.Delete: _queue_delete,
-    spec.Queue.Purge: _queue_purge,
+    spec.Queue.Purge: lambda channel, asked: spec.Queue.PurgeOk(channel.queue_purge(asked.queue)),
     spec.Queue.Unbind: _queue_unbind,
-    spec.Tx.Commit: _transaction,
-    spec.Tx.Rollback: _transaction,
-    spec.Tx.Select: _transaction,
+    spec.Tx.Commit: lambda channel, _asked: channel.tx_commit(),
+    spec.Tx.Rollback: lambda channel, _asked: channel.tx_rollback(),
+    spec.Tx.Select: lambda channel, _asked: channel.tx_select(),
 }

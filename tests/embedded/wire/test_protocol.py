@@ -183,7 +183,7 @@ def test_a_ttl_starts_at_arrival_and_not_at_processing(server: Server, monkeypat
         raw.method()
         monkeypatch.setattr(server, "_serve", late)
         raw.send(publish("q"))
-        queue = server.broker.vhosts["/"].router.queues["q"]
+        queue = server.broker.vhost.router.queues["q"]
         wait_until(lambda: queue.ready.count == 1)
         (waiting,) = queue.ready
 

@@ -7,7 +7,7 @@ import pika
 import pytest
 from pika import spec
 
-from django_rmq_retry.embedded.engine.consumers import MUCH
+from django_rmq_retry.embedded.engine.consumers import MOST_UNREAD_BYTES
 from django_rmq_retry.embedded.wire.client import Broker, Client
 from tests.embedded.wire.raw import HEADER, PLAIN, Raw
 from tests.embedded.wire.test_parity import opened, raw_to
@@ -129,14 +129,14 @@ def test_a_consumer_that_does_not_read_gets_at_most_8_mb(size: int) -> None:
     broker = Broker()
     publisher, consumer = Silent(broker), Silent(broker)
     publisher.say(spec.Queue.Declare(queue="q"))
-    publisher.client.receive(posted("q", bytes(size)) * (2 * MUCH // (size + 100)))
+    publisher.client.receive(posted("q", bytes(size)) * (2 * MOST_UNREAD_BYTES // (size + 100)))
     consumer.say(spec.Basic.Consume(queue="q", no_ack=True))
     unread = [consumer.turn()]
     publisher.client.receive(posted("q", bytes(size)) * 100)
-    unread += consumer.turn(), consumer.turn(reads=MUCH // 4), consumer.turn()
-    consumer.turn(reads=MUCH)
+    unread += consumer.turn(), consumer.turn(reads=MOST_UNREAD_BYTES // 4), consumer.turn()
+    consumer.turn(reads=MOST_UNREAD_BYTES)
     again = consumer.turn()
 
-    assert MUCH / 2 < unread[0] == unread[1] < MUCH + size + 200
-    assert unread[2] == unread[3] == unread[0] - MUCH // 4
-    assert MUCH / 2 < again < MUCH + size + 200
+    assert MOST_UNREAD_BYTES / 2 < unread[0] == unread[1] < MOST_UNREAD_BYTES + size + 200
+    assert unread[2] == unread[3] == unread[0] - MOST_UNREAD_BYTES // 4
+    assert MOST_UNREAD_BYTES / 2 < again < MOST_UNREAD_BYTES + size + 200

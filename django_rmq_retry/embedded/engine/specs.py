@@ -1,4 +1,4 @@
-"""Arguments of queues, checked and compared as RabbitMQ does."""
+"""Queues and exchanges as a client declared them, checked and compared as RabbitMQ does."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -187,6 +187,24 @@ _CHECKS: Mapping[str, Problem] = {
     "x-consumer-timeout": integer_problem,
     "x-consumer-disconnected-timeout": integer_problem,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSpec:
+    """An exchange as a client declared it."""
+
+    name: str
+    type: str = "direct"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    def check_same(self, other: "ExchangeSpec", thing: str) -> None:
+        """Refuse a second declaration that differs from this one."""
+        for name in ("type", "durable", "auto_delete", "internal"):
+            check_equal(name, thing, current=getattr(self, name), received=getattr(other, name))
+        check_arguments(("alternate-exchange",), thing, current=self.arguments, received=other.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,103 @@
+"""The sessions of clients on a virtual host, and the host's restoration from a file."""
+
+from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.entries import Entry, begin
+from django_rmq_retry.embedded.engine.queue import Queue
+from django_rmq_retry.embedded.engine.routing import Binding, Destination
+from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage
+from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
+
+
+class Session(Outbox):
+    """One connection: its channels, its exclusive queues and its unsent events."""
+
+    def __init__(self, vhost: Vhost, *, user: str = "guest") -> None:
+        super().__init__(vhost.busy)
+        self.vhost = vhost
+        self.user = user
+        self.channels: dict[int, Channel] = {}
+
+    def channel(self, number: int) -> Channel:
+        """Open a channel whose number is not open yet."""
+        channel = self.channels[number] = Channel(self.vhost, self, number, user=self.user)
+        return channel
+
+    def close_channel(self, number: int) -> None:
+        channel = self.channels.pop(number, None)
+        if channel is not None:
+            channel.close()
+
+    def left_unread(self, size: int) -> None:
+        """Set the bytes that the client has not read yet; once few are left, its consumers get messages again."""
+        if not self.valve.measure(size):
+            return
+        held = [pair for channel in self.channels.values() for pair in channel.consumers.values()]
+        for consumer, queue in held:
+            queue.roster.wake(consumer)
+        for queue in dict.fromkeys(queue for _, queue in held):
+            queue.dispatch()
+        self.vhost.settle()
+
+    def close(self) -> None:
+        """End the session. None of its consumers may get a message that another of its channels returns."""
+        channels = list(self.channels.values())
+        self.channels.clear()
+        ended: list[Queue] = []
+        for channel in channels:
+            ended += channel.stop_consuming()
+        for channel in channels:
+            channel.return_unacked()
+        for channel in channels[:1]:
+            channel.wake(ended)
+        for queue in [one for one in self.vhost.router.queues.values() if one.owner is self]:
+            self.vhost.remove_queue(queue)
+        self.drain()
+
+
+def restore(vhost: Vhost, kept: Kept) -> None:
+    """Fill an empty virtual host. Its store receives queues, exchanges and bindings again, but no messages."""
+    for exchange in kept.exchanges:
+        vhost.add_exchange(exchange)
+    for spec in kept.queues:
+        vhost.add_queue(spec, None)
+    for binding in kept.bindings:
+        _bind(vhost, binding)
+    held: dict[Queue, list[Entry]] = {}
+    for message in kept.messages:
+        queue = vhost.router.queues.get(message.queue)
+        if queue is not None:
+            _put(queue, message, held)
+    for queue in list(vhost.router.queues.values()):
+        if queue.limits is not None:
+            queue.limits.note(queue.ready.count, queue.ready.bytes)
+        queue.resume(held.get(queue, []))
+    vhost.settle()
+
+
+def _bind(vhost: Vhost, kept: KeptBinding) -> None:
+    router = vhost.router
+    source = router.exchanges.get(kept.source)
+    end: Destination | None = (router.exchanges if kept.to_exchange else router.queues).get(kept.destination)
+    if source is not None and end is not None:
+        router.bind(Binding(source, end, kept.key, kept.arguments))
+
+
+def _put(queue: Queue, kept: KeptMessage, held: dict[Queue, list[Entry]]) -> None:
+    entry = Entry(kept.message, kept.position, kept.expires)
+    queue.position = max(queue.position, kept.position)
+    if kept.count is not None:
+        entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
+        entry.count, entry.unkept = kept.count, kept.unkept
+    elif kept.message.count is not None:
+        begin(entry, queue.around.behaviour)
+    match kept.place, kept.detail:
+        case "held", _:
+            held.setdefault(queue, []).append(entry)
+        case "back", _:
+            queue.ready.restore(entry)
+        case "delayed", float(due):
+            queue.delayed.put(entry, due)
+        case "dying", str(reason):
+            queue.bury(entry, reason)
+        case _:
+            queue.ready.put(entry)
