@@ -18,7 +18,8 @@ from django_rmq_retry.admin.pages import Button, Pages
 from django_rmq_retry.admin.timeline import spans_at, timeline, with_reasons
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX, Death, deaths, rejections, well_formed
+from django_rmq_retry.messages.deaths import Death, deaths, rejections, well_formed
+from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueItem, State

@@ -20,8 +20,10 @@ from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_r
 from django_rmq_retry.amqp.refusals import Refusal, above
 from django_rmq_retry.amqp.session import Question, Session, binding, declaring, unbinding, wanted
 from django_rmq_retry.errors import RmqRetryError, UndecodableHeaders
-from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX, Stamp, rejections
-from django_rmq_retry.messages.properties import BARE, DIRECT, decode_properties, encode_properties
+from django_rmq_retry.messages.deaths import rejections
+from django_rmq_retry.messages.header_names import BARE, BROKERS_OWN, PREFIX
+from django_rmq_retry.messages.history import Stamp
+from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
     BindingDeclaration,

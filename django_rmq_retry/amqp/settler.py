@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from django_rmq_retry.amqp.contracts import Cause, Done, Line, Outcome, Publisher, PublishResult
-from django_rmq_retry.messages.history import rejectable
+from django_rmq_retry.messages.deaths import rejectable
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
 
 if TYPE_CHECKING:

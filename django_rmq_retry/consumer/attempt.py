@@ -41,7 +41,8 @@ from django_rmq_retry.handlers.settlement import (
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.hooks import AroundAttempt, Entered, Hooks, Listed, context_of
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, at_origin, stamp_of
+from django_rmq_retry.messages.header_names import PREFIX_BYTES
+from django_rmq_retry.messages.history import Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.policy import Failure

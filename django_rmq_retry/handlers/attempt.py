@@ -10,7 +10,7 @@ from typing import Protocol
 from django_rmq_retry import forks
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
-from django_rmq_retry.messages.history import PREFIX_BYTES
+from django_rmq_retry.messages.header_names import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, trace, traced, untraced
 from django_rmq_retry.policies.verdict import Verdict

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.messages.history import dead_letter
-from django_rmq_retry.policies.carriers import parked_by_broker
+from django_rmq_retry.policies.carriers import dead_letter, parked_by_broker
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
     Exchange,

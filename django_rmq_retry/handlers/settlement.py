@@ -6,31 +6,29 @@ from dataclasses import replace
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.history import (
-    ANSWER,
-    BROKERS,
-    BROKERS_OWN,
-    DEATHS,
+from django_rmq_retry.messages.deaths import (
     DEATHS_BYTES,
-    FAILED,
-    HANDLER_LIMIT,
-    MOST,
-    OURS,
-    PREFIX,
-    PREFIX_BYTES,
-    Reason,
-    Stamp,
     brokers_part,
-    copy_of,
     counts_losses_only,
     deaths_as_text,
     first_rejected,
     rejections,
     returns,
-    stamp_of,
 )
+from django_rmq_retry.messages.header_names import (
+    ANSWER,
+    BROKERS,
+    BROKERS_OWN,
+    DEATHS,
+    FAILED,
+    KEPT,
+    OURS,
+    PREFIX,
+    PREFIX_BYTES,
+)
+from django_rmq_retry.messages.history import HANDLER_LIMIT, MOST_ATTEMPTS, Reason, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
-from django_rmq_retry.messages.parked_copy import KEPT, ROOM, kept_properties
+from django_rmq_retry.messages.parked_copy import ROOM, kept_properties
 from django_rmq_retry.messages.properties import (
     SHORT_STRING_LIMIT,
     Headers,
@@ -158,7 +156,7 @@ def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | Non
     stamp = stamp_of(delivery)
     if not stamp.wait:
         return None
-    hop = Hop(delay=stamp.wait / 1000, stamp=replace(stamp, wait=0))
+    hop = Hop(delay=stamp.wait / 1000, stamp=stamp._replace(wait=0))
     return via.carry(subscription.route, delivery, hop)
 
 
@@ -219,9 +217,9 @@ def park_copy(
     stamp = _after(verdict, delivery, now=now, traceparent=traceparent)
     if not verdict.counted:
         # Add the attempts that only the broker has counted: the stamp does not include them.
-        stamp = replace(stamp, attempts=failed_attempts(delivery))
+        stamp = stamp._replace(attempts=failed_attempts(delivery))
     about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if message_id(delivery) else nonce)
-    put = {**replace(stamp, wait=0).headers(), **about_parking}
+    put = {**stamp._replace(wait=0).headers(), **about_parking}
     try:
         known = delivery.properties
         if len(known.headers.raw) <= ROOM // 2 and (died := deaths_as_text(known.headers)):
@@ -246,7 +244,7 @@ def parked_in_bytes(
     """Park a message whose content makes ``park_copy`` fail: its headers are copied as bytes and not decoded."""
     # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
     stamp = Stamp(
-        attempts=min(delivery.attempt, MOST) if verdict.counted else 0,
+        attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
         exchange=short(delivery.exchange, SHORT_STRING_LIMIT),
         routing_key=short(delivery.routing_key, SHORT_STRING_LIMIT),
         queue=delivery.queue,
@@ -275,7 +273,7 @@ def with_brokers(headers: Headers, came: Headers) -> Headers:
 def failed_attempts(delivery: Delivery) -> int:
     """Return the number of failed attempts, counted in the stamp or by the broker; 0 if the headers are unreadable."""
     try:
-        return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
+        return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST_ATTEMPTS)
     except UndecodableHeaders:
         return 0
 
@@ -313,9 +311,9 @@ def _after(verdict: Verdict, delivery: Delivery, *, now: int, traceparent: str =
     if not stamp.since and DEATHS_BYTES in delivery.raw:
         # A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
         since = first_rejected(delivery, now=now)
-        stamp = replace(stamp, since=since) if since else stamp
+        stamp = stamp._replace(since=since) if since else stamp
     if not verdict.counted:
-        return replace(stamp, traceparent=traceparent) if traceparent else stamp
+        return stamp._replace(traceparent=traceparent) if traceparent else stamp
     waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
     failure = f"{verdict.error or verdict.detail}{waits}"
     return stamp.after(failure, attempt=delivery.attempt, now=now, traceparent=traceparent)
@@ -329,14 +327,4 @@ def _with_origin(delivery: Delivery) -> Stamp:
         stamp = Stamp()
     if stamp.queue:
         return stamp
-    # No dataclasses.replace(), which takes three times as long, at every first failure.
-    return Stamp(
-        attempts=stamp.attempts,
-        since=stamp.since,
-        wait=stamp.wait,
-        exchange=delivery.exchange,
-        routing_key=delivery.routing_key,
-        queue=delivery.queue,
-        summary=stamp.summary,
-        traceparent=stamp.traceparent,
-    )
+    return stamp._replace(exchange=delivery.exchange, routing_key=delivery.routing_key, queue=delivery.queue)

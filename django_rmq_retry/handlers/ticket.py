@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from django.core.signing import BadSignature, Signer
 
-from django_rmq_retry.messages.history import identity
+from django_rmq_retry.messages.header_names import TICKET
+from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked_copy import TICKET
 
 SALT = "django_rmq_retry.ticket"
 
@@ -25,7 +25,7 @@ class Ticket:
     cycle: int
 
     def signed(self, bearer: str) -> str:
-        """Return the signed text for the header of the copy."""
+        """Return the signed text for the header of the copy; ``bearer`` is the identity of its message."""
         return _signer(bearer).sign(f"{self.record}.{self.cycle}")
 
     @classmethod
@@ -40,11 +40,6 @@ class Ticket:
             return None
 
 
-def bearer(queue: str, message_id: str | None, body: bytes) -> str:
-    """Return the identity of the message for which a ticket is signed: its queue, id and body."""
-    return identity(queue, message_id or "", body)
-
-
 def _signer(bearer: str) -> Signer:
     return Signer(salt=f"{SALT}.{bearer}")
 
@@ -54,6 +49,6 @@ def ticket_of(delivery: Delivery) -> Ticket | None:
     if TICKET_BYTES not in delivery.raw:
         return None
     try:
-        return Ticket.read(delivery.headers.get(TICKET), bearer(delivery.queue, delivery.id, delivery.body))
+        return Ticket.read(delivery.headers.get(TICKET), message_identity(delivery.queue, delivery.id, delivery.body))
     except Exception:  # noqa: BLE001 - undecodable headers carry no ticket
         return None

@@ -22,8 +22,8 @@ from django_rmq_retry.handlers.subscription import Named, Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.history import Reason, stamp_of
+from django_rmq_retry.messages.identity import message_name, named_by_bytes
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked_copy import name_of, nameless
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE, park
@@ -115,7 +115,7 @@ def name_for(subscription: Subscription, delivery: Delivery) -> Name:
         how, text = _BY_FUNCTION, _from_function(subscription.once, subscription.name, delivery)
     else:
         text = _from_message(delivery)
-        how = _BY_BYTES if nameless(text) else _BY_ID
+        how = _BY_BYTES if named_by_bytes(text) else _BY_ID
     # The key includes the kind of name, so that an id and an equal result of a once=… function stay distinct.
     key, *also = (_key(handler, how, text) for handler in subscription.names)
     return Name(key, _storable(text), _digest(delivery.body), tuple(also), how is not _BY_BYTES)
@@ -143,7 +143,7 @@ def came_before(delivery: Delivery, *, begun: bool) -> bool:
 
 def _from_message(delivery: Delivery) -> str:
     try:
-        return name_of(delivery)
+        return message_name(delivery)
     except UndecodableHeaders as error:
         raise unreadable(error) from error
 

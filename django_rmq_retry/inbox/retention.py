@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox.once import alias_of, digest_of, key_by_id
-from django_rmq_retry.messages.parked_copy import nameless
+from django_rmq_retry.messages.identity import named_by_bytes
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind
 from django_rmq_retry.parked.claims import handled_elsewhere
@@ -117,7 +117,7 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
 
 def _kept(row: Row, longer: Longer) -> bool:
     at, _, handler, name = row
-    until = longer.get((handler, nameless(name)))
+    until = longer.get((handler, named_by_bytes(name)))
     return until is not None and at >= until
 
 
@@ -169,7 +169,7 @@ class Twins:
 
 
 def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
-    named = [row for row in rows if not nameless(row.message_id)]
+    named = [row for row in rows if not named_by_bytes(row.message_id)]
     known = {UUID(key_by_id(name, row.message_id)): row for row in named for name in subscription.names}
     if not known:
         return

@@ -9,7 +9,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.management.arguments import add_choice, keys_data, keys_from, positive, report_keys, selection_of
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, clock
-from django_rmq_retry.messages.history import Death, deaths, well_formed
+from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short

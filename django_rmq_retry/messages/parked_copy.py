@@ -6,29 +6,30 @@ out; no message is refused.
 This module must not import the database records; callers pass it bytes.
 """
 
-import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.history import (
+from django_rmq_retry.messages.deaths import Death, deaths, reason_of, trusted_brokers_part
+from django_rmq_retry.messages.header_names import (
+    ADDED,
     BROKERS,
     BROKERS_OWN,
-    OURS,
+    KEPT,
+    KEPT_LEADING,
+    KEPT_PACKED,
+    KEPT_RAW,
+    PARKED_TEXTS,
     PREFIX,
-    Death,
-    Reason,
-    Stamp,
-    deaths,
-    identity,
-    reason_of,
-    trusted_brokers_part,
+    TICKET,
+    UNRECORDED,
 )
+from django_rmq_retry.messages.history import Reason, Stamp
+from django_rmq_retry.messages.identity import copy_digest, message_identity
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import (
-    BARE,
     EMPTY,
     Headers,
     Properties,
@@ -40,42 +41,18 @@ from django_rmq_retry.messages.properties import (
 )
 from django_rmq_retry.messages.texts import short
 
-KEPT_RAW = PREFIX + "properties"
-"""The header with the original properties, as bytes, if they are unreadable or leave no room for our headers."""
-KEPT_PACKED = PREFIX + "properties-zlib"
-KEPT_LEADING = PREFIX + "properties-leading"
-"""The header with the length in bytes of the original properties, if they are put in front of the body."""
-KEPT = frozenset({KEPT_RAW, KEPT_PACKED, KEPT_LEADING})
 ROOM = 120_000
 """In bytes. A frame takes 131 072; properties larger than this would leave no room for our own headers."""
 
-TICKET = PREFIX + "ticket"
-"""The header that links a requeued copy to its record, to report the result. Retries and the parked copy keep it."""
 UNPACKED_LIMIT = 1024 * 1024
 """In bytes. Properties fit one frame (128 kB by default), so a larger result of unpacking is a decompression bomb.
 
 Such a header stays packed.
 """
-UNRECORDED = PREFIX + "unrecorded"
-"""The header with the reason why a parked message could not be recorded."""
 UNRECORDED_QUEUE = ".unrecorded"
 """The suffix of the queue, named after a parked queue, for messages that the database cannot store."""
-COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
-"""The headers that the broker changes when it redelivers a message."""
 FOREIGN = "foreign"
 """The reason recorded for a message that another client put into a parked queue without a reason."""
-
-_TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "ticket")
-ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {UNRECORDED, BARE}
-"""The headers whose content a record stores in columns. The record's properties and a requeued copy omit them."""
-DROPPED = ADDED - KEPT
-"""The headers to drop if the consumer stored no original properties in KEPT headers, or these cannot be unpacked."""
-
-STRIPPED = BROKERS_OWN | ADDED | {TICKET}
-"""The headers that a requeued copy omits. Earlier failures stay in the record; the copy's attempts start at 1."""
-
-NAMELESS = "bytes:"
-_ADDED = OURS | BROKERS_OWN | KEPT | {PREFIX + "ticket", BARE}
 
 
 def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
@@ -138,7 +115,7 @@ class Parked:
         named = self.properties.message_id
         if not named:
             return f"copy:{self.copy}"
-        return identity(self.queue or self.parked_in, named, self.body)
+        return message_identity(self.queue or self.parked_in, named, self.body)
 
 
 def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
@@ -162,7 +139,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
             reason=Reason.UNDECODABLE_HEADERS,
             detail=str(error),
             stamp=Stamp(),
-            copy=_digest_of_copy(delivery, known),
+            copy=copy_digest(delivery, known),
         )
 
 
@@ -187,7 +164,7 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
 
 def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> Parked:
     headers = arrived.headers
-    texts = {name: _text_header(headers, name) for name in _TEXTS}
+    texts = {name: _text_header(headers, name) for name in (*PARKED_TEXTS, "ticket")}
     stamp = Stamp.read(headers)
     # Our copies carry no x-death. If there is one, the broker dead-lettered the message after any copy of ours, and
     # headers in our name may come from the sender.
@@ -214,7 +191,7 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
         ticket=texts["ticket"],
         stamp=stamp,
         parked_at=_parked_at(headers, died),
-        copy=_digest_of_copy(delivery, arrived),
+        copy=copy_digest(delivery, arrived),
     )
 
 
@@ -235,7 +212,9 @@ def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[b
         raw = delivery.body[:leading]
         return raw, _decoded(raw), delivery.body[leading:]
     theirs = trusted_brokers_part(headers.get(BROKERS)) if kept else b""
-    left = headers.replacing(drop=DROPPED | BROKERS_OWN if theirs else DROPPED)
+    # KEPT headers that were not put there by the consumer, or that cannot be unpacked, stay.
+    dropped = ADDED - KEPT
+    left = headers.replacing(drop=dropped | BROKERS_OWN if theirs else dropped)
     if theirs:
         left = Headers(left.raw + theirs)
     properties = replace(arrived, headers=left if left.raw else EMPTY)
@@ -293,14 +272,6 @@ def _text_header(headers: Headers, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _digest_of_copy(delivery: Delivery, known: Properties) -> str:
-    """Return the digest of a copy's bytes, without the headers that the broker changes on redelivery."""
-    raw = delivery.raw
-    if any(name in known.headers for name in COUNTS):
-        raw = encode_properties(replace(known, headers=known.headers.replacing(drop=COUNTS)))
-    return hashlib.sha256(hashlib.sha256(raw).digest() + hashlib.sha256(delivery.body).digest()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
     """A parked message as stored in its record: the original version, or the last edited one."""
@@ -326,34 +297,10 @@ def requeued(original: Original, *, queue: str, ticket: str, traceparent: str = 
     """Return the copy to requeue, addressed to one queue by name.
 
     Other queues bound to its original exchange do not get it. The stamp carries the original exchange and routing
-    key, which are needed to select the handler by routing key.
+    key, which are needed to select the handler by routing key. Its attempts start at 1.
     """
     stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue, traceparent=traceparent)
     known = original.properties
-    headers = known.headers.replacing(drop=STRIPPED, put={**stamp.headers(), TICKET: ticket})
+    headers = known.headers.replacing(drop=BROKERS_OWN | ADDED, put={**stamp.headers(), TICKET: ticket})
     properties = copied_properties(known, headers)
     return Message(body=original.body, properties=properties, exchange="", routing_key=queue)
-
-
-def name_of(delivery: Delivery) -> str:
-    """Return a name that is the same for each delivery and retry of one message.
-
-    It is the message id, or else a digest of the content, which two messages without an id may share.
-    """
-    return delivery.id or NAMELESS + _digest(delivery)
-
-
-def nameless(name: str) -> bool:
-    """True if a name from `name_of` is a digest of the content, so that another message may have the same name."""
-    return name.startswith(NAMELESS)
-
-
-def _digest(delivery: Delivery) -> str:
-    """Return the digest of everything that the copy for a retry keeps: body, exchange, routing key and properties."""
-    known = delivery.properties
-    content = (
-        *(delivery.exchange, delivery.routing_key, known.content_type, known.content_encoding, known.correlation_id),
-        *(reply_of(known), known.timestamp, known.type, known.app_id),
-    )
-    parts = (repr(content).encode(), known.headers.replacing(drop=_ADDED).raw, delivery.body)
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.header_names import BARE
 
 DEPTH_LIMIT = 64
 SHORT_STRING_LIMIT = 255
@@ -51,12 +52,6 @@ DIRECT = "amq.rabbitmq.reply-to"
 
 The broker closes the channel of any other publisher (406).
 """
-BARE = "rmq-retry-reply-to"
-"""The header in which our copies carry a bare direct reply-to.
-
-A stored message can have one, because the broker accepts it from senders using other protocols, such as AMQP 1.0.
-"""
-
 # Plain numbers: comparing enum members costs as much as decoding a field.
 _TEXT, _HEADER_TABLE, _OCTET, _TIMESTAMP = range(4)
 

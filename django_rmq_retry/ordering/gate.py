@@ -14,7 +14,9 @@ from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.handlers.settlement import park_copy
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.history import PREFIX_BYTES, Reason
+from django_rmq_retry.messages.header_names import PREFIX_BYTES
+from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.identity import text_digest
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import BlockedKey
@@ -24,7 +26,6 @@ from django_rmq_retry.ordering.keys import (
     add_waiting,
     block,
     database,
-    digest,
     goes_first,
     locked,
     pass_on,
@@ -70,7 +71,7 @@ class Order:
         blocked = self._known(delivery)
         if not blocked:
             return None
-        key = digest(subscription.name, delivery.key or "")
+        key = text_digest(subscription.name, delivery.key or "")
         return self._wait_behind(delivery, subscription, key) if key in blocked else None
 
     def leave(
@@ -83,7 +84,7 @@ class Order:
             # Another process may have had the message earlier, and have blocked its key after the keys were read here.
             if not blocked and not delivery.redelivered:
                 return verdict
-            key = digest(subscription.name, delivery.key or "")
+            key = text_digest(subscription.name, delivery.key or "")
             self._resolved(delivery, key)
             if blocked and PREFIX_BYTES in delivery.raw:
                 self._resolved_elsewhere(delivery, key)
@@ -134,7 +135,7 @@ class Order:
         return None
 
     def _failed(self, delivery: Delivery, subscription: Subscription, *, parked: bool) -> None:
-        key = digest(subscription.name, delivery.key or "")
+        key = text_digest(subscription.name, delivery.key or "")
         with transaction.atomic(using=database()):
             block(delivery, handler=subscription.name, digest=key, parked=parked)
         with self._lock:

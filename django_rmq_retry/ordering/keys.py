@@ -17,9 +17,17 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import copied_to
 from django_rmq_retry.handlers.ticket import ticket_of
-from django_rmq_retry.messages.history import PREFIX_BYTES, at_origin, identity
+from django_rmq_retry.messages.header_names import PREFIX_BYTES
+from django_rmq_retry.messages.history import at_origin
+from django_rmq_retry.messages.identity import (
+    BODY,
+    body_identity,
+    message_identity,
+    message_name,
+    named_by_bytes,
+    text_digest,
+)
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.parked_copy import name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
@@ -29,9 +37,6 @@ from django_rmq_retry.publishing.outbox import keep
 log = logging.getLogger("django_rmq_retry")
 
 NAME = 255
-BODY = "body:"
-"""Prefix of an identity made from a body: a message without an id is found by its bytes."""
-
 EVERY = 3.0
 """Seconds between two searches for messages that an operator or another process has resolved."""
 AT_ONCE = 100
@@ -50,20 +55,14 @@ class MessageNames:
 
     @classmethod
     def of(cls, delivery: Delivery) -> "MessageNames":
-        name = name_of(delivery)
-        known = delivery.id
+        name = message_name(delivery)
+        known, sha256 = delivery.id, hashlib.sha256(delivery.body).hexdigest()
         return cls(
             shown=short(name, NAME),
             # Include the body: a sender may give several messages one id, and the second must not pass the first.
-            name=digest(name, _of_body(delivery.body)),
-            identity=identity(delivery.queue, known, delivery.body) if known else BODY + _of_body(delivery.body),
+            name=text_digest(name, sha256),
+            identity=message_identity(delivery.queue, known, delivery.body) if known else body_identity(sha256),
         )
-
-
-def digest(*texts: str) -> str:
-    """Return the digest of any texts, whatever their characters and length."""
-    parts = (text.encode("utf-8", "surrogatepass") for text in texts)
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def delivery_digest(delivery: Delivery) -> str:
@@ -72,8 +71,10 @@ def delivery_digest(delivery: Delivery) -> str:
     Without an id it is the same only for two attempts of one delivery: equal bytes may be two payments, and an equal
     message that was stored before, over this or an earlier channel, may have been acked.
     """
-    name = name_of(delivery)
-    return digest(name, *(_arrival(delivery) if nameless(name) else (_of_body(delivery.body),)))
+    name = message_name(delivery)
+    return text_digest(
+        name, *(_arrival(delivery) if named_by_bytes(name) else (hashlib.sha256(delivery.body).hexdigest(),))
+    )
 
 
 def stored_copy(delivery: Delivery, queue: str) -> Message:
@@ -85,7 +86,7 @@ def stored_copy(delivery: Delivery, queue: str) -> Message:
 
 def identities(record: ParkedMessage) -> tuple[str, ...]:
     """Return the identities under which a parked message may block a key."""
-    return (record.identity,) if record.message_id else (record.identity, BODY + record.sha256)
+    return (record.identity,) if record.message_id else (record.identity, body_identity(record.sha256))
 
 
 def _arrival(delivery: Delivery) -> tuple[str, ...]:
@@ -94,10 +95,6 @@ def _arrival(delivery: Delivery) -> tuple[str, ...]:
         return (uuid4().hex,)
     channel, *tag = delivery.token
     return _channels.setdefault(channel, uuid4().hex), *map(str, tag)
-
-
-def _of_body(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
 
 
 class Full(Exception):

@@ -1,6 +1,5 @@
 """Captures attempts of handlers, makes their database rows, and reads them."""
 
-import hashlib
 import json
 import linecache
 import logging
@@ -22,7 +21,8 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django_rmq_retry import server
 from django_rmq_retry.handlers.attempt import FinishedAttempt, named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.history import Reason, identity
+from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.identity import attempt_identities, attempt_identity
 from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, trace
@@ -49,9 +49,6 @@ SMALL = 2000
 REMEMBERED = 1000
 """Number of cached identities: a message that fails is soon attempted again."""
 MOST = 2**31 - 1
-
-NAMELESS = "body:"
-"""The prefix of an attempt's identity if the message has no ID."""
 
 OVERDUE = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
@@ -260,7 +257,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
         handler=attempt.subscription.name if attempt.subscription else "",
         message_id=named,
         body=body,
-        identity=identity_of(delivery.queue, named, delivery.body) if large else "",
+        identity=attempt_identity(delivery.queue, named, delivery.body) if large else "",
         number=delivery.attempt,
         ended=server.epoch(router.db_for_write(parked.Attempt)) if ended is None else ended,
         seconds=attempt.seconds,
@@ -322,15 +319,7 @@ def _fingerprint(draft: Draft) -> str:
     return ruled(draft.trace, reason=Reason.EXHAUSTED.value, kind=kind, queue=draft.queue).fingerprint
 
 
-def identity_of(queue: str, message_id: str, body: bytes) -> str:
-    """Return the identity of the message once parked; without an ID, one shared by all equal bodies of the queue."""
-    if message_id:
-        return identity(queue, message_id, body)
-    parts = (queue.encode("utf-8", "surrogateescape"), body)
-    return f"{NAMELESS}{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}"
-
-
-_identity = lru_cache(maxsize=REMEMBERED)(identity_of)
+_identity = lru_cache(maxsize=REMEMBERED)(attempt_identity)
 """The cached form, for bodies that are small enough to keep."""
 
 
@@ -343,7 +332,7 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
     """
     identities = [record.identity]
     if not record.message_id:
-        identities.append(identity_of(record.queue or record.parked_in, "", bytes(record.body)))
+        identities += attempt_identities(record.queue or record.parked_in, bytes(record.body))
     return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
 
 

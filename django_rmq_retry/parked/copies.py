@@ -10,7 +10,8 @@ from django_rmq_retry.amqp.contracts import Cause, Done, PublishResult, unanswer
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import HeadersTooLarge
-from django_rmq_retry.handlers.ticket import Ticket, bearer
+from django_rmq_retry.handlers.ticket import Ticket
+from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.parked_copy import Original, requeued
 from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
@@ -32,7 +33,7 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
         return refusal
     original = contents(message)
     ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
-    signed = ticket.signed(bearer(target, original.properties.message_id, original.body))
+    signed = ticket.signed(message_identity(target, original.properties.message_id, original.body))
     copy = requeued(original, queue=target, ticket=signed, traceparent=message.traceparent)
     return copy if _writable(copy) else ItemReason.UNWRITABLE
 

@@ -21,7 +21,7 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX
+from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import is_json, masked
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short

@@ -14,8 +14,9 @@ from django.utils import timezone
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.business_keys import business_keys
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.handlers.ticket import Ticket, bearer
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.codecs import decoded
+from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, Parked, read_parked
 from django_rmq_retry.messages.texts import short
@@ -180,7 +181,7 @@ def _group(parked: Parked) -> Grouping:
 
 def _ticket(parked: Parked) -> Ticket | None:
     """Return the ticket of a requeued copy, if this project signed it."""
-    return Ticket.read(parked.ticket, bearer(parked.queue, parked.properties.message_id, parked.body))
+    return Ticket.read(parked.ticket, message_identity(parked.queue, parked.properties.message_id, parked.body))
 
 
 def _delivered_twice(record: ParkedMessage, arrival: Arrival) -> bool:

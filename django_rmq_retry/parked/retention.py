@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.identity import NAMELESS
 from django_rmq_retry.models import Action, Attempt, AuditHead, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
-from django_rmq_retry.parked.attempts import NAMELESS
 from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
 from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused, log_action
@@ -65,11 +65,10 @@ def delete_attempts(before: datetime) -> int:
     using = router.db_for_write(Attempt)
     kept = ParkedMessage.objects.filter(identity=OuterRef("identity"))
     # Without a message ID, an attempt's identity is a hash of the body, which differs from its record's identity.
-    nameless = Q(identity__startswith=NAMELESS) & Exists(
-        ParkedMessage.objects.filter(message_id="", queue=OuterRef("queue"))
-    )
-    old = Attempt.objects.using(using).filter(~Exists(kept), ~nameless, started_at__lt=before).order_by("started_at")
-    numbers = list(old.values_list("pk", flat=True)[:BATCH])
+    nameless = Q(*[("identity__startswith", prefix) for prefix in NAMELESS], _connector=Q.OR)
+    kept_nameless = nameless & Exists(ParkedMessage.objects.filter(message_id="", queue=OuterRef("queue")))
+    rows = Attempt.objects.using(using).filter(~Exists(kept), ~kept_nameless, started_at__lt=before)
+    numbers = list(rows.order_by("started_at").values_list("pk", flat=True)[:BATCH])
     Attempt.objects.using(using).filter(pk__in=numbers).delete()
     return len(numbers)
 

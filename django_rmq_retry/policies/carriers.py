@@ -7,11 +7,11 @@ the broker's own delayed retry, or a wait in the consumer. ``policies.dead_lette
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.history import Stamp, copy_of, dead_letter, stamp_of
+from django_rmq_retry.messages.history import Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.messages.properties import milliseconds
 from django_rmq_retry.policies.backoff import Backoff
@@ -138,6 +138,20 @@ class Carrier(ABC):
 CARRIER = one_of(Carrier, "a carrier, such as Ladder() or DeadLetter(exchange='retry', queue='wait', after=10)")
 
 
+def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) -> dict[str, object]:
+    """Return the queue arguments that dead-letter to an exchange.
+
+    `safe` selects the at-least-once strategy, which only quorum queues support.
+    """
+    arguments: dict[str, object] = {"x-dead-letter-exchange": exchange}
+    if key is not None:
+        arguments["x-dead-letter-routing-key"] = key
+    if safe:
+        # Without reject-publish the broker silently falls back to at-most-once (rabbitmq.com/docs/quorum-queues).
+        arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    return arguments
+
+
 def parked_by_broker(route: Route) -> dict[str, object]:
     """Return the work queue's arguments that dead-letter to the parked queue; none if expired messages are dropped.
 
@@ -195,7 +209,7 @@ class Ladder(Carrier):
         rung, expiration, rest = self._first_wait(route, milliseconds(hop.delay))
         copy = copy_of(
             delivery,
-            hop.stamp if hop.stamp.wait == rest else replace(hop.stamp, wait=rest),
+            hop.stamp if hop.stamp.wait == rest else hop.stamp._replace(wait=rest),
             exchange="",
             routing_key=waiting_name(route.work.name, rung),
             expiration=expiration,

@@ -8,18 +8,12 @@ from dataclasses import dataclass, field
 
 from django_rmq_retry.arguments import TEXT, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.history import (
-    PREFIX_BYTES,
-    Stamp,
-    comes_back,
-    copy_of,
-    dead_letter,
-    rejections,
-    stamp_of,
-)
+from django_rmq_retry.messages.deaths import comes_back, rejections
+from django_rmq_retry.messages.header_names import PREFIX_BYTES
+from django_rmq_retry.messages.history import Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.messages.properties import milliseconds
-from django_rmq_retry.policies.carriers import Additions, Carrier, Hop, Route, parked_by_broker
+from django_rmq_retry.policies.carriers import Additions, Carrier, Hop, Route, dead_letter, parked_by_broker
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
     Binding,

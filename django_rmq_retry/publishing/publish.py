@@ -20,7 +20,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
 from django_rmq_retry.hooks import AroundPublish, current
 from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json, decoded
-from django_rmq_retry.messages.history import ANSWER, BROKERS_OWN, FAILED, PREFIX
+from django_rmq_retry.messages.header_names import ANSWER, BROKERS_OWN, FAILED, PREFIX
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties, milliseconds
 from django_rmq_retry.policies.carriers import Carrier, Route
@@ -220,7 +220,7 @@ class Destination:
             raise NotDelayable(self.handler, type(self.via).__name__)
         exchange, key, expiration, stamp = way
         # Stamp the original exchange and key like a retry, so that after the wait the same handler is selected.
-        stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=self.queue.name)
+        stamp = stamp._replace(exchange=origin[0], routing_key=origin[1], queue=self.queue.name)
         return exchange, key, expiration, {**headers, **stamp.headers()}
 
 

@@ -9,9 +9,8 @@ from typing import Literal
 from django_rmq_retry import __version__
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
-from django_rmq_retry.messages.history import TRACEPARENT
+from django_rmq_retry.messages.header_names import TICKET, TRACEPARENT
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.parked_copy import TICKET
 from django_rmq_retry.messages.properties import Headers, has_headers
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.messages.tracebacks import kind_of

@@ -30,7 +30,9 @@ from django_rmq_retry.handlers.attempt import Gate, Surroundings
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.history import PREFIX, Stamp, deaths, reason_of
+from django_rmq_retry.messages.deaths import deaths, reason_of
+from django_rmq_retry.messages.header_names import PREFIX
+from django_rmq_retry.messages.history import Stamp
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Headers, encode_properties
 from django_rmq_retry.messages.texts import ErrorNote

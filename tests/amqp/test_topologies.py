@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Exchange, Exponential, Queue, RetryThenPark, WaitQueue
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.messages.history import rejections
+from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.policies import Kind
 from tests.amqp.declared import Queues, arguments, declare, has, redeclare
 from tests.amqp.slow_motion import SlowConsumer

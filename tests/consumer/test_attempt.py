@@ -40,7 +40,7 @@ from django_rmq_retry.messages import (
     Settlement,
     encode_properties,
 )
-from django_rmq_retry.messages.history import ANSWER
+from django_rmq_retry.messages.header_names import ANSWER
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
 from django_rmq_retry.policies.policy import AutoAck
 from tests.consumer.attempts import PLAIN, Bench, Book

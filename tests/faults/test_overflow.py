@@ -9,7 +9,7 @@ from django_rmq_retry import Delivery, Message
 from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import MessageNacked
 from django_rmq_retry.messages import Properties, Reason
-from django_rmq_retry.messages.history import reason_of
+from django_rmq_retry.messages.deaths import reason_of
 from tests.amqp.declared import has
 from tests.amqp.live import publishing
 from tests.amqp.slow_motion import SlowConsumer

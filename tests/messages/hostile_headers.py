@@ -3,8 +3,7 @@
 import struct
 from collections.abc import Iterator, Mapping
 
-from django_rmq_retry.messages.history import BROKERS_OWN
-from django_rmq_retry.messages.parked_copy import ADDED, TICKET
+from django_rmq_retry.messages.header_names import ADDED, BROKERS_OWN, TICKET
 from django_rmq_retry.messages.properties import encode_entry
 from tests.tooling.tables import entry, nested
 

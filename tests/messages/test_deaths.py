@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.messages import Headers, Reason
-from django_rmq_retry.messages.history import (
+from django_rmq_retry.messages.deaths import (
     DEATHS_MOST,
     Death,
-    dead_letter,
     deaths,
     deaths_as_text,
     reason_of,
@@ -20,6 +19,7 @@ from django_rmq_retry.messages.history import (
     returns,
     well_formed,
 )
+from django_rmq_retry.policies.carriers import dead_letter
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | st.binary(max_size=5),

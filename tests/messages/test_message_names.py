@@ -7,7 +7,7 @@ import pytest
 from django_rmq_retry import Delivery
 from django_rmq_retry.messages import Headers, Properties, Stamp, encode_properties
 from django_rmq_retry.messages.history import copy_of
-from django_rmq_retry.messages.parked_copy import name_of, nameless
+from django_rmq_retry.messages.identity import message_name, named_by_bytes
 
 SENT = Properties(content_type="application/json", timestamp=7, headers=Headers.of({"tenant": "bank"}), priority=3)
 
@@ -17,10 +17,10 @@ def delivered(properties: Properties = SENT, *, body: bytes = b"{}") -> Delivery
 
 
 def test_a_messages_name_is_its_id() -> None:
-    name = name_of(delivered(replace(SENT, message_id="7")))
+    name = message_name(delivered(replace(SENT, message_id="7")))
 
     assert name == "7"
-    assert not nameless(name)
+    assert not named_by_bytes(name)
 
 
 @pytest.mark.parametrize("reply_to", [None, "answers", "amq.rabbitmq.reply-to"])
@@ -31,8 +31,8 @@ def test_without_an_id_a_retry_has_the_name_of_its_original(reply_to: str | None
         queue="work", body=copy.body, raw=encode_properties(copy.properties), exchange="in", routing_key="pay"
     )
 
-    assert name_of(again) == name_of(first)
-    assert nameless(name_of(first))
+    assert message_name(again) == message_name(first)
+    assert named_by_bytes(message_name(first))
 
 
 def test_without_an_id_different_messages_have_different_names() -> None:
@@ -42,10 +42,10 @@ def test_without_an_id_different_messages_have_different_names() -> None:
         delivered(replace(SENT, headers=Headers.of({"tenant": "shop"}))),
     ]
 
-    assert len({name_of(one) for one in (delivered(), *others)}) == 4
+    assert len({message_name(one) for one in (delivered(), *others)}) == 4
 
 
 def test_a_redelivery_has_the_name_of_its_first_delivery() -> None:
     counted = replace(SENT, headers=Headers.of({"tenant": "bank", "x-delivery-count": 1}))
 
-    assert name_of(delivered(counted)) == name_of(delivered())
+    assert message_name(delivered(counted)) == message_name(delivered())

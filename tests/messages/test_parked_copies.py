@@ -15,19 +15,10 @@ from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Queue, RetryTh
 from django_rmq_retry.handlers import work_queues_of
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, decode_properties, encode_properties
-from django_rmq_retry.messages.history import BROKERS_OWN, deaths, identity
-from django_rmq_retry.messages.parked_copy import (
-    ADDED,
-    KEPT,
-    ROOM,
-    TICKET,
-    By,
-    Original,
-    Parked,
-    read_parked,
-    requeued,
-    set_aside,
-)
+from django_rmq_retry.messages.deaths import deaths
+from django_rmq_retry.messages.header_names import ADDED, BROKERS_OWN, KEPT, TICKET
+from django_rmq_retry.messages.identity import message_identity
+from django_rmq_retry.messages.parked_copy import ROOM, By, Original, Parked, read_parked, requeued, set_aside
 from django_rmq_retry.policies import park
 from tests.handlers.factories import NOW, arrived, delivery, subscription
 from tests.messages.parked_copies import parked_copy
@@ -324,7 +315,10 @@ class TestIdentity:
         assert read(**known).identity != read(**{**known, **other}).identity
 
     def test_an_identity_separates_queue_id_and_body(self) -> None:
-        assert len({identity("a", "bc", b""), identity("ab", "c", b""), identity("a", "b", b"c")}) == 3
+        assert (
+            len({message_identity("a", "bc", b""), message_identity("ab", "c", b""), message_identity("a", "b", b"c")})
+            == 3
+        )
 
     @pytest.mark.parametrize("named", [None, ""])
     def test_without_an_id_each_copy_has_its_own_identity(self, named: str | None) -> None:

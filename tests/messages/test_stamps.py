@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.handlers.settlement import parked_headers
 from django_rmq_retry.messages import ErrorNote, Headers, Reason, Stamp
-from django_rmq_retry.messages.history import BROKERS, DEATHS, OURS
+from django_rmq_retry.messages.header_names import BROKERS, DEATHS, OURS
 from django_rmq_retry.policies import park
 
 NOW = 1_700_000_000_000
@@ -31,6 +31,7 @@ def test_a_new_message_has_no_retry_headers() -> None:
         routing_key=NAMES,
         queue=NAMES,
         summary=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+        traceparent=st.just(""),
     )
 )
 def test_a_stamp_survives_a_round_trip_with_names_that_are_not_utf_8(stamp: Stamp) -> None:

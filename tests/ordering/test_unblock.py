@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.messages import Headers, Properties, encode_properties
-from django_rmq_retry.messages.history import identity
+from django_rmq_retry.messages.identity import message_identity, text_digest
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
 from django_rmq_retry.parked.controls import discard_outbox, unblock
@@ -56,7 +56,7 @@ def after_it_failed() -> datetime:
 
 def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") -> BlockedKey:
     """The first message has failed, and some wait behind it."""
-    key = keys.digest("charge", "A")
+    key = text_digest("charge", "A")
     with transaction.atomic():
         keys.block(delivery(1, name=name), handler="charge", digest=key, parked=parked)
         known = BlockedKey.objects.select_for_update().get()
@@ -67,7 +67,7 @@ def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") 
 
 def recorded(**fields: Any) -> ParkedMessage:
     body = b'{"number": 1}'
-    made = {"message_id": "m1", "identity": identity(QUEUE, "m1", body), **fields}
+    made = {"message_id": "m1", "identity": message_identity(QUEUE, "m1", body), **fields}
     return record(body=body, **made)
 
 
@@ -98,7 +98,7 @@ def test_a_success_recorded_elsewhere_unblocks_the_key() -> None:
 def test_a_key_that_cannot_resume_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     standstill()
     with transaction.atomic():
-        keys.block(delivery(1), handler="charge", digest=keys.digest("charge", "B"), parked=True)
+        keys.block(delivery(1), handler="charge", digest=text_digest("charge", "B"), parked=True)
     recorded(state=State.PROCESSED, resolved_at=after_it_failed())
     known, other = BlockedKey.objects.order_by("pk")
     pass_on = keys.pass_on
@@ -146,7 +146,7 @@ def test_many_waiting_messages_without_an_id_do_not_hide_a_resolved_one(monkeypa
     with transaction.atomic():
         for number in range(1, 6):
             keys.block(
-                delivery(number, name=None), handler="charge", digest=keys.digest("charge", str(number)), parked=True
+                delivery(number, name=None), handler="charge", digest=text_digest("charge", str(number)), parked=True
             )
     record(body=b'{"number": 5}', message_id="", state=State.PROCESSED, resolved_at=after_it_failed())
 
@@ -155,12 +155,12 @@ def test_many_waiting_messages_without_an_id_do_not_hide_a_resolved_one(monkeypa
         looks += 1
         keys.unblock_resolved()
 
-    assert not BlockedKey.objects.filter(digest=keys.digest("charge", "5")).exists()
+    assert not BlockedKey.objects.filter(digest=text_digest("charge", "5")).exists()
 
 
 @pytest.mark.parametrize("name", ["", None])
 def test_a_message_discarded_on_its_way_back_sends_the_next_one(name: str | None) -> None:
-    key = keys.digest("charge", "A")
+    key = text_digest("charge", "A")
     with transaction.atomic():
         keys.block(delivery(1), handler="charge", digest=key, parked=False)
         known = BlockedKey.objects.select_for_update().get()

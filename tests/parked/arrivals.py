@@ -6,8 +6,9 @@ from typing import Any
 
 from django_rmq_retry import Delivery, RetryThenPark
 from django_rmq_retry.handlers import registry, work_queues_of
-from django_rmq_retry.handlers.ticket import Ticket, bearer
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.store import Store, Stored
 from django_rmq_retry.policies import park
@@ -28,7 +29,7 @@ def ticket_header(
     body: bytes = b"{}",
 ) -> dict[str, object]:
     """The header of the copy that a requeue sends: the signed ticket of its record and cycle."""
-    return {"rmq-retry-ticket": Ticket(record=record, cycle=cycle).signed(bearer(queue, id, body))}
+    return {"rmq-retry-ticket": Ticket(record=record, cycle=cycle).signed(message_identity(queue, id, body))}
 
 
 def ticket_in(
@@ -39,7 +40,7 @@ def ticket_in(
     body: bytes,
 ) -> tuple[int, int]:
     """The record and the cycle in the ticket of a requeued copy, which must be signed for this message."""
-    found = Ticket.read(headers["rmq-retry-ticket"], bearer(queue, id, body))
+    found = Ticket.read(headers["rmq-retry-ticket"], message_identity(queue, id, body))
     assert found is not None
     return found.record, found.cycle
 

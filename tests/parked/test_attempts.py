@@ -9,9 +9,10 @@ from django.test import override_settings
 
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import history
-from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, identity_of, waiting
+from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, waiting
 from django_rmq_retry.policies import halt, park
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown
@@ -99,9 +100,11 @@ def test_the_attempts_of_a_record_are_found_by_its_id() -> None:
 def test_the_attempts_of_a_record_without_an_id_are_found_by_its_bytes() -> None:
     record = parked(identity="copy:1", message_id="", body=b"1")
     other = parked(identity="copy:2", message_id="", body=b"2")
-    write([draft(failure(delivery(body=b"1")))])
+    identity = attempt_identity("payments", "", b"1")
+    written_before = draft(failure(delivery(body=b"1")), at=1)._replace(identity=identity.replace("nameless:", "body:"))
+    write([draft(failure(delivery(body=b"1")), at=2), written_before])
 
-    assert [found.identity for found in attempts_of(record)] == [identity_of("payments", "", b"1")]
+    assert [found.identity for found in attempts_of(record)] == [identity, identity.replace("nameless:", "body:")]
     assert not attempts_of(other).exists()
 
 

@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
 from django_rmq_retry.messages import Headers, Properties, decode_properties
-from django_rmq_retry.messages.history import deaths
+from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.parked import database
 from django_rmq_retry.parked import store as parking

@@ -10,11 +10,12 @@ from datetime import timedelta
 import pytest
 
 from django_rmq_retry.handlers.attempt import FinishedAttempt, grouped
-from django_rmq_retry.handlers.ticket import Ticket, bearer, ticket_of
+from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages import ErrorNote, Reason
-from django_rmq_retry.messages.parked_copy import TICKET
+from django_rmq_retry.messages.header_names import TICKET
+from django_rmq_retry.messages.identity import attempt_identity, message_identity
 from django_rmq_retry.messages.tracebacks import named
-from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of, identity_of
+from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of
 from django_rmq_retry.policies import halt, park
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown, caught, post
@@ -58,7 +59,7 @@ def test_a_halted_attempt_has_a_time_for_its_next_one() -> None:
 
 def test_an_attempt_of_a_requeued_copy_has_its_cycle_and_record() -> None:
     ticket = Ticket(record=7, cycle=3)
-    arrival = delivery(headers={TICKET: ticket.signed(bearer("payments", None, b"{}"))})
+    arrival = delivery(headers={TICKET: ticket.signed(message_identity("payments", None, b"{}"))})
 
     assert ticket_of(arrival) == ticket
 
@@ -83,15 +84,15 @@ def test_an_attempt_has_the_identity_of_its_future_record() -> None:
     drained = read_back(parked_copy(verdict, arrival))
 
     assert row_of(failure(arrival)).identity == drained.identity
-    assert drained.identity == identity_of("payments", "m-1", b'{"a": 1}')
+    assert drained.identity == attempt_identity("payments", "m-1", b'{"a": 1}')
 
 
 def test_messages_without_an_id_are_identified_by_their_bytes() -> None:
     row = row_of(failure(delivery(body=b"1")))
 
-    assert row.identity == identity_of("payments", "", b"1")
-    assert row.identity.startswith("body:")
-    assert len({row.identity, identity_of("payments", "", b"2"), identity_of("payment", "", b"s1")}) == 3
+    assert row.identity == attempt_identity("payments", "", b"1")
+    assert row.identity.startswith("nameless:")
+    assert len({row.identity, attempt_identity("payments", "", b"2"), attempt_identity("payment", "", b"s1")}) == 3
 
 
 def test_a_large_body_is_not_kept_in_the_buffer() -> None:
@@ -100,8 +101,8 @@ def test_a_large_body_is_not_kept_in_the_buffer() -> None:
 
     assert [draft.body for draft in drafts] == [small, b""]
     assert [SCRIBE.row(draft).identity for draft in drafts] == [
-        identity_of("payments", "m-1", small),
-        identity_of("payments", "m-1", large),
+        attempt_identity("payments", "m-1", small),
+        attempt_identity("payments", "m-1", large),
     ]
 
 

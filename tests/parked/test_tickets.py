@@ -2,9 +2,10 @@
 
 import pytest
 
-from django_rmq_retry.handlers.ticket import Ticket, bearer
+from django_rmq_retry.handlers.ticket import Ticket
+from django_rmq_retry.messages.identity import message_identity
 
-COPY = bearer("payments", "m-1", b"{}")
+COPY = message_identity("payments", "m-1", b"{}")
 
 
 def test_a_signed_ticket_is_read_back_unchanged() -> None:
@@ -23,11 +24,11 @@ def test_a_forged_ticket_is_refused() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        bearer("refunds", "m-1", b"{}"),
-        bearer("payments", "m-2", b"{}"),
-        bearer("payments", None, b"{}"),
-        bearer("payments", "m-1", b"{ }"),
-        bearer("payments", "m-", b"1{}"),
+        message_identity("refunds", "m-1", b"{}"),
+        message_identity("payments", "m-2", b"{}"),
+        message_identity("payments", None, b"{}"),
+        message_identity("payments", "m-1", b"{ }"),
+        message_identity("payments", "m-", b"1{}"),
     ],
 )
 def test_a_ticket_is_valid_only_for_its_own_message(other: str) -> None:
