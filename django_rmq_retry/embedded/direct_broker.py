@@ -15,12 +15,11 @@ from django_rmq_retry.amqp.contracts import (
     Publisher,
     PublishResult,
     Receiver,
-    Scope,
     unwritable,
 )
 from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
 from django_rmq_retry.amqp.refusals import channel_closed
-from django_rmq_retry.amqp.settler import SettledLine, Settler
+from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
@@ -34,25 +33,23 @@ from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge, MessageReturned
 from django_rmq_retry.messages.message import Delivery, Instruction, Message, Settlement
 from django_rmq_retry.messages.properties import DIRECT, encode_properties
-from django_rmq_retry.topology.declarations import BindingDeclaration, Server, Topology
+from django_rmq_retry.topology.declarations import Server, Topology
 
-Meddler = Callable[[Message], Outcome | None]
-"""A test's choice of a publish's end; None leaves it to the broker. Only with UNKNOWN is the message stored."""
-
-FORCED = {
-    Outcome.UNSENT: (Scope.BROKER, Cause.OTHER),
-    Outcome.UNKNOWN: (Scope.CHANNEL, Cause.OTHER),
-    Outcome.NACKED: (Scope.MESSAGE, Cause.QUEUE_FULL),
-}
-
+Sent = Callable[[Message], None]
 RunUntil = Callable[[Callable[[], bool], float], None]
 """Runs handlers until the given function returns True, or this many seconds have passed."""
 
-RECONNECT = 0.25
+RECONNECT_SECONDS = 0.25
 
 
 class DirectBroker:
-    """A broker for one test. Nothing happens by itself: time passes only through ``advance``."""
+    """A broker for one test. Nothing happens by itself: time passes only through ``advance``.
+
+    It is also the loop of the settlers of its connections.
+    """
+
+    breakable = True
+    """True if a test can break its connections."""
 
     def __init__(self, behaviour: Behaviour = V4_0, *, epoch: float) -> None:
         names = count(1)
@@ -61,6 +58,8 @@ class DirectBroker:
         self.clock = Clock(epoch=epoch)
         self.vhost = Vhost("/", self.clock, behaviour, random_name=lambda: f"direct-{next(names)}")
         self.server = Server(product="RabbitMQ", version=tuple(map(int, behaviour.version.split("."))))
+
+        self.publisher = DirectPublisher(self)
 
     def declare(self, topology: Topology) -> None:
         """Create what is missing, also queues and exchanges of other owners, which do not exist in a test."""
@@ -77,8 +76,9 @@ class DirectBroker:
             )
         for queue in topology.queues.values():
             channel.queue_declare(queue.name, durable=True, arguments=queue.arguments)
-        for binding in topology.bindings:
-            _bind(channel.exchange_bind if binding.to_exchange else channel.queue_bind, binding)
+        for one in topology.bindings:
+            bind = channel.exchange_bind if one.to_exchange else channel.queue_bind
+            bind(one.destination, one.source, one.key, one.arguments)
         session.close()
 
     @property
@@ -97,8 +97,25 @@ class DirectBroker:
     def advance(self, now: float) -> None:
         self.clock.advance(now)
 
+    def call(self, run: Callable[[], None]) -> None:
+        run()
+
     def later(self, seconds: float, run: Callable[[], None]) -> Timer:
         return self.clock.at(self.clock.now + seconds, run)
+
+    def cancel(self, timer: object) -> None:
+        cast(Timer, timer).cancel()
+
+    def begin(self, until: float | None) -> None:
+        """Prepare a run until that time, or until nothing is left to do."""
+
+    def caller(self, run_until: RunUntil, sent: Sent, *, exclusive: bool) -> "DirectCaller":
+        return DirectCaller(self, run_until, sent, exclusive=exclusive)
+
+    def source(self, publisher: Publisher) -> "DirectSource":
+        return DirectSource(self, publisher)
+
+    def close(self) -> None: ...
 
     def queue(self, name: str) -> Queue | None:
         return self.vhost.router.queues.get(name)
@@ -130,129 +147,68 @@ def seen(entry: Entry, queue: str) -> Delivery:
     )
 
 
-def _bind(bind: Callable[..., None], binding: BindingDeclaration) -> None:
-    bind(binding.destination, binding.source, binding.key, binding.arguments)
-
-
 class DirectPublisher:
-    """Publishes with confirms; `sent` is called with each confirmed message."""
+    """Publishes with confirms."""
 
-    def __init__(
-        self,
-        broker: DirectBroker,
-        *,
-        meddler: Meddler = lambda _message: None,
-        sent: Callable[[Message], None] = lambda _message: None,
-    ) -> None:
+    def __init__(self, broker: DirectBroker) -> None:
         self._lock = broker.lock
         self._session = Session(broker.vhost)
-        self._meddler = meddler
-        self._sent = sent
         self._channel: Channel | None = None
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed the message, else raise the PublishError for its end."""
-        with self._lock:
-            result = self._end_of(message)
+        result = self._publish(message)
         if not result.confirmed:
             raise result.error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish one message after the other; raise the first failure."""
-        if window < 1:
-            raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
-        confirmed = 0
-        for message in messages:
-            self.publish(message)
-            confirmed += 1
-        return confirmed
+        return sum(1 for _ in map(self.publish, messages))
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         """Publish a message and call ``done`` before returning."""
-        with self._lock:
-            result = self._end_of(message)
-        done(result)
+        done(self._publish(message))
 
     def close(self) -> None:
         self._session.close()
         self._channel = None
 
-    def _end_of(self, message: Message) -> PublishResult:
+    def _publish(self, message: Message) -> PublishResult:
         raw = encode_properties(message.properties)
+        where = message.exchange, message.routing_key
         try:
-            _check(message, raw)
+            marshal_publish(
+                1, raw, b"", exchange=where[0], routing_key=where[1], mandatory=message.mandatory, frame_max=FRAME_MAX
+            )
         except (HeadersTooLarge, ValueError) as error:
             return unwritable(str(error))
-        meddled = self._meddler(message)
-        if meddled is not None and meddled is not Outcome.UNKNOWN:
-            return forced(meddled)
-        result = self._store(message, raw)
-        if result.confirmed:
-            self._sent(message)
-            if meddled is not None:
-                return forced(meddled)
-        return result
-
-    def _store(self, message: Message, raw: bytes) -> PublishResult:
-        channel = self._open()
-        # The message's user_id was compared with the user of the settings when the message was made.
-        channel.user = message.properties.user_id or channel.user
-        try:
-            channel.publish(message.exchange, message.routing_key, raw, message.body, mandatory=message.mandatory)
-        except Refused as refused:
-            self._session.close()
-            self._channel = None
-            return channel_closed(refused.code, refused.text, message=message, alone=True)
-        events = self._session.drain()
+        with self._lock:
+            if self._channel is None:
+                self._channel = self._session.channel(1)
+                self._channel.confirm_select()
+            # The message's user_id was compared with the user of the settings when the message was made.
+            self._channel.user = message.properties.user_id or self._channel.user
+            try:
+                self._channel.publish(*where, raw, message.body, mandatory=message.mandatory)
+            except Refused as refused:
+                self.close()
+                return channel_closed(refused.code, refused.text, message=message, alone=True)
+            events = self._session.drain()
         if any(isinstance(event, Returned) for event in events):
             return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
         if any(isinstance(event, Nack) for event in events):
             return PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
         return CONFIRMED
 
-    def _open(self) -> Channel:
-        if self._channel is None:
-            self._channel = self._session.channel(1)
-            self._channel.confirm_select()
-        return self._channel
-
-
-def _check(message: Message, raw: bytes) -> None:
-    """Raise HeadersTooLarge or ValueError if a message cannot be written as frames."""
-    marshal_publish(
-        1,
-        raw,
-        b"",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        mandatory=message.mandatory,
-        frame_max=FRAME_MAX,
-    )
-
-
-def forced(kind: Outcome) -> PublishResult:
-    """Return the result of a publish whose end was chosen by a test."""
-    scope, cause = FORCED[kind]
-    return PublishResult(kind=kind, scope=scope, cause=cause, text="the test asked for it")
-
 
 class DirectCaller:
-    """An RPC client that runs the handlers while it waits for an answer."""
+    """An RPC client that runs the handlers while it waits for an answer; `sent` is called with each question."""
 
-    def __init__(
-        self,
-        broker: DirectBroker,
-        run_until: RunUntil,
-        *,
-        exclusive: bool = False,
-        meddler: Meddler = lambda _message: None,
-        sent: Callable[[Message], None] = lambda _message: None,
-    ) -> None:
+    def __init__(self, broker: DirectBroker, run_until: RunUntil, sent: Sent, *, exclusive: bool = False) -> None:
         self._lock = broker.lock
         self._session = Session(broker.vhost)
         self._run_until = run_until
         self._exclusive = exclusive
-        self._meddler = meddler
         self._sent = sent
         self._channel: Channel | None = None
         self._answers_to = ""
@@ -261,24 +217,18 @@ class DirectCaller:
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
         """Return the answer to a message; the timeout is in the broker's virtual time."""
+        name = message.properties.correlation_id or ""
         with self._lock:
-            return self._call(message, timeout)
+            self._ask(message)
+            self._run_until(lambda: self._has(name), timeout)
+            answer = self._answers.pop(name, None)
+        if answer is None:
+            raise CallUnanswered(message.routing_key, timeout=timeout, sent=True)
+        return answer
 
     def close(self) -> None:
         self._session.close()
         self._channel = None
-
-    def _call(self, message: Message, timeout: float) -> Delivery:
-        name = message.properties.correlation_id or ""
-        meddled = self._meddler(message)
-        if meddled is not None:
-            raise asked_for(message, meddled)
-        self._ask(message)
-        self._run_until(lambda: self._has(name), timeout)
-        answer = self._answers.pop(name, None)
-        if answer is None:
-            raise CallUnanswered(message.routing_key, timeout=timeout, sent=True)
-        return answer
 
     def _ask(self, message: Message) -> None:
         where = message.exchange, message.routing_key
@@ -316,26 +266,22 @@ class DirectCaller:
                 self._answers[answer.correlation_id or ""] = answer
 
 
-def asked_for(message: Message, end: Outcome) -> CallUnanswered:
-    """Return the error of a call whose end was chosen by a test."""
-    sent = end is not Outcome.UNSENT
-    return CallUnanswered(message.routing_key, timeout=0, sent=sent, reason="the test asked for it")
-
-
 class DirectLine:
     """A queue consumed on its own channel."""
 
     since = float("inf")
 
-    def __init__(self, session: Session, number: int, line: Line) -> None:
+    def __init__(self, session: Session, number: int, line: Line, prefetch: int) -> None:
         self.line = line
+        self.prefetch = prefetch
         self._session, self._number = session, number
         self.open = True
         self.deaf = False
+        """True if a test drops the line's settlements."""
         self.retired = False
         self.in_flight = 0
         self._channel = session.channel(number)
-        self._channel.qos(line.prefetch)
+        self._channel.qos(prefetch)
         self._tag = self._channel.consume(line.queue)
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
@@ -347,12 +293,13 @@ class DirectLine:
             return
         self.in_flight -= 1
         token: Any = delivery.token
-        if instruction is Instruction.ACK:
-            self._channel.ack(token[1])
-        elif instruction is Instruction.COUNTED_REQUEUE:
-            self._channel.reject(token[1])
-        else:
-            self._channel.nack(token[1], requeue=instruction is Instruction.REQUEUE)
+        match instruction:
+            case Instruction.ACK:
+                self._channel.ack(token[1])
+            case Instruction.COUNTED_REQUEUE:
+                self._channel.reject(token[1])
+            case _:
+                self._channel.nack(token[1], requeue=instruction is Instruction.REQUEUE)
 
     def when_processed(self, callback: Callable[[bool], None]) -> None:
         """Call back immediately: settlements take effect during the call, unless a test drops them."""
@@ -383,7 +330,7 @@ class DirectSource:
     def __init__(self, broker: DirectBroker, publisher: Publisher) -> None:
         self._broker = broker
         # Without jitter, so that a test gets pauses of round numbers.
-        self._settler = Settler(_Loop(broker), publisher, again=self._hand_over, renew=self._renew, chance=lambda: 0.5)
+        self._settler = Settler(broker, publisher, again=self._hand_over, renew=self._renew, chance=lambda: 0.5)
         self._session: Session | None = None
         self._open: dict[int, DirectLine] = {}
         self._wanted: tuple[Line, ...] = ()
@@ -427,7 +374,7 @@ class DirectSource:
         if prefetch is not None:
             self._narrow[queue] = prefetch
         for line in self._open.values():
-            if line.line.queue == queue and line.line.prefetch != self._shaped(line.line).prefetch:
+            if line.line.queue == queue and line.prefetch != self._prefetch(line.line):
                 line.retire()
         self._close_settled()
         self._open_lines()
@@ -452,8 +399,8 @@ class DirectSource:
         """Lose the connection, and open it again a moment later."""
         self._cut()
         if self._receiver is not None:
-            self._receiver.lost(reason, RECONNECT)
-        self._broker.later(RECONNECT, self._connect)
+            self._receiver.lost(reason, RECONNECT_SECONDS)
+        self._broker.later(RECONNECT_SECONDS, self._connect)
 
     def lose_ack(self, delivery: Delivery, settlement: Settlement) -> None:
         """Settle, but lose the connection before the broker receives the settlement."""
@@ -484,11 +431,10 @@ class DirectSource:
         for line in self._wanted:
             if session is not None and line.queue not in consumed and line.queue not in self._paused:
                 self._last += 1
-                self._open[self._last] = DirectLine(session, self._last, self._shaped(line))
+                self._open[self._last] = DirectLine(session, self._last, line, self._prefetch(line))
 
-    def _shaped(self, line: Line) -> Line:
-        most = next((one.prefetch for one in self._wanted if one.queue == line.queue), line.prefetch)
-        return replace(line, prefetch=min(most, self._narrow.get(line.queue, most)))
+    def _prefetch(self, line: Line) -> int:
+        return min(line.prefetch, self._narrow.get(line.queue, line.prefetch))
 
     def _close_settled(self) -> None:
         for number, line in list(self._open.items()):
@@ -504,13 +450,12 @@ class DirectSource:
         if session is not None:
             session.close()
 
-    def _arrived(self, line: "DirectLine", event: Deliver) -> None:
+    def _arrived(self, line: DirectLine, event: Deliver) -> None:
         if line.retired:
             # It was sent before the line was given up, and is requeued when the channel closes.
             return
         line.in_flight += 1
         message = event.message
-        token: tuple[SettledLine, int] = (line, event.tag)
         delivery = Delivery(
             queue=line.line.queue,
             body=message.body,
@@ -518,7 +463,7 @@ class DirectSource:
             exchange=message.exchange,
             routing_key=message.key,
             redelivered=event.redelivered,
-            token=token,
+            token=(line, event.tag),
         )
         self._hand_over(delivery)
 
@@ -529,22 +474,6 @@ class DirectSource:
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Fail: this broker has no consumer timeout, so a line never has to be opened again."""
         raise AssertionError(f"{delivery} was held for {hold} s on a line that has no limit")
-
-
-class _Loop:
-    """The methods of an I/O thread that a Settler uses, on the broker's clock."""
-
-    def __init__(self, broker: DirectBroker) -> None:
-        self._broker = broker
-
-    def call(self, call: Callable[[], None]) -> None:
-        call()
-
-    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        return self._broker.later(seconds, call)
-
-    def cancel(self, timer: object) -> None:
-        cast(Timer, timer).cancel()
 
 
 def _line(delivery: Delivery) -> DirectLine:

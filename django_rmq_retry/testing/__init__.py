@@ -5,8 +5,8 @@ With pytest request the fixture ``rmq``; elsewhere write ``with RmqTest() as rmq
 
 from django_rmq_retry.handlers.registry import isolated as isolated_handlers
 from django_rmq_retry.testing.driver import Tried
+from django_rmq_retry.testing.faults import Fault, NeverQuiet
 from django_rmq_retry.testing.kit import Parked, RmqTest, RmqTestMixin, assert_topology, message_of
-from django_rmq_retry.testing.place import Fault, NeverQuiet
 
 __all__ = [
     "Fault",

@@ -1,32 +1,25 @@
-"""The brokers of a test: the embedded one in this process, or a real one with real queues and real time."""
+"""The brokers of a test: the embedded one in its process, or a real one with real queues and real time."""
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import Caller, Done, Line, Outcome, Publisher, PublishResult, Receiver
+from django_rmq_retry.amqp.contracts import Caller, Line, Publisher, Receiver
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import peek
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.embedded.direct_broker import (
-    DirectBroker,
-    DirectCaller,
-    DirectPublisher,
-    DirectSource,
-    asked_for,
-    forced,
-)
+from django_rmq_retry.embedded.direct_broker import DirectBroker, DirectSource, RunUntil, Sent
 from django_rmq_retry.errors import BrokerUnfit
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.testing.place import Hands, Meddler, NeverQuiet, RunUntil, Sent
+from django_rmq_retry.testing.faults import NeverQuiet
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
     ExchangeDeclaration,
@@ -37,69 +30,38 @@ from django_rmq_retry.topology.declarations import (
 )
 from django_rmq_retry.topology.plan import State
 
-SOON = 10.0
+SOON_SECONDS = 10.0
 
-LOOK = 0.05
-
-
-class Virtual(DirectBroker):
-    """The embedded broker in this process."""
-
-    breakable = True
-
-    def begin(self, until: float | None) -> None: ...
-
-    def publisher(self, meddler: Meddler, sent: Sent) -> Publisher:
-        return DirectPublisher(self, meddler=meddler, sent=sent)
-
-    def caller(self, run_until: RunUntil, meddler: Meddler, sent: Sent, *, exclusive: bool) -> Caller:
-        return DirectCaller(self, run_until, exclusive=exclusive, meddler=meddler, sent=sent)
-
-    def hands(self, publisher: Publisher) -> Hands:
-        return DirectSource(self, publisher)
-
-    def close(self) -> None: ...
+LOOK_SECONDS = 0.05
 
 
-class LiveHands:
+class LiveSource(PikaSource):
     """The real consuming connection; it can be closed, but not broken on purpose."""
 
-    def __init__(self, source: PikaSource, woken: threading.Event) -> None:
-        self._source = source
+    def __init__(self, io: IoThread, access: Access, publisher: Publisher, woken: threading.Event) -> None:
+        super().__init__(io, access, publisher)
         self._woken = woken
-        self._drained = threading.Event()
-        self._lines = 0
+        self._ended = threading.Event()
+        self._consumes = False
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
-        self._lines = len(lines)
-        self._source.start(lines, Waking(receiver, self._woken, self._drained))
-
-    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
-        self._source.settle(delivery, settlement)
-
-    def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        self._source.give_back(deliveries)
-
-    def pause(self, queue: str) -> None:
-        self._source.pause(queue)
-
-    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
-        self._source.resume(queue, prefetch=prefetch)
+        self._consumes = bool(lines)
+        super().start(lines, Waking(receiver, self._woken, self._ended))
 
     def poll(self) -> None: ...
 
     def die(self) -> None:
-        self._source.stop()
-        self._drained.wait(SOON)
+        self.stop()
+        self._ended.wait(SOON_SECONDS)
 
     @property
     def idle(self) -> bool:
         """True if no message is unacked and the queues are empty."""
-        if not self._lines:
+        if not self._consumes:
             return True
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._source.empty(answer.put)
-        return answer.get(timeout=SOON)
+        self.empty(answer.put)
+        return answer.get(timeout=SOON_SECONDS)
 
     def lose(self, reason: str) -> None:
         raise AssertionError("the kit refuses faults that break a real connection")
@@ -134,64 +96,21 @@ class Waking:
         self._ended.set()
 
 
-class LivePublisher:
-    """The real publisher, with the outcomes that a test injects."""
-
-    def __init__(self, publisher: Publisher, meddler: Meddler, sent: Sent) -> None:
-        self._publisher = publisher
-        self._meddler = meddler
-        self._sent = sent
-
-    def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        injected = self._meddler(message)
-        if injected is None or injected is Outcome.UNKNOWN:
-            self._publisher.publish(message, timeout=timeout)
-            self._sent(message)
-        if injected is not None:
-            raise forced(injected).error(message)
-
-    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
-        batch = list(messages)
-        for message in batch:
-            self.publish(message, timeout=timeout)
-        return len(batch)
-
-    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        injected = self._meddler(message)
-        if injected is not None and injected is not Outcome.UNKNOWN:
-            done(forced(injected))
-            return
-        self._sent(message)
-
-        def ended(result: PublishResult) -> None:
-            done(result if injected is None else forced(injected))
-
-        self._publisher.send(message, ended, timeout=timeout)
-
-    def close(self) -> None: ...
-
-
 class LiveCaller:
     """The real caller, which waits in its own thread while handlers run in the test's."""
 
-    def __init__(
-        self, caller: Caller, run_until: RunUntil, woken: threading.Event, *, meddler: Meddler, sent: Sent
-    ) -> None:
+    def __init__(self, caller: Caller, run_until: RunUntil, woken: threading.Event, sent: Sent) -> None:
         self._caller = caller
         self._run_until = run_until
         self._woken = woken
-        self._meddler = meddler
         self._sent = sent
         self._threads = ThreadPoolExecutor(8)
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
-        injected = self._meddler(message)
-        if injected is not None:
-            raise asked_for(message, injected)
         answer = self._threads.submit(self._caller.call, message, timeout=timeout)
         answer.add_done_callback(lambda _answer: self._woken.set())
         self._sent(message)
-        self._run_until(answer.done, timeout + SOON)
+        self._run_until(answer.done, timeout + SOON_SECONDS)
         return answer.result()
 
     def close(self) -> None:
@@ -213,12 +132,12 @@ class Live:
         self.server = self._session.server
         self._io = IoThread("rmq-test")
         self._io.start()
-        self._publisher = PikaPublisher(self._io, self._access)
+        self.publisher = PikaPublisher(self._io, self._access)
         self._callers: list[LiveCaller] = []
         self._shadow = DirectBroker(epoch=0)
         self._began = time.monotonic()
         self._deadline = 0.0
-        self._hands: list[LiveHands] = []
+        self._sources: list[LiveSource] = []
         self._made: list[ExchangeDeclaration | QueueDeclaration] = []
         self._waiting: list[str] = []
         self._checked: set[str] = set()
@@ -235,13 +154,13 @@ class Live:
 
     def next_due(self) -> float | None:
         """Return None after two quiet looks in a row, because a message on its way between queues is in neither."""
-        if self._quiet() and not self._woken.wait(LOOK) and self._quiet():
+        if self._quiet() and not self._woken.wait(LOOK_SECONDS) and self._quiet():
             return None
         if self.now > self._deadline:
             raise NeverQuiet(
                 f"After {self._patience:g} s messages are still waiting or unacked. Raise RmqTest(patience=…)."
             )
-        return self.now + LOOK
+        return self.now + LOOK_SECONDS
 
     def advance(self, now: float) -> None:
         self._woken.wait(max(0.0, now - self.now))
@@ -274,34 +193,31 @@ class Live:
     def takers(self, message: Message) -> list[str]:
         return self._shadow.takers(message)
 
-    def publisher(self, meddler: Meddler, sent: Sent) -> Publisher:
-        return LivePublisher(self._publisher, meddler, sent)
-
-    def caller(self, run_until: RunUntil, meddler: Meddler, sent: Sent, *, exclusive: bool) -> Caller:
+    def caller(self, run_until: RunUntil, sent: Sent, *, exclusive: bool) -> Caller:
         caller = PikaCaller(self._io, self._access, exclusive=exclusive)
-        asking = LiveCaller(caller, run_until, self._woken, meddler=meddler, sent=sent)
+        asking = LiveCaller(caller, run_until, self._woken, sent)
         self._callers.append(asking)
         return asking
 
-    def hands(self, publisher: Publisher) -> Hands:
-        hands = LiveHands(PikaSource(self._io, self._access, publisher), self._woken)
+    def source(self, publisher: Publisher) -> LiveSource:
+        source = LiveSource(self._io, self._access, publisher, self._woken)
         # A closed connection after a crash has no state to read.
-        self._hands = [hands]
-        return hands
+        self._sources = [source]
+        return source
 
     def close(self) -> None:
-        for hands in self._hands:
-            hands.die()
+        for source in self._sources:
+            source.die()
         for caller in self._callers:
             caller.close()
-        self._publisher.close()
+        self.publisher.close()
         self._io.stop(timeout=2)
         for declaration in self._made:
             self._session.ask(_deleting(declaration))
         self._session.__exit__(None, None, None)
 
     def _quiet(self) -> bool:
-        return all(hands.idle for hands in self._hands) and not any(map(self._depth, self._waiting))
+        return all(source.idle for source in self._sources) and not any(map(self._depth, self._waiting))
 
     def _depth(self, name: str) -> int:
         answer = self._session.ask(lambda channel, done: channel.queue_declare(name, passive=True, callback=done))
@@ -312,3 +228,7 @@ def _deleting(declaration: ExchangeDeclaration | QueueDeclaration) -> Callable[.
     if isinstance(declaration, QueueDeclaration):
         return lambda channel, done: channel.queue_delete(declaration.name, callback=done)
     return lambda channel, done: channel.exchange_delete(declaration.name, callback=done)
+
+
+KitBroker = DirectBroker | Live
+KitSource = DirectSource | LiveSource

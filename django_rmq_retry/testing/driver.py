@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils.connection import ConnectionDoesNotExist
-from django.utils.module_loading import import_string
 
 from django_rmq_retry.amqp.contracts import Line, Publisher
 from django_rmq_retry.breakers.gate import BreakerGate
@@ -18,7 +17,8 @@ from django_rmq_retry.handlers.attempt import FinishedAttempt, OnceState, Surrou
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction, message_id
 from django_rmq_retry.policies.verdict import Kind, Verdict
-from django_rmq_retry.testing.place import Fault, Faults, Hands, NeverQuiet, Place
+from django_rmq_retry.testing.brokers import KitBroker, KitSource
+from django_rmq_retry.testing.faults import Fault, Faults, NeverQuiet
 from django_rmq_retry.topology.declarations import Server
 
 MOST_DELIVERIES = 100_000
@@ -26,9 +26,6 @@ MOST_TURNS = 1_000_000
 MOST_AT_ONCE = 1000
 
 Key = tuple[str, str | bytes]
-
-ONCE = "django_rmq_retry.inbox.once.once"
-"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 
 class QueuePauses:
@@ -38,11 +35,11 @@ class QueuePauses:
         self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
         self._gated = returned_as_copies(work_queues)
         self._prefetch: dict[str, int | None] = {}
-        self._source: Hands | None = None
+        self._source: KitSource | None = None
         self._ready: deque[Delivery] = deque()
         self._sequencer = Sequencer(lambda _delivery: None)
 
-    def attach(self, source: Hands, ready: deque[Delivery], sequencer: Sequencer) -> None:
+    def attach(self, source: KitSource, ready: deque[Delivery], sequencer: Sequencer) -> None:
         """Use this connection; ``ready`` and ``sequencer`` hold its deliveries that have not started."""
         self._source, self._ready, self._sequencer = source, ready, sequencer
         for name, prefetch in self._prefetch.items():
@@ -76,7 +73,7 @@ class QueuePauses:
                 _apply_prefetch(self._source, name, prefetch)
 
 
-def _apply_prefetch(source: Hands, name: str, prefetch: int | None) -> None:
+def _apply_prefetch(source: KitSource, name: str, prefetch: int | None) -> None:
     if prefetch == 0:
         source.pause(name)
     else:
@@ -135,12 +132,12 @@ class Recorder:
 class Driver:
     """The consumer of a test: one worker, in the test's own thread."""
 
-    def __init__(self, place: Place, publisher: Publisher, faults: Faults) -> None:
-        self._place = place
+    def __init__(self, broker: KitBroker, publisher: Publisher, faults: Faults) -> None:
+        self._broker = broker
         self._publisher = publisher
         self._faults = faults
         self._ready: deque[Delivery] = deque()
-        self._source: Hands | None = None
+        self._source: KitSource | None = None
         self._lines: tuple[Line, ...] = ()
         self._made: Callable[[], Attempts | None] = lambda: None
         self._attempts: Attempts | None = None
@@ -176,7 +173,7 @@ class Driver:
             self._restart()
         # A handler that calls another one enters this function again.
         outer, self._patience = self._patience, Patience(limit)
-        self._place.begin(until)
+        self._broker.begin(until)
         try:
             self._run(until, enough)
         finally:
@@ -206,25 +203,25 @@ class Driver:
             turns += 1
             if turns > MOST_TURNS:
                 raise NeverQuiet(f"{turns} times in a row the broker moved messages without a delivery to a handler.")
-            self._place.advance(due)
+            self._broker.advance(due)
 
     def _switch(self) -> bool:
         """Let the gate change pauses that are due; return True if it did."""
         due = None if self._breaker_gate is None else self._breaker_gate.next_due()
-        if self._breaker_gate is None or due is None or due > self._place.now:
+        if self._breaker_gate is None or due is None or due > self._broker.now:
             return False
         self._breaker_gate.turn()
         return True
 
     def _next(self, until: float | None) -> float | None:
         """Return the time of the next step; None if there is none."""
-        due = self._place.next_due()
+        due = self._broker.next_due()
         switched = None if self._breaker_gate is None else self._breaker_gate.next_due()
         if switched is not None:
             due = switched if due is None else min(due, switched)
         if until is None or (due is not None and due <= until):
             return due
-        return until if self._place.now < until else None
+        return until if self._broker.now < until else None
 
     def arrived(self, delivery: Delivery) -> None:
         if delivery.queue in self._keyed:
@@ -249,7 +246,7 @@ class Driver:
         self._following = None
         if self._attempts is not None:
             self._sequencer = Sequencer(self._attempts.key)
-        self._source = self._place.hands(self._publisher)
+        self._source = self._broker.source(self._publisher)
         self._pauses.attach(self._source, self._ready, self._sequencer)
         self._source.start(self._lines, self)
 
@@ -357,12 +354,13 @@ class Inbox:
         self._end = end
 
     def __call__(self, subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
+        from django_rmq_retry.inbox.once import once  # noqa: PLC0415 - pytest loads the kit before settings and models
+
         lack = _lack(subscription)
         if lack is not None:
             self._end(lack)
             raise lack
-        run: Callable[[Subscription, Delivery, OnceState], object] = import_string(ONCE)
-        return run(subscription, delivery, state)
+        return once(subscription, delivery, state)
 
 
 def _lack(subscription: Subscription) -> NoDatabase | None:

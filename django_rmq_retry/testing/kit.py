@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import threading
 import time
 import unittest
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +15,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from django.db import connections
-from django.utils.module_loading import import_string
 
 from django_rmq_retry import hooks
-from django_rmq_retry.amqp.contracts import Caller, Outcome
+from django_rmq_retry.amqp.contracts import Caller, PublishResult
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import Pace
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.events import Announcer, Events
+from django_rmq_retry.embedded.direct_broker import DirectBroker, Sent
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeaders
 from django_rmq_retry.handlers import registry
@@ -39,20 +40,14 @@ from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import message_of as published
 from django_rmq_retry.publishing.publish import options_of
-from django_rmq_retry.testing.brokers import Live, Virtual
+from django_rmq_retry.testing.brokers import Live
 from django_rmq_retry.testing.driver import Driver, Inbox, Recorder, Tried
-from django_rmq_retry.testing.place import PUBLISH, Fault, Faults, Place, Trouble
+from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, FaultyCaller, FaultyPublisher, Trouble
 from django_rmq_retry.topology.drawings import definitions
 
 log = logging.getLogger("django_rmq_retry")
 
 UPDATE = "RMQ_UPDATE_SNAPSHOTS"
-
-ORDER = "django_rmq_retry.ordering.gate.Order"
-"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
-
-SEND_LEFT = "django_rmq_retry.publishing.relay.send_left"
-"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 Named = Handler[Any] | str
 UNPUBLISHED = (
@@ -235,14 +230,16 @@ def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     """Return the gate of handlers with ``order_by``; none without such handlers."""
     if not any(work_queue.keyed for work_queue in work_queues):
         return ()
-    gate_class: Callable[[], Gate] = import_string(ORDER)
-    return (gate_class(),)
+    from django_rmq_retry.ordering.gate import Order  # noqa: PLC0415 - pytest loads the kit before settings and models
+
+    return (Order(),)
 
 
-def send_left() -> int:
+def send_outbox() -> int:
     """Send every message of the outbox; return their number."""
-    send: Callable[[], int] = import_string(SEND_LEFT)
-    return send()
+    from django_rmq_retry.publishing.relay import send_left  # noqa: PLC0415 - as above
+
+    return send_left()
 
 
 class RmqTest:
@@ -256,11 +253,12 @@ class RmqTest:
         self, *, seed: int | None = None, version: str = "4.0", url: str | None = None, patience: float = 60.0
     ) -> None:
         self._chance: Callable[[], float] = random.Random(seed).random if seed is not None else lambda: 0.0
-        self._place: Place = Live(url, patience=patience) if url else Virtual(behaviour(version), epoch=time.time())
+        self._broker = Live(url, patience=patience) if url else DirectBroker(behaviour(version), epoch=time.time())
+        self._lock = threading.RLock()
         self._faults = Faults()
         self._sent: list[Message] = []
-        self._recorder = Recorder(lambda: self._place.now)
-        self._driver = Driver(self._place, self._place.publisher(self._end_of, _forget), self._faults)
+        self._recorder = Recorder(lambda: self._broker.now)
+        self._driver = Driver(self._broker, self._publisher(_forget), self._faults)
         self._recorder.unfinished = self._driver.unfinished
         self._known: Mapping[str, registry.Registration] = {}
         self._work_queues: Mapping[str, WorkQueue] = {}
@@ -279,7 +277,7 @@ class RmqTest:
     @property
     def now(self) -> float:
         """Seconds on the virtual clock since the start of the test."""
-        return self._place.now
+        return self._broker.now
 
     @property
     def waits(self) -> list[float]:
@@ -295,19 +293,20 @@ class RmqTest:
         own = [
             one.policy.attempts or 0 for work_queue in self._work_queues.values() for one in work_queue.subscriptions
         ]
+        limit = max([limit, *(attempts + 1 for attempts in own)])
         before = len(self._recorder.attempts)
-        send_left()
-        self._driver.run(limit=max([limit, *(attempts + 1 for attempts in own)]))
-        while send_left():
-            self._driver.run(limit=max([limit, *(attempts + 1 for attempts in own)]))
+        send_outbox()
+        self._driver.run(limit=limit)
+        while send_outbox():
+            self._driver.run(limit=limit)
         return len(self._recorder.attempts) - before
 
     def advance(self, seconds: float) -> int:
         """Move time forward, and run everything due by then; return the number of attempts."""
         self._look()
         before = len(self._recorder.attempts)
-        send_left()
-        self._driver.run(until=self._place.now + seconds)
+        send_outbox()
+        self._driver.run(until=self._broker.now + seconds)
         return len(self._recorder.attempts) - before
 
     def published(self, handler: Named | None = None) -> list[Delivery]:
@@ -336,7 +335,7 @@ class RmqTest:
     def all_parked(self, handler: Named) -> list[Parked]:
         """Every message that this handler parked, or that the broker removed from its queue."""
         subscription = registry.subscription(_name(handler))
-        messages = [parked(delivery, subscription.codec) for delivery in self._place.messages_in(subscription.park)]
+        messages = [parked(delivery, subscription.codec) for delivery in self._broker.messages_in(subscription.park)]
         queue = subscription.queue.name
         return [one for one in messages if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 
@@ -346,7 +345,7 @@ class RmqTest:
 
     def messages(self, queue: str) -> list[Delivery]:
         """The messages in a queue without a handler, such as a queue for answers."""
-        return [_read(delivery) for delivery in self._place.messages_in(queue)]
+        return [_read(delivery) for delivery in self._broker.messages_in(queue)]
 
     def fail_next(self, point: Named, trouble: Trouble | str, *, times: int = 1) -> None:
         """Inject a fault: ``fail_next(charge, BankDown("timeout"), times=2)``.
@@ -359,15 +358,14 @@ class RmqTest:
         self._look()
         if name != PUBLISH and name not in self._known:
             raise ValueError(f"fail_next() takes a handler or {PUBLISH!r}, not {point!r}.")
-        if name != PUBLISH and trouble in {Fault.DUPLICATE, Fault.BROKER} and not self._place.breakable:
+        if name != PUBLISH and trouble in {Fault.DUPLICATE, Fault.BROKER} and not self._broker.breakable:
             raise ValueError(f"{str(trouble)!r} at a handler needs the embedded broker. Omit url=….")
         self._faults.add(name, trouble, times=times)
 
     def _enter(self, opening: ExitStack) -> None:
-        publisher = self._place.publisher(self._end_of, self._sent.append)
-        opening.callback(self._place.close)
+        opening.callback(self._broker.close)
         registry.autodiscover()
-        opening.enter_context(broker_connections.replaced(publisher, self._caller))
+        opening.enter_context(broker_connections.replaced(self._publisher(self._sent.append), self._caller))
         self._look()
 
     def _look(self) -> None:
@@ -379,24 +377,24 @@ class RmqTest:
         work_queues = registry.work_queues()
         self._work_queues = {work_queue.queue.name: work_queue for work_queue in work_queues}
         for subscription in registry.subscriptions():
-            refusal = subscription.policy.via.version_refusal(self._place.server)
+            refusal = subscription.policy.via.version_refusal(self._broker.server)
             if refusal:
                 raise BrokerUnfit(f"Handler {subscription.name}: {refusal} Use RmqTest(version='4.3').")
-        self._place.declare(registry.topology())
-        clock = lambda: self._place.now  # noqa: E731 - called at every attempt
+        self._broker.declare(registry.topology())
+        clock = lambda: self._broker.now  # noqa: E731 - called at every attempt
         breaker_gate = BreakerGate(work_queues, None, now=clock, chance=self._chance)
         gates: Sequence[Gate] = (breaker_gate, Pace(work_queues, None, now=clock), *orders(work_queues))
         self._driver.employ(work_queues, self._surroundings(gates), breaker_gate, prefetch=settings().prefetch)
 
     def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:
-        clock = lambda: self._place.now  # noqa: E731 - called at every attempt
+        clock = lambda: self._broker.now  # noqa: E731 - called at every attempt
         now = settings()
         events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
             around=Around,
             journals=(events,),
             clock=clock,
-            now_ms=self._place.now_ms,
+            now_ms=self._broker.now_ms,
             chance=self._chance,
             crash_limit=now.crash_limit,
             reply_to=now.reply_to,
@@ -407,23 +405,26 @@ class RmqTest:
             once=Inbox(self._driver.failed),
         )
 
-    def _end_of(self, _message: Message) -> Outcome | None:
-        self._look()
-        return self._faults.take_end()
+    def _publisher(self, sent: Sent) -> FaultyPublisher:
+        return FaultyPublisher(self._broker.publisher, self._next_result, sent)
+
+    def _next_result(self) -> PublishResult | None:
+        with self._lock:
+            self._look()
+            return self._faults.take_result()
 
     def _caller(self, exclusive: bool) -> Caller:  # noqa: FBT001 - the signature of broker_connections
         if exclusive not in self._callers:
-            self._callers[exclusive] = self._place.caller(
-                self._run_until, self._end_of, self._sent.append, exclusive=exclusive
-            )
+            caller = self._broker.caller(self._run_until, self._sent.append, exclusive=exclusive)
+            self._callers[exclusive] = FaultyCaller(caller, self._next_result)
         return self._callers[exclusive]
 
     def _run_until(self, enough: Callable[[], bool], seconds: float) -> None:
-        self._driver.run(until=self._place.now + seconds, enough=enough)
+        self._driver.run(until=self._broker.now + seconds, enough=enough)
 
     def _queues(self, message: Message) -> list[str]:
         delayed = Stamp.read(message.headers).queue
-        return [delayed] if delayed else self._place.takers(message)
+        return [delayed] if delayed else self._broker.takers(message)
 
 
 def _forget(_message: Message) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import Delivery, Message
-from django_rmq_retry.amqp import Line, Outcome
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.embedded.direct_broker import DirectBroker, DirectCaller, DirectPublisher, DirectSource
-from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, PublishUnknown
+from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent
 from django_rmq_retry.messages import DONE, Instruction, Properties, Settlement
 from django_rmq_retry.topology import QueueDeclaration, Role, Server, Topology
 
@@ -117,18 +117,6 @@ def test_a_name_that_is_too_long_is_not_sent(publisher: DirectPublisher) -> None
         publisher.publish(to("x" * 300))
 
 
-def test_a_lost_confirm_stores_the_message_and_a_lost_broker_does_not(broker: DirectBroker) -> None:
-    ends = [Outcome.UNKNOWN, Outcome.UNSENT]
-    meddled = DirectPublisher(broker, meddler=lambda _message: ends.pop(0) if ends else None)
-
-    with pytest.raises(PublishUnknown):
-        meddled.publish(to("work", b"unknown"))
-    with pytest.raises(MessageUnsent):
-        meddled.publish(to("work", b"unsent"))
-
-    assert bodies(broker, "work") == [b"unknown"]
-
-
 def test_no_more_messages_are_unacked_than_the_prefetch(
     publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
@@ -171,23 +159,6 @@ def test_a_message_kept_unacked_is_delivered_again_after_its_wait(
 
     first, again = hands.found
     assert (first.body, again) == (b"1", first)
-
-
-def test_a_copy_whose_confirm_is_lost_is_sent_again(
-    broker: DirectBroker, publisher: DirectPublisher, hands: Hands
-) -> None:
-    ends = [Outcome.UNKNOWN]
-    source = DirectSource(broker, DirectPublisher(broker, meddler=lambda _message: ends.pop() if ends else None))
-    source.start([WORK], hands)
-    publisher.publish(to("work"))
-    source.poll()
-    source.settle(hands.found[0], Settlement(instruction=Instruction.ACK, copy=to("later", b"copy")))
-    held = broker.queue("work")
-    broker.advance(1)
-
-    assert bodies(broker, "later") == [b"copy", b"copy"]
-    assert held is not None
-    assert held.held == 0
 
 
 def test_a_lost_connection_requeues_unacked_messages_and_reconnects(
@@ -254,13 +225,15 @@ def test_a_call_is_answered_while_it_waits(broker: DirectBroker, publisher: Dire
         assert done()
         assert timeout == 1
 
-    caller = DirectCaller(broker, answer, exclusive=exclusive)
+    questions: list[Message] = []
+    caller = DirectCaller(broker, answer, questions.append, exclusive=exclusive)
 
     assert caller.call(to("work", b"?", name="c-1"), timeout=1).body == b"yes"
+    assert [question.body for question in questions] == [b"?"]
 
 
 def test_an_unanswered_call_reports_that_it_was_sent(broker: DirectBroker) -> None:
-    caller = DirectCaller(broker, lambda _done, _timeout: None)
+    caller = DirectCaller(broker, lambda _done, _timeout: None, lambda _question: None)
 
     with pytest.raises(CallUnanswered) as raised:
         caller.call(to("work", name="c-1"), timeout=2)
