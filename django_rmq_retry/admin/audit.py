@@ -11,30 +11,30 @@ from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
-from django_rmq_retry.admin import exports, labels, pages
+from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.labels import column, cut, labelled
 from django_rmq_retry.admin.message_list import CappedPaginator
-from django_rmq_retry.admin.pages import Pages, frame_of, migrated
+from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import Action, OperatorAction, RequeueItem
 from django_rmq_retry.parked.edit import plain
 from django_rmq_retry.parked.key_lists import keys_of, written
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in, numbers_of
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
-MOST_MEANT = 200
+MOST_RUNS = 200
 """The most requeue runs that a search by message includes."""
-SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EXPORT)
+ON_SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EXPORT)
 """Actions on several messages without a requeue run."""
 MOST_READ = 20_000
 """The most actions on several messages that a search reads."""
-CHUNK = 500
+READ_AT_ONCE = 500
 """Such actions read by one statement; each may name thousands of messages."""
 NAMING = Q(facts__has_key="messages") | Q(facts__selection__has_key="ids")
 """Actions on several messages that name them."""
@@ -108,6 +108,7 @@ class ActionList(ChangeList):
 class OperatorActionAdmin(Pages):
     """The list of actions, newest first, with a page for the facts of each."""
 
+    sees = "view_audit"
     list_display = ("when", "who", "action_name", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
     list_filter = ("action", BySource, ByMessage, ByGroup, ByRun)
@@ -157,7 +158,7 @@ class OperatorActionAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OperatorAction]:
         rows = super().get_queryset(request)
-        return rows if not pages.refusal(request, "view_all_audit") else rows.filter(actor=request.user.pk)
+        return rows if not refusal(request, "view_all_audit") else rows.filter(actor=request.user.pk)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[OperatorAction], search_term: str
@@ -172,36 +173,21 @@ class OperatorActionAdmin(Pages):
         named = Q(actor_name=asked) | Q(message__isnull=False, subject=asked)
         return queryset.filter(condition if number is not None else named | condition), False
 
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(partial(exports.audit, self))
-        return [path("export/", view, name="rmq_retry_operatoraction_export"), *super().get_urls()]
+    def own_urls(self) -> list[URLPattern]:
+        return [self.own_url("export/", "export", partial(exports.audit, self))]
 
-    @migrated
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_audit")
-        if why:
-            return self.refused(request, why)
-        chosen = request.GET.urlencode()
-        export = f"{self.address('operatoraction_export')}?{chosen}"
-        more = {
-            "only_own": pages.refusal(request, "view_all_audit"),
-            "export_address": "" if pages.refusal(request, "export") else export,
-        }
-        return super().changelist_view(
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
+        export = f"{self.address('operatoraction_export')}?{request.GET.urlencode()}"
+        return super().list_page(
             request,
-            {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request), **more, **(extra_context or {})},
+            only_own=refusal(request, "view_all_audit"),
+            export_address="" if refusal(request, "export") else export,
         )
 
-    @migrated
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        why = pages.refusal(request, "view_audit")
+    def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
         action = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
-        if why or action is None:
-            return self.refused(
-                request, why or pages.refusal(request, "view_all_audit") or _("There is no such action.")
-            )
+        if action is None:
+            return self.refused(request, refusal(request, "view_all_audit") or _("There is no such action."))
         facts = [(name, plain(value)) for name, value in (action.details or {_("facts"): action.facts}).items()]
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
         return self.page(
@@ -233,7 +219,7 @@ def _about(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tupl
         return Q(pk__in=()), False
     runs = RequeueItem.objects.filter(message__in=messages).values_list("run", flat=True).distinct()
     numbers, more = _naming(set(messages), actions)
-    return Q(message__in=messages) | Q(run__in=list(runs[:MOST_MEANT])) | Q(pk__in=numbers), more
+    return Q(message__in=messages) | Q(run__in=list(runs[:MOST_RUNS])) | Q(pk__in=numbers), more
 
 
 def _naming(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tuple[list[int], bool]:
@@ -241,7 +227,7 @@ def _naming(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tup
 
     The numbers are compared here because SQLite cannot search a list of them.
     """
-    several = actions.filter(NAMING, message__isnull=True, run__isnull=True, action__in=SEVERAL)
+    several = actions.filter(NAMING, message__isnull=True, run__isnull=True, action__in=ON_SEVERAL)
     numbers: list[int] = []
     for place, (pk, facts) in enumerate(_newest(several)):
         if place == MOST_READ:
@@ -254,10 +240,10 @@ def _naming(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tup
 def _newest(actions: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
     """Yield the actions, newest first, by one statement per slice: some databases return a whole result at once."""
     rows = actions.order_by("-number").values_list("number", "pk", "facts")
-    chunk = list(rows[:CHUNK])
+    chunk = list(rows[:READ_AT_ONCE])
     while chunk:
         yield from ((pk, facts) for _number, pk, facts in chunk)
-        chunk = list(rows.filter(number__lt=chunk[-1][0])[:CHUNK])
+        chunk = list(rows.filter(number__lt=chunk[-1][0])[:READ_AT_ONCE])
 
 
 def _named_in(facts: object) -> Iterator[int]:

@@ -4,17 +4,16 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path
+from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import pages
-from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_of
 from django_rmq_retry.parked.controls import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
-SHOWN = 200
+MOST_KEYS_SHOWN = 200
 """Keys on one page; more than an operator resolves one by one."""
 
 
@@ -22,23 +21,15 @@ SHOWN = 200
 class BlockedKeyAdmin(Pages):
     """The list of blocked keys, and a page that asks before it unblocks one."""
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not pages.refusal(request, "view_key")
+    sees = "view_key"
+    one_page = True
 
-    def get_urls(self) -> list[Any]:
-        """Offer no page for a key except the one that asks before it unblocks the key."""
-        ask = path(
-            "<int:pk>/unblock/", self.admin_site.admin_view(self.unblock_view), name="rmq_retry_blockedkey_unblock"
-        )
-        return [ask, *(url for url in super().get_urls() if url.name == "rmq_retry_blockedkey_changelist")]
+    def own_urls(self) -> list[URLPattern]:
+        return [self.own_url("<int:pk>/unblock/", "unblock", self.unblock_view)]
 
-    @migrated
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_key")
-        if why:
-            return self.refused(request, why)
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         handler = request.GET.get("handler", "")
-        rows = list(blocked(handler=handler)[:SHOWN])
+        rows = list(blocked(handler=handler)[:MOST_KEYS_SHOWN])
         records = records_of(rows)
         return self.page(
             request,
@@ -47,16 +38,14 @@ class BlockedKeyAdmin(Pages):
             title=_("Blocked keys"),
             rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
             standing=blocked_figures(),
-            more=blocked(handler=handler).count() - len(rows) if len(rows) == SHOWN else 0,
-            why_not=pages.refusal(request, "unblock"),
+            more=blocked(handler=handler).count() - len(rows) if len(rows) == MOST_KEYS_SHOWN else 0,
+            why_not=refusal(request, "unblock"),
         )
 
     @migrated
+    @needs("view_key", "unblock")
     def unblock_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Ask for a reason, then let the next message of the key go first."""
-        why = pages.refusal(request, "view_key") or pages.refusal(request, "unblock")
-        if why:
-            return self.refused(request, why)
         row = blocked().filter(pk=pk).first()
         if row is None:
             raise Http404(_("This key is no longer blocked."))
@@ -94,4 +83,4 @@ class BlockedKeyAdmin(Pages):
 
 def _seen(request: HttpRequest, record: ParkedMessage | None) -> ParkedMessage | None:
     """Return the parked message that goes first, if the user may see it."""
-    return None if record is None or pages.refusal(request, "view", record) else record
+    return None if record is None or refusal(request, "view", message=record) else record

@@ -11,10 +11,12 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin import key_lists, labels, message_page, pages
-from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.admin import labels
+from django_rmq_retry.admin.choice import LeftOut, choosing, counted, forbidden, sample
+from django_rmq_retry.admin.message_page import of_message
+from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import DiscardCategory
+from django_rmq_retry.models import DiscardCategory, ParkedMessage
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -26,18 +28,20 @@ SPANS: tuple[tuple[str, Any], ...] = (
     ("at", gettext_lazy("until")),
 )
 MORNING = 8
-
-LISTED = 10_000
+"""The hour at which a hold until tomorrow ends."""
+MOST_COUNTED = 10_000
 """The most messages among which business keys are counted."""
 
 
-def discarding(model_admin: Pages, request: HttpRequest) -> HttpResponse:
+@needs("discard")
+@choosing(gettext_lazy("Discard messages"))
+def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Ask for a reason, then discard; the body is kept until its retention ends."""
+    until = timezone.localdate() + timedelta(days=settings().operators.resolved_days)
 
-    def change(selection: Selection, allowed: Allowed) -> str:
+    def change(allowed: Allowed) -> str:
         category, text = request.POST.get("category", ""), request.POST.get("text", "")
         done = discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed)
-        until = timezone.localdate() + timedelta(days=settings().operators.resolved_days)
         sentence = ngettext(
             "%(count)d message was discarded (reason: %(why)s). It can be restored until %(day)s.",
             "%(count)d messages were discarded (reason: %(why)s). They can be restored until %(day)s.",
@@ -46,13 +50,21 @@ def discarding(model_admin: Pages, request: HttpRequest) -> HttpResponse:
         facts = {"count": done.changed, "why": labels.resolution(category), "day": f"{until:%Y-%m-%d}"}
         return sentence % facts + _rest(done)
 
-    return _asked(model_admin, request, "discard", change)
+    count = counted(selection)
+    label = ngettext("Discard %(count)d message", "Discard %(count)d messages", count) % {"count": count}
+    keys = None
+    if count <= MOST_COUNTED:
+        keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
+    context = {"title": label, "count": count, "keys": keys, "categories": DiscardCategory.choices, "until": until}
+    return _decided(pages, request, selection, "discard", change, left=left, **context)
 
 
-def holding(model_admin: Pages, request: HttpRequest) -> HttpResponse:
+@needs("hold")
+@choosing(gettext_lazy("Hold messages"))
+def holding(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Ask for the end of the hold, then put on hold; at that time the messages are parked again by themselves."""
 
-    def change(selection: Selection, allowed: Allowed) -> str:
+    def change(allowed: Allowed) -> str:
         until = _until(request.POST.get("span", ""), request.POST.get("at", ""))
         reason = request.POST.get("text", "")
         done = hold(selection, Actor.of_request(request), until=until, reason=reason, allowed=allowed)
@@ -63,91 +75,70 @@ def holding(model_admin: Pages, request: HttpRequest) -> HttpResponse:
         )
         return text % {"count": done.changed, "when": f"{timezone.localtime(until):%Y-%m-%d %H:%M}"} + _rest(done)
 
-    return _asked(model_admin, request, "hold", change)
+    count = counted(selection)
+    label = ngettext("Hold %(count)d message", "Hold %(count)d messages", count) % {"count": count}
+    context = {"title": label, "count": count, "spans": SPANS}
+    return _decided(pages, request, selection, "hold", change, left=left, **context)
 
 
-def restoring(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """Undo a discard."""
-    return _one(model_admin, request, pk, "restore", restore, _("The message is parked again."))
-
-
-def unhold_view(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """End a hold now."""
-    return _one(model_admin, request, pk, "unhold", unhold, _("The hold has ended and the message is parked again."))
-
-
-def _asked(
-    model_admin: Pages, request: HttpRequest, verb: str, change: Callable[[Selection, Allowed], str]
+def _decided(
+    pages: Pages,
+    request: HttpRequest,
+    selection: Selection,
+    verb: str,
+    change: Callable[[Allowed], str],
+    *,
+    left: LeftOut,
+    **context: Any,
 ) -> HttpResponse:
-    why = pages.refusal(request, verb)
-    if why:
-        return model_admin.refused(request, why)
-    title = _("Discard messages") if verb == "discard" else _("Hold messages")
-    try:
-        there = pages.frozen(request) or key_lists.changed(request)
-        if there is not None:
-            return there
-        selection = pages.chosen(request)
-        left = key_lists.left_out(request, selection)
-        count = pages.counted(selection)
-    except Refused as refusal:
-        return model_admin.page(request, "refusal.html", title=title, status=400, why=str(refusal))
-    forbidden = pages.forbidden(request, verb, selection)
-    wrong = left.wrong
+    """Change the messages if the button was pressed, else ask."""
+    why_not, wrong = forbidden(request, selection, verb), left.wrong
     if request.method == "POST" and "leave_out" not in request.POST and not wrong:
-        if forbidden:
-            return model_admin.refused(request, forbidden)
+        if why_not:
+            return pages.refused(request, why_not)
         try:
-            messages.success(request, change(selection, lambda message: pages.refusal(request, verb, message)))
-            return HttpResponseRedirect(_back(model_admin, selection))
-        except Refused as refusal:
-            wrong = str(refusal)
-    context = {"left": left, "wrong": {"all": wrong} if wrong else {}, "forbidden": forbidden}
-    return _page(model_admin, request, selection, verb=verb, count=count, **context)
-
-
-def _page(
-    model_admin: Pages, request: HttpRequest, selection: Selection, *, verb: str, count: int, **context: Any
-) -> HttpResponse:
-    if verb == "discard":
-        label = ngettext("Discard %(count)d message", "Discard %(count)d messages", count)
-    else:
-        label = ngettext("Hold %(count)d message", "Hold %(count)d messages", count)
-    rows = selection.queryset().order_by()
-    return model_admin.page(
+            messages.success(request, change(lambda message: refusal(request, verb, message=message)))
+            return HttpResponseRedirect(_back(pages, selection))
+        except Refused as refused:
+            wrong = str(refused)
+    return pages.page(
         request,
         f"parkedmessage/{verb}.html",
-        title=label % {"count": count},
-        status=422 if context["wrong"] else 200,
+        status=422 if wrong else 200,
         selection=selection,
         token=selection.token(),
-        count=count,
-        keys=rows.exclude(business_key="").values("business_key").distinct().count() if count <= LISTED else None,
-        sample=pages.sample(request, selection),
-        categories=DiscardCategory.choices,
-        spans=SPANS,
+        sample=sample(request, selection),
         typed=request.POST or request.GET,
-        until=timezone.localdate() + timedelta(days=settings().operators.resolved_days),
+        left=left,
+        forbidden=why_not,
+        wrong={"all": wrong} if wrong else {},
         **context,
     )
 
 
+@of_message("view", "restore")
+def restoring(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
+    """Undo a discard."""
+    return _one(pages, request, message, restore, _("The message is parked again."))
+
+
+@of_message("view", "unhold")
+def ending_hold(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
+    """End a hold now."""
+    return _one(pages, request, message, unhold, _("The hold has ended and the message is parked again."))
+
+
 def _one(
-    model_admin: Pages, request: HttpRequest, pk: int, verb: str, change: Callable[..., Done], *success: str
+    pages: Pages, request: HttpRequest, message: ParkedMessage, change: Callable[..., Done], success: str
 ) -> HttpResponse:
-    message = message_page.found_or_404(str(pk))
-    why = pages.refusal(request, "view", message) or pages.refusal(request, verb, message)
-    if why:
-        return model_admin.refused(request, why)
     try:
-        done = change(Selection.of_ids([pk]), Actor.of_request(request))
-        if done.changed:
-            messages.success(request, success[0])
+        if change(Selection.of_ids([message.pk]), Actor.of_request(request)).changed:
+            messages.success(request, success)
         else:
             messages.warning(request, _("Nothing was changed: the message has changed since this page was loaded."))
-    except Refused as refusal:
-        messages.warning(request, str(refusal))
-    return HttpResponseRedirect(model_admin.address("parkedmessage_change", pk))
+    except Refused as refused:
+        messages.warning(request, str(refused))
+    return HttpResponseRedirect(pages.address("parkedmessage_change", message.pk))
 
 
 def _until(span: str, at: str) -> datetime:
@@ -179,10 +170,10 @@ def _rest(done: Done) -> str:
     return " " + text % {"count": left} if left else ""
 
 
-def _back(model_admin: Pages, selection: Selection) -> str:
+def _back(pages: Pages, selection: Selection) -> str:
     """Return the address of the message if the selection is one message, else of the list."""
     if len(selection.revisions) == 1:
-        return model_admin.address("parkedmessage_change", next(iter(selection.revisions)))
+        return pages.address("parkedmessage_change", next(iter(selection.revisions)))
     if isinstance(selection.filter.get("group"), int):
-        return model_admin.address("errorgroup_change", selection.filter["group"])
-    return model_admin.address("parkedmessage_changelist")
+        return pages.address("errorgroup_change", selection.filter["group"])
+    return pages.address("parkedmessage_changelist")

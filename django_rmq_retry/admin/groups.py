@@ -9,10 +9,10 @@ from django.core.paginator import Paginator
 from django.db.models import Count, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path
+from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import broker_look, pages
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.labels import (
     COLUMNS,
     LEFT_OUT,
@@ -24,7 +24,7 @@ from django_rmq_retry.admin.labels import (
     trends_of,
 )
 from django_rmq_retry.admin.message_list import MOST_COUNTED
-from django_rmq_retry.admin.pages import Button, Pages, migrated
+from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import operators
@@ -33,72 +33,64 @@ from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 
 PER_PAGE = 25
-TYPES = 8
-SAMPLED = 2000
-BY = {"queue": "queue", "type": "type"}
+MOST_TYPES = 8
+MOST_SAMPLED = 2000
+"""The newest messages of a very large group, whose types are counted."""
 
 
-def note_view(model_admin: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+@needs("view_group", "note")
+def note(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Show the form for the note, or store it."""
-    why = pages.refusal(request, "view_group") or pages.refusal(request, "note")
-    if why:
-        return model_admin.refused(request, why)
     group = ErrorGroup.objects.filter(pk=pk).first()
     if group is None:
         raise Http404(_("There is no such error group."))
-    if request.method == "POST":
-        texts = {name: request.POST[name].strip() for name in LIMITS if name in request.POST}
-        muted = bool(request.POST.get("muted"))
-        try:
-            annotate(pk, Actor.of_request(request), **texts)
-            if muted != group.muted:
-                mute(pk, Actor.of_request(request), muted=muted)
-        except Refused as refusal:
-            messages.warning(request, str(refusal))
-        else:
-            messages.success(request, _("The note is saved."))
-        return HttpResponseRedirect(model_admin.address("errorgroup_change", pk))
-    return model_admin.page(request, "errorgroup/note.html", title=_("Note"), group=group)
+    if request.method != "POST":
+        return pages.page(request, "errorgroup/note.html", title=_("Note"), group=group)
+    texts = {name: request.POST[name].strip() for name in LIMITS if name in request.POST}
+    muted = bool(request.POST.get("muted"))
+    try:
+        annotate(pk, Actor.of_request(request), **texts)
+        if muted != group.muted:
+            mute(pk, Actor.of_request(request), muted=muted)
+    except Refused as refused:
+        messages.warning(request, str(refused))
+    else:
+        messages.success(request, _("The note is saved."))
+    return HttpResponseRedirect(pages.address("errorgroup_change", pk))
 
 
 @admin.register(ErrorGroup)
 class ErrorGroupAdmin(Pages):
     """The list of error groups, to which alerts link, and the page of one error group."""
 
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view
+    sees = "view_group"
+
+    def own_urls(self) -> list[URLPattern]:
         return [
-            path("help/", view(self.help), name="rmq_retry_errorgroup_help"),
-            path("<int:pk>/note/", view(partial(note_view, self)), name="rmq_retry_errorgroup_note"),
-            *super().get_urls(),
+            self.own_url("help/", "help", self.help),
+            self.own_url("<int:pk>/note/", "note", partial(note, self)),
         ]
 
     def help(self, request: HttpRequest) -> HttpResponse:
         """Show the dialog behind `?` as a page, for every user of the site."""
         return self.page(request, "errorgroup/help.html", title=_("Keyboard shortcuts and my permissions"))
 
-    @migrated
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_group")
-        if why:
-            return self.refused(request, why)
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         by = request.GET.get("by", "")
-        if by in BY:
+        if by in ("queue", "type"):
             return self._by(request, by)
         asked, show = request.GET.get("q", "").strip(), request.GET.get("show", "parked")
-        chosen = _chosen(asked, show)
-        page = Paginator(_with_origin(chosen), PER_PAGE).get_page(request.GET.get("p"))
+        page = Paginator(_with_origin(_chosen(asked, show)), PER_PAGE).get_page(request.GET.get("p"))
         summary = ErrorGroup.objects.aggregate(
             groups=Count("pk", filter=Q(parked__gt=0)), waiting=Sum("parked"), last=Max("last_seen")
         )
-        shown = cards(list(page.object_list))
         return self.page(
             request,
             "errorgroup/list.html",
             part="parts/groups.html",
             look=broker_look.glimpse(),
             title=_("Error groups"),
-            cards=[(card, self._buttons(request, card.group)) for card in shown],
+            cards=[(card, self._buttons(request, card.group)) for card in cards(list(page.object_list))],
             page=page,
             summary=summary,
             oldest=oldest_open() if summary["waiting"] else None,
@@ -107,27 +99,21 @@ class ErrorGroupAdmin(Pages):
             by="",
         )
 
-    @migrated
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        why = pages.refusal(request, "view_group")
-        if why:
-            return self.refused(request, why)
-        group = _found(object_id)
+    def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        number = number_in(object_id)
+        group: Any = None if number is None else _with_origin(ErrorGroup.objects.filter(pk=number)).first()
         if group is None:
             raise Http404(_("There is no such error group."))
-        trend = trends_of([group.pk])[group.pk]
-        sees = not pages.refusal(request, "view")
-        no_trace = pages.refusal(request, "view_traceback")
+        no_trace = refusal(request, "view_traceback")
         trace, deploys = latest(group.fingerprint, traced=not no_trace)
         no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
+        newest = [] if refusal(request, "view") else _newest(group)
         return self.page(
             request,
             "errorgroup/group.html",
             title=str(group),
             group=group,
-            trend=trend,
+            trend=trends_of([group.pk])[group.pk],
             plain=plain_words(group),
             is_permanent=is_permanent(group),
             buttons=self._buttons(request, group, own_page=True),
@@ -135,9 +121,7 @@ class ErrorGroupAdmin(Pages):
             trace=trace,
             deploys=deploys,
             types=_types(group),
-            rows=[(one, cells(one)) for one in _newest(group) if not pages.refusal(request, "view", one)]
-            if sees
-            else (),
+            rows=[(one, cells(one)) for one in newest if not refusal(request, "view", message=one)],
             columns=COLUMNS,
             **activity(request, group=group.pk),
         )
@@ -159,44 +143,27 @@ class ErrorGroupAdmin(Pages):
     def _buttons(self, request: HttpRequest, group: Any, *, own_page: bool = False) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
-        counted = {"count": ready}
-        selected = f"?group={group.pk}"
-        preview, discard = self.address("requeuerun_preview"), self.address("parkedmessage_discard")
+        actions = (
+            (_("Requeue one first"), "requeue", "requeuerun_preview", "&canary=1"),
+            (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", ""),
+            (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
+            (_("Hold…"), "hold", "parkedmessage_hold", ""),
+        )
         buttons = [
             Button(
-                label=_("Requeue one first"),
-                address=f"{preview}{selected}&canary=1",
-                why=pages.refusal(request, "requeue"),
-                kind="main" if own_page else "",
-            ),
-            Button(
-                label=_("Requeue %(count)d…") % counted,
-                address=f"{preview}{selected}",
-                why=pages.refusal(request, "requeue", count=ready),
-            ),
-            Button(
-                label=_("Discard %(count)d…") % counted,
-                address=f"{discard}{selected}",
-                why=pages.refusal(request, "discard"),
-            ),
-            Button(
-                label=_("Hold…"),
-                address=f"{self.address('parkedmessage_hold')}{selected}",
-                why=pages.refusal(request, "hold"),
-            ),
+                label=label % {"count": ready},
+                address=f"{self.address(page)}?group={group.pk}{more}",
+                why=refusal(request, verb, count=1 if more else ready),
+                kind="main" if own_page and more else "",
+            )
+            for label, verb, page, more in actions
+            if ready
         ]
-        buttons = buttons if ready else []
         if own_page:
-            note = self.address("errorgroup_note", group.pk)
-            why = pages.refusal(request, "note")
-            return [*buttons, Button(label=_("Note…"), address=note, why=why)]
+            address = self.address("errorgroup_note", group.pk)
+            return [*buttons, Button(label=_("Note…"), address=address, why=refusal(request, "note"))]
         opening = Button(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
         return [opening, *(button for button in buttons if not button.why)]
-
-
-def _found(object_id: str) -> Any:
-    number = number_in(object_id)
-    return None if number is None else _with_origin(ErrorGroup.objects.filter(pk=number)).first()
 
 
 def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
@@ -228,17 +195,17 @@ def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
     if not operators.has_own_rules(request.user):
         return ""
     message = ParkedMessage.objects.filter(identity=attempt.identity).first()
-    return operators.own_rules_refusal() if message is None else pages.refusal(request, "view_traceback", message)
+    return operators.own_rules_refusal() if message is None else refusal(request, "view_traceback", message=message)
 
 
 def _types(group: ErrorGroup) -> list[dict[str, Any]]:
     """Return the number of parked messages of each type; for a very large group only of its newest messages."""
     parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED)
     if group.parked > MOST_COUNTED:
-        newest = Counter(parked.order_by("-parked_at", "-pk").values_list("type", flat=True)[:SAMPLED])
-        return [{"type": name, "count": f"{count}+"} for name, count in newest.most_common(TYPES)]
+        newest = Counter(parked.order_by("-parked_at", "-pk").values_list("type", flat=True)[:MOST_SAMPLED])
+        return [{"type": name, "count": f"{count}+"} for name, count in newest.most_common(MOST_TYPES)]
     counted = parked.order_by().values("type").annotate(count=Count("pk")).order_by("-count")
-    return [dict(row) for row in counted[:TYPES]]
+    return [dict(row) for row in counted[:MOST_TYPES]]
 
 
 def _newest(group: ErrorGroup) -> list[ParkedMessage]:

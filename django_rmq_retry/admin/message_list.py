@@ -16,19 +16,19 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.labels import LEFT_OUT
-from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_records
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
-MOST = 100
+MOST_NEWER = 100
 SINCE, AFTER = "since", "after"
 """Query parameters: the time at which the list was opened, and the highest id at that time."""
 
@@ -158,34 +158,32 @@ class ByGroup(Word):
 FILTERS = (ByState, ByQueue, ByType, ByReason, ByAge, ByCycle, ByTime, ByGroup)
 
 
-def view(model_admin: Pages, request: HttpRequest) -> HttpResponse:
+@needs("view")
+def newer(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the bar of newer messages alone: a part of a page, for the script."""
-    why = pages.refusal(request, "view")
-    if why:
-        return model_admin.refused(request, why)
     try:
-        count = _found(request, _listed(model_admin, request))
+        count = _found(request, _listed(pages, request))
     except ValueError:
         return HttpResponseBadRequest()
     again = request.GET.copy()
     for word in (SINCE, AFTER, "fragment"):
         again.pop(word, None)
-    return model_admin.page(
+    return pages.page(
         request,
         "parts/new_messages.html",
         title="",
-        count=min(count, MOST),
-        number=f"{MOST}+" if count > MOST else str(count),
+        count=min(count, MOST_NEWER),
+        number=f"{MOST_NEWER}+" if count > MOST_NEWER else str(count),
         address=f"?{again.urlencode()}",
     )
 
 
-def _listed(model_admin: Pages, request: HttpRequest) -> Any:
+def _listed(pages: Pages, request: HttpRequest) -> Any:
     """Return the rows that the list would show on all its pages."""
     rows: Any = ParkedMessage.objects.all()
     words: Any = dict(request.GET.lists())
     for kind in FILTERS:
-        rows = kind(request, words, ParkedMessage, model_admin).queryset(request, rows)
+        rows = kind(request, words, ParkedMessage, pages).queryset(request, rows)
     return rows.order_by().values_list("pk", flat=True)
 
 
@@ -195,10 +193,10 @@ def _found(request: HttpRequest, rows: Any) -> int:
     if since is None or since.tzinfo is None or after is None:
         raise ValueError(request.GET)
     late = rows.filter(parked_at__lte=since, pk__gt=after)
-    numbers = list(rows.filter(parked_at__gt=since).union(late, all=True)[: MOST + 1])
-    if numbers and pages.rules_apart(request):
-        known = ParkedMessage.objects.filter(pk__in=numbers).defer(*LEFT_OUT)[: MOST + 1]
-        return sum(not pages.refusal(request, "view", one) for one in known)
+    numbers = list(rows.filter(parked_at__gt=since).union(late, all=True)[: MOST_NEWER + 1])
+    if numbers and operators.has_own_rules(request.user):
+        known = ParkedMessage.objects.filter(pk__in=numbers).defer(*LEFT_OUT)[: MOST_NEWER + 1]
+        return sum(not refusal(request, "view", message=one) for one in known)
     return len(numbers)
 
 
@@ -252,7 +250,7 @@ class MessageList(ChangeList):
         for row in self.result_list:
             # A worker's clock may be ahead: its message is on this page already, so it is not newer.
             self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
-        self.result_list = [row for row in self.result_list if not pages.refusal(request, "view", row)]
+        self.result_list = [row for row in self.result_list if not refusal(request, "view", message=row)]
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""

@@ -7,14 +7,13 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.labels import column, cut
 from django_rmq_retry.admin.message_list import CappedPaginator
-from django_rmq_retry.admin.pages import Pages, frame_of, migrated
+from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor
@@ -23,7 +22,7 @@ from django_rmq_retry.templatetags.rmq_retry import rmq_clock
 Rows = QuerySet[OutboxMessage]
 
 
-class ByState(admin.SimpleListFilter):
+class ByOutboxState(admin.SimpleListFilter):
     """A filter for failed rows or rows that still wait to be sent."""
 
     title = gettext_lazy("state")
@@ -40,9 +39,10 @@ class ByState(admin.SimpleListFilter):
 class OutboxMessageAdmin(Pages):
     """The rows of the outbox, oldest first."""
 
+    sees = "view_outbox"
     list_display = ("name", "written", "state", "of_tries", "to", "order", "why")
     list_display_links = ("name",)
-    list_filter = (ByState,)
+    list_filter = (ByOutboxState,)
     search_fields = ("message_id__exact",)
     search_help_text = gettext_lazy("The id of a message.")
     ordering = ("pk",)
@@ -72,18 +72,8 @@ class OutboxMessageAdmin(Pages):
     def get_queryset(self, request: HttpRequest) -> Rows:
         return super().get_queryset(request).defer("body", "properties")
 
-    @migrated
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        why = pages.refusal(request, "view_outbox")
-        if why:
-            return self.refused(request, why)
-        return super().changelist_view(request, {**frame_of(request), **(extra_context or {})})
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not pages.refusal(request, "view_outbox")
-
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        return not pages.refusal(request, "retry")
+        return not refusal(request, "retry")
 
     @admin.action(description=gettext_lazy("Retry failed messages"), permissions=["retry"])
     def retry(self, request: HttpRequest, rows: Rows) -> None:

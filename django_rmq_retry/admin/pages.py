@@ -1,30 +1,26 @@
-"""The base of all pages: buttons, permissions, help and pagination."""
+"""The base of all pages: permissions, Django's own lists in our frame, and buttons."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial, update_wrapper, wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, connections, models, router
-from django.db.models import BigIntegerField
 from django.forms import Script
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern, path, reverse
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.findings import Finding
 from django_rmq_retry.parked.operators import PERMISSIONS
-from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.templatetags.rmq_retry import visible
 
 NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
@@ -32,20 +28,36 @@ NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_pa
 
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
-MOST_POSTED = 10 * 1024 * 1024
-"""The most bytes of a form with a list of keys."""
-
-MOST_ASKED = 2000
-"""The most messages of a filter for which the project's rules are called before the request is sent."""
-CARRIED = ("canary", "held")
-"""Query parameters that are kept besides the selection."""
+View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]
+"""A method of a page, or a function that takes the page first."""
+MOST_POSTED_BYTES = 10 * 1024 * 1024
+"""The size of a form with a list of keys."""
 
 
-def refusal(request: HttpRequest, verb: str, message: object = None, *, count: int | None = None) -> str:
-    """Return an empty string if the user may do this, else a sentence with the reason."""
-    if verb == "requeue" and count is not None:
-        return operators.requeue_refusal(request.user, count)
-    return operators.refusal(request.user, verb, message)
+def refusal(request: HttpRequest, *verbs: str, message: object = None, count: int | None = None) -> str:
+    """Return the reason that the user may not do all of these, as a sentence; empty if the user may."""
+    for verb in verbs:
+        if verb == "requeue" and count is not None:
+            why = operators.requeue_refusal(request.user, count)
+        else:
+            why = operators.refusal(request.user, verb, message)
+        if why:
+            return why
+    return ""
+
+
+def needs(*verbs: str) -> Callable[[View[P]], Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]]:
+    """Answer 403 with the reason if the user lacks one of these permissions."""
+
+    def decorate(view: View[P]) -> View[P]:
+        @wraps(view)
+        def answered(pages: Any, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+            why = refusal(request, *verbs)
+            return pages.refused(request, why) if why else view(pages, request, *args, **kwargs)
+
+        return answered
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +77,56 @@ def permissions(request: HttpRequest) -> list[Permission]:
     return list(known.values())
 
 
-def rules_apart(request: HttpRequest) -> bool:
-    """Return True if the project's rules may forbid on single messages what the user's permissions allow."""
-    return settings().operators.permit is not None and not getattr(request.user, "is_superuser", False)
-
-
 def _why_not(request: HttpRequest, verb: str) -> str:
-    why = next((why for one in NEEDED.get(verb, (verb,)) if (why := refusal(request, one))), "")
+    why = refusal(request, *NEEDED.get(verb, (verb,)))
     if verb == "edit" and not why and True not in settings().operators.editable.values():
         return _("This project does not allow messages to be edited (setting EDITABLE).")
     return why
+
+
+def frame_of(request: HttpRequest) -> dict[str, Any]:
+    """Return the context for the frame of every page, including the admin's own lists."""
+    known = settings()
+    return {
+        "rmq_environment": known.operators.environment,
+        "rmq_contact": known.operators.contact,
+        "rmq_live": request.GET.get("live") != "off",
+        # A callable, so that only a template that uses it pays for it: a part of a page does not.
+        "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests replace broker_look.glimpse
+        "rmq_permissions": partial(permissions, request),
+        "rmq_rules_apart": partial(operators.has_own_rules, request.user),
+    }
+
+
+def migrated(
+    view: Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase],
+) -> Callable[Concatenate[Any, HttpRequest, P], Any]:
+    """Answer with an explanation if the tables are missing; other database errors are raised as they are."""
+
+    @wraps(view)
+    def answered(pages: Any, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        try:
+            response = view(pages, request, *args, **kwargs)
+            return response.render() if isinstance(response, TemplateResponse) else response
+        except OverflowError as error:
+            # SQLite refuses a number that no column can hold; other databases find no row.
+            raise Http404(str(error)) from error
+        except DatabaseError:
+            if not _tables_are_missing(pages.model):
+                raise
+            missing: HttpResponse = pages.page(
+                request, "unmigrated.html", title=_("The database tables are missing"), status=503
+            )
+            return missing
+
+    return answered
+
+
+def _tables_are_missing(model: type[models.Model]) -> bool:
+    connection = connections[router.db_for_read(model)]
+    if connection.in_atomic_block and connection.needs_rollback:
+        return False
+    return model._meta.db_table not in connection.introspection.table_names()  # noqa: SLF001 - Django's own API
 
 
 def _storable(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
@@ -98,6 +150,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     The admin's own forms add, change and delete nothing; each action has a page of its own.
     """
 
+    sees: str
+    """The permission for the list, and for the page of each row."""
+    one_page = False
+    """True if the list is the only page of Django's that the model has."""
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_per_page = 50
@@ -116,6 +172,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return False
 
+    def has_view_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
+        return not refusal(request, self.sees)
+
     @property
     def urls(self) -> list[URLPattern]:
         """The pages, each called with parameters that a database accepts."""
@@ -124,17 +183,50 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
             pattern.callback = _storable(pattern.callback)
         return patterns
 
+    def get_urls(self) -> list[Any]:
+        stock = super().get_urls()
+        if self.one_page:
+            stock = [url for url in stock if str(url.name).endswith("_changelist")]
+        return [*self.own_urls(), *stock]
+
+    def own_urls(self) -> list[URLPattern]:
+        """Return the addresses besides Django's."""
+        return []
+
+    def own_url(self, route: str, name: str, view: Callable[..., HttpResponseBase]) -> URLPattern:
+        """Return an address for the users of this site."""
+        return path(route, self.admin_site.admin_view(view), name=f"rmq_retry_{self.opts.model_name}_{name}")
+
     def address(self, name: str, *args: object) -> str:
         """Return the address of one of our pages on the same admin site, by a name such as `errorgroup_change`."""
         return reverse(f"admin:rmq_retry_{name}", args=args, current_app=self.admin_site.name)
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponseBase:
+        why = refusal(request, self.sees)
+        return self.refused(request, why) if why else self.list_page(request)
+
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
+        """Show the list, by default Django's own in our frame."""
+        context = {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request), **more}
+        return super().changelist_view(request, context)
+
+    @migrated
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponseBase:
+        why = refusal(request, self.sees)
+        return self.refused(request, why) if why else self.row_page(request, object_id)
+
+    def row_page(self, request: HttpRequest, object_id: str) -> HttpResponseBase:
+        """Show one row, by default on Django's own page."""
+        return super().change_view(request, object_id)
 
     def page(
         self, request: HttpRequest, template: str, *, title: str, status: int = 200, **context: Any
     ) -> TemplateResponse:
         """Show a page in the site's frame; only its part if the script requests the part."""
-        part = context.get("part")
-        if part and request.GET.get("fragment"):
-            template = part
+        part = context.pop("part", "")
         request.current_app = self.admin_site.name
         frame = {
             **self.admin_site.each_context(request),
@@ -145,11 +237,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
             **frame_of(request),
             **context,
         }
-        frame["part"] = part and f"{FOLDER}/{part}"
-        return TemplateResponse(request, f"{FOLDER}/{template}", frame, status=status)
+        shown = part if part and request.GET.get("fragment") else template
+        return TemplateResponse(request, f"{FOLDER}/{shown}", frame, status=status)
 
     def roomy(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-        """Wrap a view whose form may exceed DATA_UPLOAD_MAX_MEMORY_SIZE; a form above MOST_POSTED gets a 413 page.
+        """Wrap a view whose form may exceed DATA_UPLOAD_MAX_MEMORY_SIZE, up to MOST_POSTED_BYTES.
 
         The user is signed in already. The form is read before its CSRF token can be; then the token is checked.
         """
@@ -162,10 +254,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
             except RequestDataTooBig:
                 if request.content_type != "application/x-www-form-urlencoded":
                     raise
-                if int(request.META.get("CONTENT_LENGTH") or 0) > MOST_POSTED:
+                if int(request.META.get("CONTENT_LENGTH") or 0) > MOST_POSTED_BYTES:
                     why = _("The form is larger than %(size)d MB. Nothing was done. Go back: your text is still there.")
-                    return self.refused(request, why % {"size": MOST_POSTED // 1024**2}, status=413)
-                request.POST = QueryDict(request.read(MOST_POSTED), encoding=request.encoding)
+                    return self.refused(request, why % {"size": MOST_POSTED_BYTES // 1024**2}, status=413)
+                request.POST = QueryDict(request.read(MOST_POSTED_BYTES), encoding=request.encoding)
             return guarded(request, *args, **kwargs)
 
         return read
@@ -173,51 +265,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     def refused(self, request: HttpRequest, why: str, *, status: int = 403) -> TemplateResponse:
         """Return 403 with the sentence that names the missing permission and the contact."""
         return self.page(request, "not_allowed.html", title=_("This is not allowed"), status=status, why=why)
-
-
-def frame_of(request: HttpRequest) -> dict[str, Any]:
-    """Return the context for the frame of every page, including the admin's own lists."""
-    known = settings()
-    return {
-        "rmq_environment": known.operators.environment,
-        "rmq_contact": known.operators.contact,
-        "rmq_live": request.GET.get("live") != "off",
-        # A callable, so that only a template that uses it pays for it: a part of a page does not.
-        "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests replace broker_look.glimpse
-        "rmq_permissions": partial(permissions, request),
-        "rmq_rules_apart": partial(rules_apart, request),
-    }
-
-
-def migrated(
-    view: Callable[Concatenate[Any, HttpRequest, P], HttpResponse],
-) -> Callable[Concatenate[Any, HttpRequest, P], HttpResponse]:
-    """Answer with an explanation if the tables are missing; other database errors are raised as they are."""
-
-    def answered(self: Any, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
-        try:
-            response = view(self, request, *args, **kwargs)
-            return response.render() if isinstance(response, TemplateResponse) else response
-        except OverflowError as error:
-            # SQLite refuses a number that no column can hold; other databases find no row.
-            raise Http404(str(error)) from error
-        except DatabaseError:
-            if not _tables_are_missing(self.model):
-                raise
-            missing: HttpResponse = self.page(
-                request, "unmigrated.html", title=_("The database tables are missing"), status=503
-            )
-            return missing
-
-    update_wrapper(answered, view)
-    return answered
-
-
-def _tables_are_missing(model: type[models.Model]) -> bool:
-    connection = connections[router.db_for_read(model)]
-    if connection.in_atomic_block and connection.needs_rollback:
-        return False
-    return model._meta.db_table not in connection.introspection.table_names()  # noqa: SLF001 - Django's own API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,101 +280,3 @@ class Button:
     """`main` for the most common action, `danger` for a destructive one."""
     describes: str = ""
     """The object of the action, for users of a screen reader."""
-
-
-def frozen(request: HttpRequest) -> HttpResponseRedirect | None:
-    """Redirect to the same page with a signed selection if the address names a group, a message or a requeue run."""
-    if request.method != "GET" or request.GET.get("sel"):
-        return None
-    selection = _named(request)
-    if selection is None:
-        return None
-    words = {"sel": selection.token(), **{name: request.GET[name] for name in CARRIED if name in request.GET}}
-    return HttpResponseRedirect(f"{request.path}?{urlencode(words)}")
-
-
-def chosen(request: HttpRequest) -> Selection:
-    """Return the page's selection; raise Outdated if its token has expired or is not signed by this site."""
-    return Selection.read(request.POST.get("sel") or request.GET.get("sel") or "")
-
-
-def counted(selection: Selection) -> int:
-    """Return the number of messages now.
-
-    Raise Refused if the selection has grown or is empty, unless all of its messages were left out.
-    """
-    count = selection.queryset().count()
-    if count or EXCEPT not in selection.filter:
-        selection.check(count)
-    return count
-
-
-def again(request: HttpRequest, selection: Selection) -> str:
-    """Return the address that freezes the same selection again."""
-    words: dict[str, Any] = {"sel": _anew(selection).token()}
-    words |= {name: request.GET[name] for name in CARRIED if name in request.GET}
-    return f"{request.path}?{urlencode(words)}"
-
-
-def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
-    """Return the reason that the user may not do this; the project's rules are called for messages chosen by id."""
-    count = selection.count if verb == "requeue" else None
-    why = refusal(request, verb, count=count)
-    if why or not selection.revisions:
-        return why
-    for message in selection.queryset().defer("body", "properties"):
-        why = refusal(request, verb, message)
-        if why:
-            return named(request, message, why)
-    return ""
-
-
-def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int]:
-    """Return the messages of a filter that the project's rules withhold, as checked for the oldest `MOST_ASKED`."""
-    if selection.named or not operators.has_own_rules(request.user):
-        return []
-    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:MOST_ASKED]
-    return [row.pk for row in rows.iterator(chunk_size=500) if refusal(request, verb, row)]
-
-
-def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
-    """Return the reason with the message's name, or only its id if the user may not see it."""
-    name = f"#{message.pk}" if refusal(request, "view", message) else str(message)
-    return f"{name}: {why}"
-
-
-def seen(request: HttpRequest, finding: Finding) -> Finding:
-    """Return the finding with only those examples that the user may see."""
-    if settings().operators.permit is None and not refusal(request, "view"):
-        return finding
-    rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
-    known = {row.pk for row in rows if not refusal(request, "view", row)}
-    return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
-
-
-def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
-    """Return the oldest messages, without those that the user may not see."""
-    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
-    return [row for row in rows if not refusal(request, "view", row)]
-
-
-def _named(request: HttpRequest) -> Selection | None:
-    group, message, run = (_number(request.GET.get(name, "")) for name in ("group", "message", "failed_of_run"))
-    if group is not None:
-        return Selection.of_filter({"group": group, "state": [State.PARKED]})
-    if message is not None:
-        return Selection.of_ids([message])
-    if run is not None:
-        return Selection.of_filter({"failed_of_run": run, "state": [State.PARKED]})
-    return None
-
-
-def _number(text: str) -> int | None:
-    """Return the number if a column can hold it: SQLite refuses to search for larger ones."""
-    return int(text) if text.isdecimal() and int(text[:30]) <= BigIntegerField.MAX_BIGINT else None
-
-
-def _anew(selection: Selection) -> Selection:
-    if not selection.named:
-        return Selection.of_filter(selection.filter)
-    return Selection.of_ids(selection.revisions).leaving_out(selection.filter.get(EXCEPT))

@@ -9,31 +9,30 @@ from django.db.models import QuerySet
 from django.db.transaction import non_atomic_requests
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
-from django.urls import path
+from django.urls import URLPattern
 from django.utils import timezone
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import broker_look, exports, labels, pages, requeue_form
+from django_rmq_retry.admin import broker_look, exports, labels, requeue_form
 from django_rmq_retry.admin.labels import column, labelled
-from django_rmq_retry.admin.pages import Button, Pages, frame_of, migrated
+from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.run import DRIVEN, drive, driver_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 
-SLICE = 0.5
+SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
-UNSCRIPTED = 10.0
+CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
-SILENT = timedelta(seconds=30)
-LISTED = 50
-TOLD_AFTER = 5.0
+SILENT_AFTER = timedelta(seconds=30)
+MOST_ITEMS = 50
+PACE_AFTER_SECONDS = 5.0
 """Seconds of sending after which the measured rate is meaningful."""
-SLOWER = 0.9
+CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
 
@@ -44,16 +43,9 @@ COUNTED = ("total", "sent", "processed", "failed", "skipped")
 class RequeueRunAdmin(Pages):
     """The requeue runs: selection, operator and outcomes."""
 
+    sees = "view_run"
     list_display = (
-        "name",
-        "status",
-        "by",
-        "chosen",
-        "of_total",
-        "of_sent",
-        "of_processed",
-        "of_failed",
-        "of_skipped",
+        *("name", "status", "by", "chosen", "of_total", "of_sent", "of_processed", "of_failed", "of_skipped"),
         "created",
     )
     list_display_links = ("name",)
@@ -71,73 +63,41 @@ class RequeueRunAdmin(Pages):
 
     of_total, of_sent, of_processed, of_failed, of_skipped = (column(RequeueRun, field) for field in COUNTED)
 
-    def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view
+    def own_urls(self) -> list[URLPattern]:
         return [
-            path("preview/", view(self.roomy(self.preview)), name="rmq_retry_requeuerun_preview"),
-            path("<int:pk>/control/", view(require_POST(self.control)), name="rmq_retry_requeuerun_control"),
-            path(
-                "<int:pk>/export/", view(require_POST(partial(exports.run, self))), name="rmq_retry_requeuerun_export"
-            ),
-            path(
-                "<int:pk>/send/",
-                non_atomic_requests(view(require_POST(self.send))),
-                name="rmq_retry_requeuerun_send",
-            ),
-            *super().get_urls(),
+            self.own_url("preview/", "preview", self.roomy(partial(requeue_form.preview, self))),
+            self.own_url("<int:pk>/control/", "control", require_POST(self.control)),
+            self.own_url("<int:pk>/export/", "export", require_POST(partial(exports.run, self))),
+            self.own_url("<int:pk>/send/", "send", non_atomic_requests(require_POST(self.send))),
         ]
 
-    @migrated
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_run")
-        if why:
-            return self.refused(request, why)
-        return super().changelist_view(
-            request, {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request), **(extra_context or {})}
-        )
+    def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return self._shown(request, _found(object_id))
 
-    @migrated
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        why = pages.refusal(request, "view_run")
-        if why:
-            return self.refused(request, why)
-        run = RequeueRun.objects.filter(pk=object_id).first() if object_id.isdecimal() else None
-        if run is None:
-            raise Http404(_("There is no such requeue run."))
-        return self._shown(request, run)
-
-    @migrated
-    def preview(self, request: HttpRequest) -> HttpResponse:
-        return requeue_form.preview_view(self, request)
-
+    @needs("control")
     def control(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Pause, resume, slow or stop the requeue run, depending on the button."""
-        why = pages.refusal(request, "control")
-        if why:
-            return self.refused(request, why)
         actor, reason, action = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("action")
         try:
             if action == "slow":
                 requeue.slow(pk, actor, rate=requeue_form.number(request.POST.get("rate"), 1.0), reason=reason)
             elif action in ("pause", "resume", "stop"):
                 getattr(requeue, str(action))(pk, actor, reason=reason)
-        except Refused as refusal:
-            messages.warning(request, str(refusal))
+        except Refused as refused:
+            messages.warning(request, str(refused))
         return HttpResponseRedirect(self.address("requeuerun_change", pk))
 
+    @needs("requeue")
     def send(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a slice of the requeue run: short ones for the script, longer ones for a user without it."""
         scripted = bool(request.GET.get("fragment"))
-        why = pages.refusal(request, "requeue") or (scripted and pages.refusal(request, "view_run"))
+        why = refusal(request, self.sees) if scripted else ""
         if why:
             return self.refused(request, why)
-        run = RequeueRun.objects.filter(pk=pk).first()
-        if run is None:
-            raise Http404(_("There is no such requeue run."))
+        _found(str(pk))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
-        run = drive(pk, driver_name("page"), for_seconds=SLICE if scripted else UNSCRIPTED, outcomes=scripted)
+        seconds = SLICE_SECONDS if scripted else CLICK_SECONDS
+        run = drive(pk, driver_name("page"), for_seconds=seconds, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
@@ -145,7 +105,7 @@ class RequeueRunAdmin(Pages):
         undriven = driven and (run.leased_until is None or run.leased_until < now)
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
-        skipped = list(light.filter(state=ItemState.SKIPPED)[:LISTED]) if run.skipped else []
+        skipped = list(light.filter(state=ItemState.SKIPPED)[:MOST_ITEMS]) if run.skipped else []
         return self.page(
             request,
             "requeuerun/run.html",
@@ -155,9 +115,9 @@ class RequeueRunAdmin(Pages):
             driven=driven,
             undriven=undriven,
             sending=bool(request.GET.get("fragment")) and request.method == "POST",
-            silent=undriven and (run.beat_at or run.created_at) < now - SILENT,
+            silent=undriven and (run.beat_at or run.created_at) < now - SILENT_AFTER,
             mine=run.by_user_id == request.user.pk,
-            why_not_send=pages.refusal(request, "requeue"),
+            why_not_send=refusal(request, "requeue"),
             why=run.explanation,
             chosen=labels.chosen(run.selection, run.description),
             look=(seen := broker_look.glimpse()),
@@ -175,7 +135,7 @@ class RequeueRunAdmin(Pages):
         )
 
     def _buttons(self, request: HttpRequest, run: RequeueRun) -> list[Button]:
-        address, why = self.address("requeuerun_control", run.pk), pages.refusal(request, "control")
+        address, why = self.address("requeuerun_control", run.pk), refusal(request, "control")
         buttons: list[Button] = []
 
         def add(label: str, action: str, **more: Any) -> None:
@@ -197,19 +157,26 @@ class RequeueRunAdmin(Pages):
                 Button(
                     label=_("Requeue the %(count)d that failed again…") % {"count": run.failed},
                     address=again,
-                    why=pages.refusal(request, "requeue", count=run.failed),
+                    why=refusal(request, "requeue", count=run.failed),
                 )
             )
         export = self.address("requeuerun_export", run.pk)
         return [
             *buttons,
-            Button(label=_("Export CSV"), address=export, why=pages.refusal(request, "export"), post=True),
+            Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True),
         ]
+
+
+def _found(number: str) -> RequeueRun:
+    run = RequeueRun.objects.filter(pk=number).first() if number.isdecimal() else None
+    if run is None:
+        raise Http404(_("There is no such requeue run."))
+    return run
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
     """Return the first items, without those whose message the user may not see."""
-    return [one for one in items[:LISTED] if not pages.refusal(request, "view", one.message)]
+    return [one for one in items[:MOST_ITEMS] if not refusal(request, "view", message=one.message)]
 
 
 def _left(run: RequeueRun, now: datetime) -> float | None:
@@ -223,10 +190,10 @@ def _pace(run: RequeueRun, now: datetime) -> float | None:
     """Return the messages per second since sending last began, if that is clearly below the rate limit."""
     since = run.paced_at or run.started_at
     passed = (now - since).total_seconds() if since else 0.0
-    if run.state != RunState.RUNNING or passed < TOLD_AFTER or run.sent <= run.paced_sent:
+    if run.state != RunState.RUNNING or passed < PACE_AFTER_SECONDS or run.sent <= run.paced_sent:
         return None
     real = (run.sent - run.paced_sent) / passed
-    return real if real < SLOWER * run.rate else None
+    return real if real < CLEARLY_SLOWER * run.rate else None
 
 
 def _guard(run: RequeueRun) -> str:

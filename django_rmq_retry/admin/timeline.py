@@ -17,26 +17,26 @@ from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
-LOOKED_AT = 200
+MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
-DEPLOYS = 3
+MOST_DEPLOYS = 3
 
-TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
+CHANGING = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
 """Actions that changed the message's state; a view of the message is not among them."""
-BESIDE = timedelta(minutes=1)
+CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
-ASTEP = timedelta(microseconds=1)
+EVENT_STEP = timedelta(microseconds=1)
 """The distance by which the later of two events with the same time is shown after the earlier."""
 SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "action": "●", "sent": "→", "published": "→"}
 
-LISTED = 20
+MOST_ACTIONS_SHOWN = 20
 
-SAMPLED = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf]")
+SAMPLED_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 """A W3C trace context whose spans are recorded: the last bit of its flags is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TraceLine:
     """One line of a traceback."""
 
     file: str
@@ -52,15 +52,15 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class TraceCause:
     """One exception of a chain."""
 
     error: str
     text: str
-    lines: tuple[Line, ...]
+    lines: tuple[TraceLine, ...]
 
     @property
-    def own(self) -> tuple[Line, ...]:
+    def own(self) -> tuple[TraceLine, ...]:
         return tuple(line for line in self.lines if line.own)
 
     @property
@@ -73,7 +73,7 @@ class Trace:
     """The traceback of an attempt, as far as it was stored."""
 
     attempt: Attempt
-    causes: tuple[Cause, ...]
+    causes: tuple[TraceCause, ...]
 
     @property
     def full(self) -> str:
@@ -96,14 +96,14 @@ def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[
     # Read the chain of one row only, because a chain is long.
     newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
     newest_chain = Case(*newest, default=Value(None), output_field=JSONField(null=True))
-    rows = list(attempts.defer("chain", "logs", "error_text").annotate(newest_chain=newest_chain)[:LOOKED_AT])
+    rows = list(attempts.defer("chain", "logs", "error_text").annotate(newest_chain=newest_chain)[:MOST_ATTEMPTS_READ])
     since: dict[str, datetime | None] = {attempt.deploy: attempt.started_at for attempt in rows if attempt.deploy}
-    if len(rows) == LOOKED_AT and rows[-1].deploy:
+    if len(rows) == MOST_ATTEMPTS_READ and rows[-1].deploy:
         since[rows[-1].deploy] = None
     if not rows or not traced:
-        return None, list(since.items())[:DEPLOYS]
+        return None, list(since.items())[:MOST_DEPLOYS]
     rows[0].chain = rows[0].newest_chain
-    return trace_of(rows[0]), list(since.items())[:DEPLOYS]
+    return trace_of(rows[0]), list(since.items())[:MOST_DEPLOYS]
 
 
 def spans_at(traceparent: object) -> str:
@@ -112,23 +112,23 @@ def spans_at(traceparent: object) -> str:
     A context that is not sampled has no spans in the tracing system.
     """
     url = settings().operators.trace_url
-    found = SAMPLED.fullmatch(traceparent) if url and isinstance(traceparent, str) else None
+    found = SAMPLED_TRACE.fullmatch(traceparent) if url and isinstance(traceparent, str) else None
     return "" if found is None else url.replace(TRACE_ID, found[1])
 
 
-def _causes(chain: Any) -> Iterator[Cause]:
+def _causes(chain: Any) -> Iterator[TraceCause]:
     for entry in chain if isinstance(chain, list) else ():
         if isinstance(entry, Mapping):
             frames = entry.get("frames")
             lines = tuple(_lines(frames if isinstance(frames, list) else []))
-            yield Cause(error=str(entry.get("error", "")), text=str(entry.get("text", "")), lines=lines)
+            yield TraceCause(error=str(entry.get("error", "")), text=str(entry.get("text", "")), lines=lines)
 
 
-def _lines(frames: list[Any]) -> Iterator[Line]:
+def _lines(frames: list[Any]) -> Iterator[TraceLine]:
     for frame in frames:
         if isinstance(frame, Mapping):
             texts = {name: str(frame.get(name, "")) for name in ("file", "line", "function", "code")}
-            yield Line(**texts, own=bool(frame.get("own")))
+            yield TraceLine(**texts, own=bool(frame.get("own")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def timeline(
     return sorted(events, key=lambda event: event.at, reverse=True)
 
 
-def _ended(attempts: Sequence[Attempt]) -> datetime | None:
+def _parking_end(attempts: Sequence[Attempt]) -> datetime | None:
     """Return the time at which the attempt ended that parked the message."""
     last = next((attempt for attempt in attempts if attempt.verdict == "park"), None)
     return _end_of(last) if last else None
@@ -172,20 +172,20 @@ def _end_of(attempt: Attempt) -> datetime:
 
 
 def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]:
-    ended = _ended(attempts)
+    ended = _parking_end(attempts)
     if message.published_at:
         yield Event(at=message.published_at, kind="published", title=_("Published"))
     text = message.detail or message.error_text
     at = message.parked_at
-    if ended is not None and at <= ended < at + BESIDE:
-        at = ended + ASTEP
+    if ended is not None and at <= ended < at + CLOCK_DIFFERENCE:
+        at = ended + EVENT_STEP
     title = _("Parked: %(reason)s") % {"reason": reason_text(message.reason)}
     yield Event(at=at, kind="parked", title=title, text=text)
     if message.succeeded_at:
         # The clock of the host that handled it may differ: show the outcome after the attempt that caused it.
         done = [_end_of(one) for one in attempts if one.verdict == "ack"]
-        at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < BESIDE)])
-        yield Event(at=at + ASTEP, kind="succeeded", title=_("Handled by its consumer"))
+        at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < CLOCK_DIFFERENCE)])
+        yield Event(at=at + EVENT_STEP, kind="succeeded", title=_("Handled by its consumer"))
 
 
 def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
@@ -193,7 +193,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
     succeeded = attempt.verdict == "ack"
     if attempt.wait:
         text = _("waits %(span)s for its next attempt") % {"span": rmq_span(attempt.wait)}
-        yield Event(at=ended + ASTEP, kind="waited", title=text)
+        yield Event(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
     title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")
     yield Event(
@@ -210,7 +210,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
 
 def _actions(actions: Iterable[OperatorAction]) -> Iterator[Event]:
     for action in actions:
-        if action.action in TOLD:
+        if action.action in CHANGING:
             title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
             yield Event(at=action.at, kind="action", title=title, text=labels.action_reason(action))
 
@@ -219,13 +219,13 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
     for item in items:
         if item.sent_at:
             # The sender's clock may be ahead: the attempts of its own cycle began afterwards.
-            began = [one.started_at - ASTEP for one in attempts if item.cycle and one.cycle == item.cycle]
-            at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < BESIDE)])
+            began = [one.started_at - EVENT_STEP for one in attempts if item.cycle and one.cycle == item.cycle]
+            at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
             yield Event(at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id)
 
 
-def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:
+def activity(request: HttpRequest, *, most: int = MOST_ACTIONS_SHOWN, **about: int) -> dict[str, Any]:
     """Return the newest actions that the user may see, and the reason if the user sees none."""
     why = refusal(request.user, "view_audit")
     if why:

@@ -37,6 +37,8 @@ CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIR
 
 REASON_FROM = 100
 """Largest number of messages that can be requeued without a reason."""
+TYPED_FROM = 1000
+"""Above this the number must be typed, so that an operator does not send a million messages by habit."""
 
 NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
 """Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""

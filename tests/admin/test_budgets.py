@@ -158,7 +158,7 @@ def test_the_types_of_a_very_large_group_come_from_its_newest_messages(
     lead: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_COUNTED", 5)
-    monkeypatch.setattr("django_rmq_retry.admin.groups.SAMPLED", 4)
+    monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_SAMPLED", 4)
     group = made.group()
     for number in range(6):
         made.message(group, type="card.settle" if number % 2 else "ledger.post")

@@ -101,7 +101,7 @@ def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(
         made.attempt(one, minutes + 1, at=at, deploy=deploy, fingerprint=cause.fingerprint)
     made.attempt(one, 6, deploy="ffff99", fingerprint="of another group")
     whole = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
-    monkeypatch.setattr(timeline, "LOOKED_AT", 4)
+    monkeypatch.setattr(timeline, "MOST_ATTEMPTS_READ", 4)
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole

@@ -90,7 +90,7 @@ def test_a_list_without_parked_messages_has_no_bar(page: Client, words: dict[str
 
 
 def test_the_bar_counts_up_to_its_limit(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_list, "MOST", 3)
+    monkeypatch.setattr(message_list, "MOST_NEWER", 3)
     address = asked(page.get(LIST))
     for _ in range(9):
         made.message(parked_at=timezone.now())

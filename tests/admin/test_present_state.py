@@ -411,7 +411,7 @@ def test_an_export_with_some_messages_hidden_has_its_button(settings: Any) -> No
 def test_the_preview_of_a_large_selection_estimates_the_hidden_messages(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq_retry.admin.pages.MOST_ASKED", 2)
+    monkeypatch.setattr("django_rmq_retry.admin.choice.MOST_CHECKED", 2)
     cause = made.group()
     for _ in range(3):
         made.message(cause)

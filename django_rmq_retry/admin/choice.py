@@ -1,0 +1,267 @@
+"""The messages that a page acts on: frozen when the page was first shown, without those of a list of keys."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.admin.pages import Pages, refusal
+from django_rmq_retry.models import KeyList, ParkedMessage, State
+from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.findings import Finding
+from django_rmq_retry.parked.key_lists import (
+    Excluded,
+    Visible,
+    excluded,
+    keys_of,
+    list_filter,
+    matches_of_list,
+    parse,
+    store,
+    written,
+)
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
+
+MOST_CHECKED = 2000
+"""The most messages of a filter for which the project's rules are called before the request is sent."""
+MOST_KEYS_SHOWN = 200
+CARRIED = ("canary", "held")
+"""Query parameters that are kept besides the selection."""
+NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed"}
+"""Form fields that are not carried over when the form is shown again with another selection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """The field of a page for keys whose messages are left out, with the effect of these keys."""
+
+    text: str = ""
+    wrong: str = ""
+    """The reason that the typed text cannot be used."""
+    effect: Excluded | None = None
+    listed: Sequence[tuple[str, int]] = ()
+    """If the selection is a list of keys itself: the keys that match several messages, and how many."""
+
+    @property
+    def lines(self) -> list[tuple[str, str, Sequence[str]]]:
+        """Return the remarks about the keys: severity, sentence and keys of each."""
+        if self.effect is None:
+            return []
+        missing, alike, elsewhere, several = (
+            self.effect.missing,
+            [f"{key} → {', '.join(others)}" for key, others in self.effect.alike.items()],
+            [f"{key} ({State(one.state).label})" for key, one in self.effect.elsewhere.items()],
+            [f"{key} ({count})" for key, count in self.effect.several.items()],
+        )
+        not_found = ngettext(
+            "%(count)d key was not found, so no message is left out for it",
+            "%(count)d keys were not found, so no message is left out for them",
+            len(missing),
+        )
+        differ = ngettext(
+            "%(count)d of them differs from a stored key in upper and lower case only",
+            "%(count)d of them differ from stored keys in upper and lower case only",
+            len(alike),
+        )
+        not_among = ngettext(
+            "%(count)d key matches a message that is not among these anyway",
+            "%(count)d keys match messages that are not among these anyway",
+            len(elsewhere),
+        )
+        match_several = ngettext(
+            "%(count)d key matches several messages: all of them are left out",
+            "%(count)d keys match several messages: all of them are left out",
+            len(several),
+        )
+        lines = [
+            ("hm", not_found, missing),
+            ("hm", differ, alike),
+            ("fyi", not_among, elsewhere),
+            ("fyi", match_several, several),
+        ]
+        return [(kind, text % {"count": len(some)}, some[:MOST_KEYS_SHOWN]) for kind, text, some in lines if some]
+
+    @property
+    def twice(self) -> list[str]:
+        """Return the keys of a selected list that match several messages, as the preview shows them."""
+        return [f"{key} ({count})" for key, count in self.listed[:MOST_KEYS_SHOWN]]
+
+
+def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
+    """Pass the chosen messages and the field for keys to leave out to a view.
+
+    An address that names a group, a message or a requeue run redirects to the same page with a signed selection, and
+    so does a form with other keys to leave out. If the selection cannot be used, the page gives the reason.
+    """
+
+    def decorate(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+        @wraps(view)
+        def answered(pages: Pages, request: HttpRequest) -> HttpResponseBase:
+            try:
+                token = request.POST.get("sel") or request.GET.get("sel") or ""
+                named = _named(request) if request.method == "GET" and not token else None
+                if named is not None:
+                    return HttpResponseRedirect(f"{request.path}?{_query(request, named)}")
+                selection = Selection.read(token)
+                there = _with_typed_keys(request, selection)
+                return there or view(pages, request, selection, _left_out(request, selection))
+            except Refused as why:
+                return pages.page(request, "refusal.html", title=title, status=400, why=str(why))
+
+        return answered
+
+    return decorate
+
+
+def _named(request: HttpRequest) -> Selection | None:
+    group, message, run = (number_in(request.GET.get(name, "")) for name in ("group", "message", "failed_of_run"))
+    if group is not None:
+        return Selection.of_filter({"group": group, "state": [State.PARKED]})
+    if message is not None:
+        return Selection.of_ids([message])
+    if run is not None:
+        return Selection.of_filter({"failed_of_run": run, "state": [State.PARKED]})
+    return None
+
+
+def _query(request: HttpRequest, selection: Selection) -> str:
+    carried = {name: request.GET[name] for name in CARRIED if name in request.GET}
+    return urlencode({"sel": selection.token(), **carried})
+
+
+def again(request: HttpRequest, selection: Selection) -> str:
+    """Return the address that freezes the same selection again."""
+    if selection.named:
+        fresh = Selection.of_ids(selection.revisions).leaving_out(selection.filter.get(EXCEPT))
+    else:
+        fresh = Selection.of_filter(selection.filter)
+    return f"{request.path}?{_query(request, fresh)}"
+
+
+def counted(selection: Selection) -> int:
+    """Return the number of messages now.
+
+    Raise Refused if the selection has grown or is empty, unless all of its messages were left out.
+    """
+    count = selection.queryset().count()
+    if count or EXCEPT not in selection.filter:
+        selection.check(count)
+    return count
+
+
+def forbidden(request: HttpRequest, selection: Selection, *verbs: str) -> str:
+    """Return the reason that the user may not do this; the project's rules are called for messages chosen by id."""
+    why = refusal(request, *verbs, count=selection.count)
+    if why or not selection.revisions:
+        return why
+    rows = selection.queryset().defer("body", "properties")
+    return next((named(request, row, why) for row in rows if (why := refusal(request, *verbs, message=row))), "")
+
+
+def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int]:
+    """Return the messages of a filter that the project's rules withhold, as checked for the oldest `MOST_CHECKED`."""
+    if selection.named or not operators.has_own_rules(request.user):
+        return []
+    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:MOST_CHECKED]
+    return [row.pk for row in rows.iterator(chunk_size=500) if refusal(request, verb, message=row)]
+
+
+def unchecked(request: HttpRequest, selection: Selection) -> str:
+    """Return a note if there are too many messages to call the project's rules for all of them."""
+    if selection.named or selection.count <= MOST_CHECKED or not operators.has_own_rules(request.user):
+        return ""
+    text = _(
+        "The project's rules were checked for the %(count)d oldest messages. Others that they forbid are "
+        "left out when the requeue run sends them."
+    )
+    return text % {"count": MOST_CHECKED}
+
+
+def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
+    """Return the reason with the message's name, or only its id if the user may not see it."""
+    name = f"#{message.pk}" if refusal(request, "view", message=message) else str(message)
+    return f"{name}: {why}"
+
+
+def with_seen_examples(request: HttpRequest, finding: Finding) -> Finding:
+    """Return the finding with only those examples that the user may see."""
+    if not operators.has_own_rules(request.user) and not refusal(request, "view"):
+        return finding
+    rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
+    known = {row.pk for row in rows if not refusal(request, "view", message=row)}
+    return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
+
+
+def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
+    """Return the oldest messages, without those that the user may not see."""
+    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
+    return [row for row in rows if not refusal(request, "view", message=row)]
+
+
+def seen_by(request: HttpRequest) -> Visible | None:
+    """Return a function that is True for a message the user may see; None if the project has no rules for the user."""
+    if not operators.has_own_rules(request.user):
+        return None
+    return lambda row: not refusal(request, "view", message=row)
+
+
+def _with_typed_keys(request: HttpRequest, selection: Selection) -> HttpResponseRedirect | None:
+    """If the form names other keys to leave out, redirect to the same page with the new selection and all other fields.
+
+    No button acts before that, so that the operator sees first which messages are left out.
+    """
+    if "except" not in request.POST:
+        return None
+    try:
+        keys = parse(request.POST["except"])
+    except Refused:
+        # The page shows the text with the reason.
+        return None
+    if keys == _keys_left_out(selection):
+        return None
+    changed = selection.leaving_out(list_filter(store(keys, Actor.of_request(request))) if keys else None)
+    if "leave_out" not in request.POST:
+        text = _(
+            "Nothing was done, because the keys to leave out had changed. They are left out now: check the "
+            "result and press the button again."
+        )
+        messages.warning(request, text)
+    kept = [(name, value) for name in request.POST if name not in NOT_CARRIED for value in request.POST.getlist(name)]
+    return HttpResponseRedirect(f"{request.path}?{urlencode([('sel', changed.token()), *kept])}")
+
+
+def _keys_left_out(selection: Selection) -> list[str]:
+    listed = selection.filter.get(EXCEPT)
+    return keys_of(listed["list"]) if listed else []
+
+
+def _left_out(request: HttpRequest, selection: Selection) -> LeftOut:
+    typed = request.POST.get("except", "")
+    try:
+        parse(typed)
+    except Refused as why:
+        return LeftOut(text=typed, wrong=str(why))
+    keys, seen = _keys_left_out(selection), seen_by(request)
+    listed = _several(selection, seen) if LISTED in selection.filter else ()
+    if not keys:
+        return LeftOut(listed=listed)
+    effect = excluded(keys, selection.leaving_out(None).queryset(), seen)
+    return LeftOut(text=written(keys), effect=effect, listed=listed)
+
+
+def _several(selection: Selection, seen: Visible | None) -> list[tuple[str, int]]:
+    """Return the keys of the selected list that match more than one message each."""
+    known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first()
+    if known is None:
+        return []
+    lookup, states = matches_of_list(known, seen), selection.filter.get("state", State.values)
+    counts = [(key, sum(one.state in states for one in lookup.matches[key])) for key in lookup.several]
+    return [(key, count) for key, count in counts if count > 1]

@@ -1,0 +1,171 @@
+"""The pages on which a message is edited: the form, and the review of its changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin.contents import TEXT_LIMIT
+from django_rmq_retry.admin.message_page import beyond_forms, of_message
+from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.admin.requeue_form import Wish, finding_text, targets_of
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked import edit
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit import Line, Proposal, editable, propose, store, text_of
+from django_rmq_retry.parked.findings import Report, report
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
+
+HEADER_FIELD = "header:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditForm:
+    """The submitted edit of a message."""
+
+    text: str
+    headers: dict[str, str | None]
+    new_id: str
+    version: int
+    reason: str
+
+    @classmethod
+    def read(cls, request: HttpRequest, message: ParkedMessage) -> "EditForm":
+        form = request.POST
+        known = _free(edit.rows(_headers(message)))
+        # Fields are found by their place: a header's name may hold characters that a form does not return unchanged.
+        headers = {name: form.get(f"{HEADER_FIELD}{place}") for place, name in enumerate(known)}
+        version = form.get("version", "")
+        # Browsers have their own line ends in a text area, and drop a first line that is empty.
+        return cls(
+            text=form.get("text", ""),
+            headers={name: text for name, text in headers.items() if text is not None},
+            new_id=form.get("new_id", "").strip(),
+            version=int(version) if version.isdecimal() and len(version) < 9 else message.version,  # noqa: PLR2004
+            reason=form.get("reason", "").strip(),
+        )
+
+
+@of_message("view", "edit", "view_payload", "requeue")
+def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
+    """Show the form, then its review; store the version, which the preview then sends."""
+    body = contents(message).body
+    # A form sends two bytes for the end of a line.
+    why_not = editable(message) or beyond_forms(message.pk, len(body) + body.count(b"\n"))
+    if why_not:
+        title = _("Edit %(name)s") % {"name": message}
+        return pages.page(request, "refusal.html", title=title, status=409, why=why_not)
+    if request.method != "POST":
+        return _form_page(pages, request, message, text_of(message) or "")
+    form = EditForm.read(request, message)
+    proposal = propose(message, text=form.text, headers=form.headers, new_id=form.new_id)
+    if "back" in request.POST or proposal.problems:
+        return _form_page(pages, request, message, form.text, form=form, problems=proposal.problems)
+    wrong = ""
+    if "store" in request.POST or "send" in request.POST:
+        actor = Actor.of_request(request)
+        try:
+            store(message.pk, actor, proposal, version=form.version, reason=form.reason)
+            return _stored(pages, request, Selection.of_ids([message.pk]), form.reason)
+        except Refused as refused:
+            wrong = str(refused)
+    return _review_page(pages, request, message, form, proposal=proposal, wrong=wrong)
+
+
+def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
+    """Redirect to a requeue run on the preview's default terms, or to the preview if a decision is left."""
+    if "send" in request.POST and _ready(report(selection), broker_look.look()):
+        try:
+            run = start(selection, Actor.of_request(request), **Wish(reason=reason).options("now"))
+            return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+        except Refused as refused:
+            messages.warning(request, str(refused))
+    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
+
+
+def _ready(findings: Report, look: broker_look.Look) -> bool:
+    """Return True if no decision is left before the messages are sent."""
+    return bool(findings.sendable) and not look.unreachable
+
+
+def _form_page(
+    pages: Pages,
+    request: HttpRequest,
+    message: ParkedMessage,
+    text: str,
+    *,
+    form: EditForm | None = None,
+    problems: Sequence[str] = (),
+) -> HttpResponse:
+    rows = edit.rows(_headers(message))
+    free = _free(rows)
+    typed = form.headers if form else {}
+    fields = [
+        (row, f"{HEADER_FIELD}{free.index(row.name)}" if row.name in free else "", typed.get(row.name) or row.text)
+        for row in rows
+    ]
+    problems = () if "back" in request.POST else problems
+    return pages.page(
+        request,
+        "parkedmessage/edit.html",
+        title=_("Edit %(name)s") % {"name": message},
+        status=422 if problems else 200,
+        message=message,
+        text=text,
+        fields=fields,
+        version=form.version if form else message.version,
+        new_id=form.new_id if form else "",
+        reason=form.reason if form else "",
+        problems=problems,
+    )
+
+
+def _review_page(
+    pages: Pages, request: HttpRequest, message: ParkedMessage, form: EditForm, *, proposal: Proposal, wrong: str
+) -> HttpResponse:
+    findings, look = report(Selection.of_ids([message.pk])), broker_look.look()
+    lines = _shown(proposal.difference)
+    return pages.page(
+        request,
+        "parkedmessage/review.html",
+        title=_("Review the changes of %(name)s") % {"name": message},
+        status=422 if wrong else 200,
+        message=message,
+        draft=form,
+        carried=[(f"{HEADER_FIELD}{place}", text) for place, text in enumerate(form.headers.values())],
+        proposal=proposal,
+        differing=lines,
+        cut=len(lines) < len(proposal.difference),
+        findings=[(one, finding_text(one)) for one in findings.findings],
+        look=look,
+        levels=targets_of(findings, look),
+        ready=_ready(findings, look),
+        wrong={"all": wrong} if wrong else {},
+    )
+
+
+def _shown(lines: Sequence[Line]) -> list[Line]:
+    """Return as many lines as a page shows."""
+    lengths = accumulate(len(line.text) + 2 for line in lines)
+    return [line for line, length in zip(lines, lengths, strict=True) if length <= TEXT_LIMIT]
+
+
+def _headers(message: ParkedMessage) -> Headers:
+    try:
+        return decode_properties(contents(message).raw).headers
+    except UndecodableHeaders:
+        return EMPTY
+
+
+def _free(rows: list[edit.Row]) -> list[str]:
+    """Return the headers that a one-line field can edit without changing them."""
+    return [row.name for row in rows if not row.locked and row.text.isprintable()]
