@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from tests.tooling.waiting import longer
+
 ROOT = Path(__file__).parents[2]
 PRELOADED = (
     "django.contrib.admin",
@@ -41,11 +43,18 @@ PRELOADED = (
     "django_rmq_retry.amqp.inspection",
     "django_rmq_retry.amqp.publisher",
     "django_rmq_retry.amqp.source",
+    "django_rmq_retry.consumer.consumer",
+    "django_rmq_retry.consumer.supervisor",
+    "django_rmq_retry.embedded.direct_broker",
     "django_rmq_retry.handlers.registry",
+    "django_rmq_retry.messages.masking",
+    "django_rmq_retry.telemetry.http",
     "pika",
     "psycopg",
     "pymysql",
     "sqlite3",
+    "sqlparse",
+    "structlog",
     "zoneinfo",
 )
 """Modules that need no settings; those of databases are there or not."""
@@ -104,7 +113,7 @@ class Process:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._ended(timeout)
+        code = self._ended(None if timeout is None else longer(timeout))
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return code
@@ -125,7 +134,7 @@ class Process:
                 if given:
                     self.stdin.write(given)
                 self.stdin.close()
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + longer(timeout)
         for reader in readers:
             reader.join(None if until is None else max(until - time.monotonic(), 0))
             if reader.is_alive():
