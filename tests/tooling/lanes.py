@@ -2,16 +2,17 @@
 
     python -m tests.tooling.lanes [--main | --all | --pika] [pytest's arguments]
 
-With --main, as for each push, everything but what is marked `long` or `nightly` runs here first. Then two streams run
-beside each other, with half of the workers each: what is marked `database` on PostgreSQL, and the pages, the forms, the
-migrations, the checks and the texts of commands on the other Djangos. No code here asks for the version of Django, so
-another one can differ only there, or by a defect of its own. At last a storm of the suite of faults runs by itself.
+With --main, as for each push, everything but what is marked `long` or `nightly` runs here. Beside it, because tests
+wait for brokers and databases, run the other lanes one after another: what is marked `database` on PostgreSQL, and the
+pages, the forms, the migrations, the checks and the texts of commands on the other Djangos. No code here asks for the
+version of Django, so another one can differ only there, or by a defect of its own. At last a storm of the suite of
+faults runs by itself.
 
 With --all, as for each night, what is `nightly` runs too, and on PostgreSQL what is `long`, the kills between two
-steps. The second stream also runs what is marked `database` on MariaDB, without what is `slow`, and on the oldest
-Django and Python everything that knows Django, without what is `slow`.
+steps; also what is marked `database` on MariaDB, without what is `slow`, and on the oldest Django and Python everything
+that knows Django, without what is `slow`.
 
-The output of a lane that runs beside another one is printed when it ends.
+The output of the other lanes is printed as each one ends.
 
 With --pika only `tests/amqp` runs, on the newest pika that pip finds, pre-releases included.
 """
@@ -62,7 +63,7 @@ NIGHT = "not long"
 """Selects what runs each night. For a push, pyproject.toml selects."""
 CORES = os.cpu_count() or 2
 ALL = ("-n", str(CORES * 2), "--dist", "worksteal")
-"""The workers of a lane that runs by itself: more than cores, because tests wait for brokers."""
+"""The workers of the main lane: more than cores, because tests wait for brokers."""
 HALF = ("-n", str(CORES), "--dist", "worksteal")
 """The workers of a lane that runs beside another one."""
 EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
@@ -233,12 +234,10 @@ def main(arguments: list[str]) -> int:
     oldest, *between = [partial(run_lane, django, rest, night=night) for django in LANES if django != here()]
     if not chosen:
         return shown(run_each([oldest, *between]))
-    results = [run_tests(name, sys.executable, ["-m", NIGHT, *rest] if night else rest)]
-    of_postgresql, *of_others = (partial(run_database, kind, rest, night=night) for kind in databases.KINDS)
-    if night:
-        results += run_beside([of_postgresql, *between], [*of_others, oldest])
-    else:
-        results += run_beside([of_postgresql], [oldest, *between])
+    kinds = databases.KINDS if night else [databases.POSTGRESQL]
+    of_databases = [partial(run_database, kind, rest, night=night) for kind in kinds]
+    of_main = partial(run_tests, name, sys.executable, ["-m", NIGHT, *rest] if night else rest)
+    results = run_beside([of_main], [*of_databases, oldest, *between])
     results += [] if rest else [run_tests("a storm of faults", sys.executable, [*STORM])]
     return shown(results)
 

@@ -21,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get("rmq_services")
     folder, owner = given or (tempfile.mkdtemp(prefix="rmq"), os.getpid())
     config.stash[SERVICES] = Services(folder=Path(folder), owner=owner)
+    gc.disable()  # until the tests are collected
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -62,6 +63,7 @@ def pytest_collection_finish() -> None:
     """Exclude collected tests and their modules from garbage collection: a full one would cost more than most tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
