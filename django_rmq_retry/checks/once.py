@@ -25,16 +25,16 @@ from django_rmq_retry.policies.carriers import AckFirst
 from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
 from django_rmq_retry.policies.verdict import error_types
 
-DAY = 86400.0
+DAY_SECONDS = 86400.0
 TABLE = "rmq_retry_inboxentry"
-SHOWN = 3
+MOST_NAMES_SHOWN = 3
 OVERLAP = datetime.timedelta(hours=1)
 """The time for which an old and a new release may handle messages side by side."""
-MAX = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+NEVER_HANDLED = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 MOST_ENTRIES = 10_000
 """The latest entries whose handlers are looked up: more would take time on a large table."""
 
-LONG = 600.0
+LONG_HOLD_SECONDS = 600.0
 """Seconds after which an unacked message returns to its queue, if it may; RabbitMQ takes it back after 1800."""
 
 
@@ -109,12 +109,13 @@ def _entries(alias: str, names: Sequence[str], handlers: Sequence[Subscription])
         yield _no_table(warning, "W033", alias, names)
         return
     for old, fresh in renamed(alias, handlers).items():
+        candidates = " or ".join(fresh[:MOST_NAMES_SHOWN])
         yield warning(
             "W034",
             f"Messages were handled once by {old!r}, which no handler is named now. If it was renamed, each of them "
             "that comes again is handled again.",
-            hint=f"Add formerly={old!r} to the handler that took its place ({' or '.join(fresh[:SHOWN])}). If it was "
-            "removed, do nothing: its entries are deleted after INBOX_DAYS.",
+            hint=f"Add formerly={old!r} to the handler that took its place ({candidates}). If it was removed, do "
+            "nothing: its entries are deleted after INBOX_DAYS.",
             at=fresh[0],
         )
 
@@ -136,7 +137,9 @@ def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]
     here = [one for one in handlers if (one.using or DEFAULT_DB_ALIAS) == alias]
     found: dict[str, list[str]] = {}
     for old in sorted(set(last) - known):
-        later = [one.name for one in here if all(first.get(name, MAX) > last[old] - OVERLAP for name in one.names)]
+        later = [
+            one.name for one in here if all(first.get(name, NEVER_HANDLED) > last[old] - OVERLAP for name in one.names)
+        ]
         if later:
             found[old] = sorted(later)
     return found
@@ -200,10 +203,10 @@ def _has_table(alias: str, model: type[Model]) -> bool:
 
 def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
     longest = max((_all_waits(backoff, attempts) for backoff, attempts in one.policy.waits), default=0.0)
-    if longest > settings.inbox_days * DAY:
+    if longest > settings.inbox_days * DAY_SECONDS:
         yield error(
             "E032",
-            f"Its retries take up to {longest / DAY:.0f} days, but entries are kept for INBOX_DAYS, "
+            f"Its retries take up to {longest / DAY_SECONDS:.0f} days, but entries are kept for INBOX_DAYS, "
             f"{settings.inbox_days}: a second copy of a message could then be handled again.",
             hint="Raise RMQ_RETRY['INBOX_DAYS'], or set a cap on the back-off.",
             at=one.name,
@@ -257,12 +260,12 @@ def _parks_and_spares(subscription: Subscription) -> Iterable[CheckMessage]:
 
 def _holds_too_long(subscription: Subscription, work_queue: WorkQueue, settings: Settings) -> Iterable[CheckMessage]:
     prefetch = 1 if work_queue.ordered else settings.prefetch
-    if subscription.rate is not None and prefetch / subscription.rate > LONG:
+    if subscription.rate is not None and prefetch / subscription.rate > LONG_HOLD_SECONDS:
         yield warning(
             "W052",
             f"With a rate of {spelled(subscription.rate)} {prefetch} unacked messages take "
-            f"{prefetch / subscription.rate:.0f} s; a message that waits longer than {LONG:g} s returns to its queue, "
-            "or loses its connection.",
+            f"{prefetch / subscription.rate:.0f} s; a message that waits longer than {LONG_HOLD_SECONDS:g} s "
+            "returns to its queue, or loses its connection.",
             hint="Lower the prefetch of the consumer, or raise the rate.",
             at=subscription.name,
         )

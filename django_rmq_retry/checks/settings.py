@@ -34,13 +34,13 @@ from django_rmq_retry.topology.declarations import name_of
 TAG = "rmq_retry"
 Check = Callable[..., list[CheckMessage]]
 
-CONSUMER_TIMEOUT = 1800
+CONSUMER_TIMEOUT_SECONDS = 1800
 """Seconds after which RabbitMQ takes back an unacked delivery, by default."""
-LONG = 60
+LONG_WAIT_SECONDS = 60
 """Seconds of waiting with an unacked message that deserve a warning."""
 
-SHARED = "The handlers of one queue share its options, and differ in type=…, routing_key=… or headers={…}."
-LONG_HEARTBEAT = 60
+SHARED_OPTIONS_HINT = "The handlers of one queue share its options, and differ in type=…, routing_key=… or headers={…}."
+LONG_HEARTBEAT_SECONDS = 60
 CHEAP_TO_OPEN = ("django.db.backends.sqlite3", "django.db.backends.dummy")
 _LOGIN = re.compile(r"\b(?:amqps?|https?)://[^/\s@]*:[^/\s]+@", re.IGNORECASE)
 
@@ -109,14 +109,14 @@ def check_joining(settings: Settings) -> Iterator[CheckMessage]:
     try:
         work_queues = registry.work_queues()
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint=SHARED)
+        yield error("E003", str(disagreement), hint=SHARED_OPTIONS_HINT)
         return
     try:
         registry.topology()
     except TopologyConflict as conflict:
         yield error("E004", str(conflict), hint="Define each name once, in a handler or in RMQ_RETRY['TOPOLOGY'].")
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint=SHARED)
+        yield error("E003", str(disagreement), hint=SHARED_OPTIONS_HINT)
     yield from _idle(settings, work_queues)
 
 
@@ -178,11 +178,12 @@ def _hidden(subscription: Subscription) -> Iterable[CheckMessage]:
 
 
 def _outlasts(subscription: Subscription) -> Iterable[CheckMessage]:
-    if subscription.timeout is not None and subscription.timeout >= CONSUMER_TIMEOUT:
+    if subscription.timeout is not None and subscription.timeout >= CONSUMER_TIMEOUT_SECONDS:
         yield warning(
             "W017",
             f"Its timeout of {subscription.timeout:g} s is not below RabbitMQ's consumer_timeout, by default "
-            f"{CONSUMER_TIMEOUT} s: the broker delivers the message again before the deadline ends the first attempt.",
+            f"{CONSUMER_TIMEOUT_SECONDS} s: the broker delivers the message again before the deadline ends the first "
+            "attempt.",
             hint="Lower timeout=…, or raise consumer_timeout on the broker and silence this check.",
             at=subscription.name,
         )
@@ -249,7 +250,7 @@ def _holds_too_long(subscription: Subscription) -> Iterable[CheckMessage]:
     if not held and not (in_place and subscription.queue.lasting):
         return
     longest = subscription.policy.via.longest(subscription.route)
-    if longest >= LONG:
+    if longest >= LONG_WAIT_SECONDS:
         yield warning(
             "W008",
             f"{type(subscription.policy.via).__name__} waits up to {longest:.9g} s with the message unacked, which "
@@ -399,7 +400,7 @@ def _access(access: Access) -> Iterable[CheckMessage]:
             "The broker is used as 'guest', whose password is public; by default it may only log in locally.",
             hint="Create a user for this project, with permissions on its virtual host only.",
         )
-    if access.heartbeat > LONG_HEARTBEAT:
+    if access.heartbeat > LONG_HEARTBEAT_SECONDS:
         yield warning(
             "W022",
             f"The heartbeat is {access.heartbeat} s: a lost broker is noticed only after twice that time.",

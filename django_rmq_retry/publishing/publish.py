@@ -27,7 +27,7 @@ from django_rmq_retry.policies.carriers import Carrier, Route
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.outbox import keep_all, open_transaction
 from django_rmq_retry.publishing.outbox_rows import takes
-from django_rmq_retry.topology.declarations import NAME_LIMIT, Queue
+from django_rmq_retry.topology.declarations import MOST_NAME_BYTES, Queue
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -74,8 +74,12 @@ class Options:
         _check_headers(self.headers)
         for name in TEXTS:
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and len(value.encode(errors="replace")) <= NAME_LIMIT):
-                raise ConfigurationError(f"{name}=… takes a text of at most {NAME_LIMIT} bytes, not {value!r:.60}.")
+            if value is not None and not (
+                isinstance(value, str) and len(value.encode(errors="replace")) <= MOST_NAME_BYTES
+            ):
+                raise ConfigurationError(
+                    f"{name}=… takes a text of at most {MOST_NAME_BYTES} bytes, not {value!r:.60}."
+                )
         _check_order_key(self.order_key)
         _check_priority(self.priority)
         if self.expiration is not None:
@@ -120,9 +124,9 @@ def _check_headers(headers: Mapping[str, object] | None) -> None:
 
 
 def _check_order_key(key: object) -> None:
-    if not isinstance(key, str) or len(key) > NAME_LIMIT or not key.isprintable():
+    if not isinstance(key, str) or len(key) > MOST_NAME_BYTES or not key.isprintable():
         raise ConfigurationError(
-            f"order_key=… takes printable text of at most {NAME_LIMIT} characters, not {key!r:.60}."
+            f"order_key=… takes printable text of at most {MOST_NAME_BYTES} characters, not {key!r:.60}."
         )
 
 

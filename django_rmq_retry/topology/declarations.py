@@ -11,7 +11,7 @@ from django_rmq_retry.arguments import FLAG, NUMBER, TABLE, TEXT, WHOLE, Kind, c
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.messages.properties import milliseconds
 
-NAME_LIMIT = 255
+MOST_NAME_BYTES = 255
 QUARANTINE = ".quarantine"
 """The ending of the name of a quarantine queue, after the name of its work queue."""
 NO_LIMIT = 1_000_000
@@ -20,8 +20,6 @@ NO_LIMIT = 1_000_000
 
 Arguments = Mapping[str, object]
 QueueType = Literal["quorum", "classic"]
-UNWRITTEN = cast("QueueType", str(b"quorum", "ascii"))
-"""The type of a queue that names none: equal to "quorum", but a distinct object for ``is``."""
 Overflow = Literal["reject-publish", "drop-head"]
 Expired = Literal["park", "drop"]
 EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
@@ -36,6 +34,15 @@ UNFIT = {
     "\n": "the line end '\\n', which RabbitMQ drops",
     "\r": "the line end '\\r', which RabbitMQ drops",
 }
+
+
+class DefaultType(str):
+    """The type of a queue that names none."""
+
+    __slots__ = ()
+
+
+QUORUM_BY_DEFAULT = cast("QueueType", DefaultType("quorum"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +121,7 @@ class Queue:
     """A queue by its name, durable and of quorum type by default: ``Queue("payments.charge")``."""
 
     name: str
-    type: QueueType | None = field(default=UNWRITTEN, kw_only=True)
+    type: QueueType | None = field(default=QUORUM_BY_DEFAULT, kw_only=True)
     """None sends no type: the broker's default, for queues declared elsewhere."""
     bindings: Sequence[Binding] = field(default=(), kw_only=True)
     max_priority: int | None = field(default=None, kw_only=True)
@@ -201,7 +208,7 @@ class Queue:
         """The names of the arguments that the project set, without defaults."""
         names = {name for name, value in {**self.plain_arguments(), **self.arguments}.items() if value is not None}
         defaults = {
-            "x-queue-type": self.type is UNWRITTEN,
+            "x-queue-type": isinstance(self.type, DefaultType),
             "x-delivery-limit": self.delivery_limit == NO_LIMIT,
             "x-overflow": self.overflow == "reject-publish",
         }
@@ -209,24 +216,17 @@ class Queue:
 
     def plain_arguments(self) -> dict[str, object]:
         """Return the broker's arguments without dead-lettering, which the layout adds."""
-        arguments: dict[str, object] = {}
-        if self.type is not None:
-            arguments["x-queue-type"] = self.type
-        if self.type == "quorum" and self.delivery_limit is not None:
-            arguments["x-delivery-limit"] = self.delivery_limit
-        if self.max_priority is not None:
-            arguments["x-max-priority"] = self.max_priority
-        if self.max_length is not None:
-            arguments["x-max-length"] = self.max_length
-        if self.max_bytes is not None:
-            arguments["x-max-length-bytes"] = self.max_bytes
-        if self.bounded:
-            arguments["x-overflow"] = self.overflow
-        if self.message_ttl is not None:
-            arguments["x-message-ttl"] = milliseconds(self.message_ttl)
-        if self.single_active_consumer:
-            arguments["x-single-active-consumer"] = True
-        return arguments
+        arguments: dict[str, object] = {
+            "x-queue-type": None if self.type is None else str(self.type),
+            "x-delivery-limit": self.delivery_limit if self.type == "quorum" else None,
+            "x-max-priority": self.max_priority,
+            "x-max-length": self.max_length,
+            "x-max-length-bytes": self.max_bytes,
+            "x-overflow": self.overflow if self.bounded else None,
+            "x-message-ttl": None if self.message_ttl is None else milliseconds(self.message_ttl),
+            "x-single-active-consumer": self.single_active_consumer or None,
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +309,8 @@ def check_text(kind: str, text: str) -> None:
             raise ConfigurationError(f"The {kind} {text!r:.80} contains {why}. Remove it.")
         if unicodedata.category(char) == "Cs":
             raise ConfigurationError(f"The {kind} {text!r:.80} contains {char!r}, which UTF-8 cannot encode.")
-    if len(text.encode()) > NAME_LIMIT:
-        raise ConfigurationError(f"The {kind} {text[:40]!r}… is longer than {NAME_LIMIT} bytes.")
+    if len(text.encode()) > MOST_NAME_BYTES:
+        raise ConfigurationError(f"The {kind} {text[:40]!r}… is longer than {MOST_NAME_BYTES} bytes.")
 
 
 class Role(StrEnum):

@@ -6,7 +6,6 @@ from enum import StrEnum
 from xml.sax.saxutils import escape
 
 from django_rmq_retry.topology.declarations import (
-    BindingDeclaration,
     ExchangeDeclaration,
     QueueDeclaration,
     Role,
@@ -16,6 +15,7 @@ from django_rmq_retry.topology.declarations import (
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 Key = tuple[bool, str]
+"""True for an exchange, and its name: an exchange and a queue may share one."""
 ENTRY, WORK, RETRY, WAITING, PARKED = range(5)
 _COLUMNS = {Role.WAITING: WAITING, Role.QUARANTINE: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
 
@@ -67,8 +67,7 @@ class Node:
     role: Role | None = None
 
     @property
-    def key(self) -> tuple[bool, str]:
-        """The node's identity; an exchange and a queue may share a name."""
+    def key(self) -> Key:
         return self.role is None, self.name
 
 
@@ -76,8 +75,8 @@ class Node:
 class Edge:
     """One edge between two nodes; several bindings between them are its labels."""
 
-    source: tuple[bool, str]
-    target: tuple[bool, str]
+    source: Key
+    target: Key
     way: Way
     labels: tuple[str, ...] = ()
 
@@ -86,7 +85,7 @@ class Edge:
 class Shape:
     """Nodes and edges of a topology and of the copies of consumers: ``Shape.of(topology, copies_of(work_queues))``."""
 
-    nodes: Mapping[tuple[bool, str], Node] = field(default_factory=dict)
+    nodes: Mapping[Key, Node] = field(default_factory=dict)
     edges: Sequence[Edge] = ()
 
     @classmethod
@@ -97,7 +96,8 @@ class Shape:
         edges = [*_bindings(topology), *_alternates(topology), *_dead_letters(topology, nodes)]
         declared = topology.queues.keys() | topology.exchanges.keys()
         copies = [edge for edge in dict.fromkeys(copies) if edge.target[1] in declared]
-        edges += [edge for edge in copies if not _known(edge, edges)]
+        drawn = {(edge.source, edge.target) for edge in edges}
+        edges += [edge for edge in copies if (edge.source, edge.target) not in drawn]
         return cls(nodes=nodes, edges=tuple(edges))
 
     def into(self, node: Node) -> tuple[Edge, ...]:
@@ -114,7 +114,7 @@ def _exchange_node(one: ExchangeDeclaration) -> Node:
 def _queue_node(one: QueueDeclaration) -> Node:
     ttl = one.arguments.get("x-message-ttl")
     words = [one.role.value, str(one.arguments.get("x-queue-type", ""))]
-    words += [f"{duration(ttl)}" if isinstance(ttl, int) else "", "existing" if one.existing else ""]
+    words += [duration(ttl) if isinstance(ttl, int) else "", "existing" if one.existing else ""]
     return Node(name=one.name, detail=" · ".join(word for word in words if word), role=one.role)
 
 
@@ -127,7 +127,7 @@ def duration(milliseconds: int) -> str:
 
 
 def _bindings(topology: Topology) -> list[Edge]:
-    labels: dict[tuple[tuple[bool, str], tuple[bool, str]], list[str]] = {}
+    labels: dict[tuple[Key, Key], list[str]] = {}
     for binding in topology.bindings:
         ends = (True, binding.source), (binding.to_exchange, binding.destination)
         text = [f"{name}={value}" for name, value in binding.arguments.items()]
@@ -146,7 +146,7 @@ def _alternates(topology: Topology) -> list[Edge]:
     ]
 
 
-def _dead_letters(topology: Topology, nodes: Mapping[tuple[bool, str], Node]) -> list[Edge]:
+def _dead_letters(topology: Topology, nodes: Mapping[Key, Node]) -> list[Edge]:
     found = []
     for queue in topology.queues.values():
         exchange, key = (queue.arguments.get(f"x-dead-letter-{name}") for name in ("exchange", "routing-key"))
@@ -158,21 +158,17 @@ def _dead_letters(topology: Topology, nodes: Mapping[tuple[bool, str], Node]) ->
     return found
 
 
-def _known(edge: Edge, edges: Iterable[Edge]) -> bool:
-    return any((edge.source, edge.target) == (other.source, other.target) for other in edges)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Cell:
     """A column, and a row counted from the top; the row is fractional where a column is centred beside a longer one."""
 
     column: int
     row: float
 
 
-def places(shape: Shape) -> dict[Key, Place]:
-    """Return every node's place. Connected nodes form a family, and each family stands below the one before."""
-    found: dict[Key, Place] = {}
+def cells(shape: Shape) -> dict[Key, Cell]:
+    """Return every node's cell. Connected nodes form a family, and each family stands below the one before."""
+    found: dict[Key, Cell] = {}
     top = 0.0
     for family in families(shape):
         columns: dict[int, list[Key]] = {}
@@ -186,7 +182,7 @@ def places(shape: Shape) -> dict[Key, Place]:
         rows += [(PARKED, top + height, last)] if last else []
         for column, start, keys in rows:
             at = used.index(column)
-            found |= {key: Place(column=at, row=start + number) for number, key in enumerate(keys)}
+            found |= {key: Cell(column=at, row=start + number) for number, key in enumerate(keys)}
         top += height + len(last) + 0.4
     return found
 
@@ -198,39 +194,31 @@ def families(shape: Shape) -> list[list[Key]]:
         if edge.source in linked and edge.target in linked:
             linked[edge.source].add(edge.target)
             linked[edge.target].add(edge.source)
-    seen: set[Key] = set()
-    found = []
+    found: list[list[Key]] = []
     for key in shape.nodes:
-        if key not in seen:
-            family = _reached(key, linked)
-            seen |= family
-            found.append([one for one in shape.nodes if one in family])
+        if not any(key in family for family in found):
+            reached = _reached(key, linked)
+            found.append([one for one in shape.nodes if one in reached])
     return found
 
 
 def _reached(start: Key, linked: Mapping[Key, Iterable[Key]]) -> set[Key]:
-    found, todo = {start}, [start]
-    while todo:
-        new = [key for key in linked[todo.pop()] if key not in found]
-        found.update(new)
-        todo += new
-    return found
+    reached, ahead = {start}, [start]
+    while ahead:
+        new = [key for key in linked[ahead.pop()] if key not in reached]
+        reached.update(new)
+        ahead += new
+    return reached
 
 
 def _column(shape: Shape, node: Node) -> int:
     if node.role is not None:
         return _COLUMNS.get(node.role, WORK)
-    feeds_work = any(edge.target[0] is False and _is_work(shape, edge.target) for edge in shape.out_of(node))
+    targets = (shape.nodes.get(edge.target) for edge in shape.out_of(node))
+    feeds_work = any(one and one.role is not None and _column(shape, one) == WORK for one in targets)
     takes_retries = any(edge.way is not Way.BINDING and not edge.source[0] for edge in shape.into(node))
     return RETRY if takes_retries and not feeds_work else ENTRY
 
-
-def _is_work(shape: Shape, key: Key) -> bool:
-    node = shape.nodes.get(key)
-    return node is not None and node.role is not None and _COLUMNS.get(node.role, WORK) == WORK
-
-
-_IN = {Way.BINDING: "←", Way.DEAD_LETTER: "⇠", Way.ALTERNATE: "⇠", Way.COPY: "⇐"}
 
 _OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.ALTERNATE: "⇢ unroutable messages to", Way.COPY: "⇒ copies to"}
 
@@ -249,16 +237,12 @@ def _text_lines(shape: Shape) -> Iterator[str]:
         width = max(len(node.name) for node in nodes)
         for node in nodes:
             yield f"  {node.name.ljust(width)}  {node.detail}"
-            yield from (f"      {line}" for line in _ways(shape, node))
-
-
-def _ways(shape: Shape, node: Node) -> Iterator[str]:
-    for edge in shape.into(node):
-        if edge.way is Way.BINDING:
-            yield f"{_IN[edge.way]} {edge.source[1]}{_labels(edge)}"
-    for edge in shape.out_of(node):
-        if edge.way is not Way.BINDING:
-            yield f"{_OUT[edge.way]} {edge.target[1]}{_labels(edge)}"
+            for edge in shape.into(node):
+                if edge.way is Way.BINDING:
+                    yield f"      ← {edge.source[1]}{_labels(edge)}"
+            for edge in shape.out_of(node):
+                if edge.way is not Way.BINDING:
+                    yield f"      {_OUT[edge.way]} {edge.target[1]}{_labels(edge)}"
 
 
 def _labels(edge: Edge) -> str:
@@ -279,13 +263,13 @@ _ALWAYS = (Way.BINDING, Way.DEAD_LETTER, Way.COPY)
 
 def svg(shape: Shape, *, title: str = "Topology") -> str:
     """Return the drawing as an SVG document."""
-    where = places(shape)
-    columns = max((place.column for place in where.values()), default=0) + 1
-    rows = max((place.row for place in where.values()), default=0.0) + 1
+    where = cells(shape)
+    columns = max((cell.column for cell in where.values()), default=0) + 1
+    rows = max((cell.row for cell in where.values()), default=0.0) + 1
     width = 2 * MARGIN + columns * WIDTH + (columns - 1) * GAP_X
-    height = 2 * MARGIN + rows * (HEIGHT + GAP_Y) + _LEGEND
-    parts = [*_head(title, _whole(width), _whole(height)), *_edges(shape, where), *_nodes(shape, where)]
-    return "\n".join([*parts, *_legend(shape, _whole(height) - MARGIN), "</svg>", ""])
+    height = round(2 * MARGIN + rows * (HEIGHT + GAP_Y) + _LEGEND)
+    parts = [*_head(title, width, height), *_edges(shape, where), *_nodes(shape, where)]
+    return "\n".join([*parts, *_legend(shape, height - MARGIN), "</svg>", ""])
 
 
 def _head(title: str, width: int, height: int) -> Iterator[str]:
@@ -302,18 +286,19 @@ def _head(title: str, width: int, height: int) -> Iterator[str]:
     yield f'<rect class="paper" width="{width}" height="{height}"/>'
 
 
-def _nodes(shape: Shape, where: Mapping[Key, Place]) -> Iterator[str]:
+def _nodes(shape: Shape, where: Mapping[Key, Cell]) -> Iterator[str]:
     for key, node in shape.nodes.items():
         x, y = _corner(where[key])
         kind = "exchange" if node.role is None else node.role.value
         radius = HEIGHT // 2 if node.role is None else 4
         box = f'x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="{radius}"'
-        yield f'<g><title>{clean(_what(node))}</title><rect class="node {kind}" {box}/>'
+        what = f"{'Exchange' if node.role is None else 'Queue'} {node.name}: {node.detail}"
+        yield f'<g><title>{clean(what)}</title><rect class="node {kind}" {box}/>'
         yield f'<text x="{x + 16}" y="{y + 20}">{clean(short(node.name, _LONGEST_NAME))}</text>'
         yield f'<text class="detail" x="{x + 16}" y="{y + 36}">{clean(node.detail)}</text></g>'
 
 
-def _edges(shape: Shape, where: Mapping[Key, Place]) -> Iterator[str]:
+def _edges(shape: Shape, where: Mapping[Key, Cell]) -> Iterator[str]:
     drawn = [edge for edge in shape.edges if edge.source in where and edge.target in where]
     for edge in drawn:
         line, _ = _line(where[edge.source], where[edge.target])
@@ -333,7 +318,7 @@ def _shortened(labels: Sequence[str]) -> list[str]:
     return [*labels[: _MOST_LABELS - 1], f"and {len(labels) - _MOST_LABELS + 1} more"]
 
 
-def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
+def _line(source: Cell, target: Cell) -> tuple[str, tuple[int, int]]:
     """Return the path of an edge and the position of its label."""
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
     across = target.column - source.column
@@ -369,16 +354,8 @@ def _legend(shape: Shape, y: int) -> Iterator[str]:
         x += 70 + 7 * len(meaning)
 
 
-def _corner(place: Place) -> tuple[int, int]:
-    return MARGIN + place.column * (WIDTH + GAP_X), _whole(MARGIN + place.row * (HEIGHT + GAP_Y))
-
-
-def _whole(number: float) -> int:
-    return round(number)
-
-
-def _what(node: Node) -> str:
-    return f"{'Exchange' if node.role is None else 'Queue'} {node.name}: {node.detail}"
+def _corner(cell: Cell) -> tuple[int, int]:
+    return MARGIN + cell.column * (WIDTH + GAP_X), round(MARGIN + cell.row * (HEIGHT + GAP_Y))
 
 
 def short(name: str, longest: int) -> str:
@@ -406,24 +383,17 @@ def _mermaid_lines(shape: Shape) -> Iterator[str]:
     ids = {key: f"n{number}" for number, key in enumerate(shape.nodes)}
     yield "flowchart LR"
     for key, node in shape.nodes.items():
-        yield f"  {ids[key]}{_box(node)}"
+        label = f'"{escaped(node.name)}<br/>{escaped(node.detail)}"'
+        yield f"  {ids[key]}{{{{{label}}}}}" if node.role is None else f"  {ids[key]}[{label}]"
     for edge in shape.edges:
         if edge.source in ids and edge.target in ids:
-            yield f"  {ids[edge.source]} {_ARROWS[edge.way]}{_label(edge)} {ids[edge.target]}"
+            label = f'|"{escaped(", ".join(edge.labels))}"|' if edge.labels else ""
+            yield f"  {ids[edge.source]} {_ARROWS[edge.way]}{label} {ids[edge.target]}"
     for role, style in _MERMAID_CLASSES.items():
         members = [ids[key] for key, node in shape.nodes.items() if node.role is role]
         if members:
             yield f"  classDef {role.value} {style}"
             yield f"  class {','.join(members)} {role.value}"
-
-
-def _box(node: Node) -> str:
-    label = f'"{escaped(node.name)}<br/>{escaped(node.detail)}"'
-    return f"{{{{{label}}}}}" if node.role is None else f"[{label}]"
-
-
-def _label(edge: Edge) -> str:
-    return f'|"{escaped(", ".join(edge.labels))}"|' if edge.labels else ""
 
 
 def escaped(name: str) -> str:
@@ -435,40 +405,40 @@ def definitions(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[
     """Return a file for ``rabbitmqctl import_definitions``, without external queues and exchanges."""
     topology = topology.lasting
     return {
-        "exchanges": [_exchange(one, vhost) for one in topology.exchanges.values() if not one.existing],
-        "queues": [_queue(one, vhost) for one in topology.queues.values() if not one.existing],
-        "bindings": [_binding(one, vhost) for one in topology.bindings if not topology.foreign(one)],
-    }
-
-
-def _exchange(one: ExchangeDeclaration, vhost: str) -> dict[str, object]:
-    return {
-        "name": one.name,
-        "vhost": vhost,
-        "type": one.type,
-        "durable": one.durable,
-        "auto_delete": one.auto_delete,
-        "internal": one.internal,
-        "arguments": dict(one.arguments),
-    }
-
-
-def _queue(one: QueueDeclaration, vhost: str) -> dict[str, object]:
-    return {
-        "name": one.name,
-        "vhost": vhost,
-        "durable": True,
-        "auto_delete": False,
-        "arguments": dict(one.arguments),
-    }
-
-
-def _binding(one: BindingDeclaration, vhost: str) -> dict[str, object]:
-    return {
-        "source": one.source,
-        "vhost": vhost,
-        "destination": one.destination,
-        "destination_type": "exchange" if one.to_exchange else "queue",
-        "routing_key": one.key,
-        "arguments": dict(one.arguments),
+        "exchanges": [
+            {
+                "name": one.name,
+                "vhost": vhost,
+                "type": one.type,
+                "durable": one.durable,
+                "auto_delete": one.auto_delete,
+                "internal": one.internal,
+                "arguments": dict(one.arguments),
+            }
+            for one in topology.exchanges.values()
+            if not one.existing
+        ],
+        "queues": [
+            {
+                "name": one.name,
+                "vhost": vhost,
+                "durable": True,
+                "auto_delete": False,
+                "arguments": dict(one.arguments),
+            }
+            for one in topology.queues.values()
+            if not one.existing
+        ],
+        "bindings": [
+            {
+                "source": one.source,
+                "vhost": vhost,
+                "destination": one.destination,
+                "destination_type": "exchange" if one.to_exchange else "queue",
+                "routing_key": one.key,
+                "arguments": dict(one.arguments),
+            }
+            for one in topology.bindings
+            if not topology.foreign(one)
+        ],
     }

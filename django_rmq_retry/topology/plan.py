@@ -1,13 +1,13 @@
 """The result of comparing a declared topology with a broker, item by item; amqp.declarer compares."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Server
 
-MOST_TTL = 315_360_000_000
+MOST_TTL_MS = 315_360_000_000
 """Ten years in milliseconds: the longest duration that a broker accepts."""
 _LIMIT_FIXED = (4, 0)
 _DELAYED_RETRY = (4, 3)
@@ -17,73 +17,34 @@ _CLASSIC_ONLY = ("x-max-priority", "x-queue-mode", "x-queue-version")
 Declaration = ExchangeDeclaration | QueueDeclaration | BindingDeclaration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    server: Server
-    arguments: Mapping[str, object]
-    quorum: bool
-    classic: bool
-
-
 def queue_refusal(server: Server, queue: QueueDeclaration) -> str | None:
     """Return the reason why this broker refuses or misreads a queue's arguments, or None."""
-    kind = queue.arguments.get("x-queue-type")
-    case = _Case(
-        server=server,
-        arguments=queue.arguments,
-        quorum=kind == "quorum",
-        # Without a type the broker decides, so no rule for a type applies.
-        classic=kind == "classic",
-    )
-    for rule in (_wrong_type, _delayed_retry, _limit, _timeout, _version, _ttl):
-        reason = rule(case)
-        if reason:
-            return f"{reason} This is {server}."
-    return None
+    reason = next(_refusals(server, queue.arguments), None)
+    return None if reason is None else f"{reason} This is {server}."
 
 
-def _wrong_type(case: _Case) -> str | None:
-    for wrong, names, other in ((case.classic, _QUORUM_ONLY, "quorum"), (case.quorum, _CLASSIC_ONLY, "classic")):
-        asked = [name for name in names if name in case.arguments]
-        if wrong and asked:
-            return f"{asked[0]} is an argument of {other} queues only."
-    return None
-
-
-def _delayed_retry(case: _Case) -> str | None:
-    if "x-delayed-retry-type" not in case.arguments or case.server.at_least(_DELAYED_RETRY):
-        return None
-    return (
-        "Native delayed retry (x-delayed-retry-type) needs RabbitMQ 4.3 or newer: older versions accept the argument "
-        "silently and never wait. Use via=Ladder()."
-    )
-
-
-def _limit(case: _Case) -> str | None:
-    if case.arguments.get("x-delivery-limit") != -1 or case.server.at_least(_LIMIT_FIXED):
-        return None
-    return "x-delivery-limit=-1 means 0 before RabbitMQ 4: a message is removed at its first return. Write 1000000."
-
-
-def _timeout(case: _Case) -> str | None:
-    if "x-consumer-timeout" not in case.arguments:
-        return None
-    if case.classic and case.server.at_least(_DELAYED_RETRY):
-        return "x-consumer-timeout is refused by classic queues from RabbitMQ 4.3 on. Remove it."
-    return None
-
-
-def _version(case: _Case) -> str | None:
-    if case.arguments.get("x-queue-version") == 1 and case.server.at_least(_DELAYED_RETRY):
-        return "x-queue-version=1 is refused from RabbitMQ 4.3 on. Remove it."
-    return None
-
-
-def _ttl(case: _Case) -> str | None:
-    ttl = case.arguments.get("x-message-ttl")
-    if isinstance(ttl, int) and ttl > MOST_TTL:
-        return f"x-message-ttl={ttl} is above the {MOST_TTL} ms (ten years) that a broker accepts."
-    return None
+def _refusals(server: Server, arguments: Mapping[str, object]) -> Iterator[str]:
+    # Without a type the broker decides, so no rule for a type applies.
+    kind = arguments.get("x-queue-type")
+    for wrong, names, other in (("classic", _QUORUM_ONLY, "quorum"), ("quorum", _CLASSIC_ONLY, "classic")):
+        if kind == wrong:
+            yield from (f"{name} is an argument of {other} queues only." for name in names if name in arguments)
+    if "x-delayed-retry-type" in arguments and not server.at_least(_DELAYED_RETRY):
+        yield (
+            "Native delayed retry (x-delayed-retry-type) needs RabbitMQ 4.3 or newer: older versions accept the "
+            "argument silently and never wait. Use via=Ladder()."
+        )
+    if arguments.get("x-delivery-limit") == -1 and not server.at_least(_LIMIT_FIXED):
+        yield (
+            "x-delivery-limit=-1 means 0 before RabbitMQ 4: a message is removed at its first return. Write 1000000."
+        )
+    if "x-consumer-timeout" in arguments and kind == "classic" and server.at_least(_DELAYED_RETRY):
+        yield "x-consumer-timeout is refused by classic queues from RabbitMQ 4.3 on. Remove it."
+    if arguments.get("x-queue-version") == 1 and server.at_least(_DELAYED_RETRY):
+        yield "x-queue-version=1 is refused from RabbitMQ 4.3 on. Remove it."
+    ttl = arguments.get("x-message-ttl")
+    if isinstance(ttl, int) and ttl > MOST_TTL_MS:
+        yield f"x-message-ttl={ttl} is above the {MOST_TTL_MS} ms (ten years) that a broker accepts."
 
 
 class State(StrEnum):

@@ -9,7 +9,7 @@ from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark, WaitQue
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.drawings import Shape, Way, definitions, duration, families, mermaid, places, svg, text
+from django_rmq_retry.topology.drawings import Shape, Way, cells, definitions, duration, families, mermaid, svg, text
 from tests.handlers.factories import topology_of
 from tests.tooling.drawings import shape_of
 
@@ -54,13 +54,13 @@ def test_an_exchange_and_a_queue_of_one_name_are_two_boxes() -> None:
     shape, _ = shaped(RetryThenPark(), Exchange("work", "fanout"))
 
     assert {(True, "work"), (False, "work")} <= set(shape.nodes)
-    assert len(places(shape)) == len(shape.nodes)
+    assert len(cells(shape)) == len(shape.nodes)
 
 
 def test_no_two_boxes_stand_in_one_place() -> None:
     for policy, *_ in EDGES:
         shape, _ = shaped(policy, Exchange("lonely", "fanout"), Queue("other"))
-        where = places(shape)
+        where = cells(shape)
 
         assert where.keys() == shape.nodes.keys()
         for one, other in combinations(where.values(), 2):

@@ -6,9 +6,8 @@ from decimal import Decimal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.refusals import Refused, shown, unequal
+from django_rmq_retry.topology.plan import MOST_TTL_MS
 
-LONGEST = 315_360_000_000
-"""Ten years in milliseconds: the longest duration that RabbitMQ accepts."""
 _INT32 = range(-(2**31), 2**31)
 
 Problem = Callable[[object], str | None]
@@ -104,7 +103,7 @@ def integer_problem(value: object) -> str | None:
 
 def time_problem(value: object) -> str | None:
     problem = integer_problem(value)
-    if problem is None and isinstance(value, int) and value > LONGEST:
+    if problem is None and isinstance(value, int) and value > MOST_TTL_MS:
         return f"{{value_too_large,{value}}}"
     return problem
 
