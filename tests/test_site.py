@@ -165,6 +165,7 @@ def test_test_names_are_not_in_the_search_index(built: Path) -> None:
     assert [word for word in index["terms"] if word.startswith("test_")] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.parametrize(("words", "first"), SEARCHES.items(), ids=SEARCHES)
 def test_a_search_finds_the_right_page_first(chromium: Any, built: Path, words: str, first: str) -> None:
@@ -223,6 +224,7 @@ def test_nothing_scrolls_sideways_and_short_names_in_tables_do_not_wrap(
     assert wrong == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_a_table_on_a_phone_shows_one_block_per_row_with_headings(chromium: Any, built: Path, width: int) -> None:
@@ -239,6 +241,7 @@ def test_a_table_on_a_phone_shows_one_block_per_row_with_headings(chromium: Any,
     assert (shown, heads) == ((['"Form: "', '"Meaning: "'], False) if width == PHONE else (["none"] * 2, True))
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 def test_an_empty_cell_takes_no_line_on_a_phone(chromium: Any, built: Path) -> None:
     context = chromium.new_context(viewport={"width": PHONE, "height": 850})
@@ -275,6 +278,7 @@ def test_text_colours_have_enough_contrast(chromium: Any, built: Path, scheme: s
     assert wrong == []
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.parametrize(("system", "chosen"), [("light", "dark"), ("dark", "light")])
 def test_drawings_follow_the_chosen_theme(chromium: Any, built: Path, system: str, chosen: str) -> None:
@@ -290,6 +294,7 @@ def test_drawings_follow_the_chosen_theme(chromium: Any, built: Path, system: st
     assert scheme == chosen
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("shown", "copied"),

@@ -8,8 +8,9 @@ from django.db import connections, transaction
 
 from django_rmq_retry import forks
 from tests.aftermath.conftest import Project, Send, parked, rows
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 COUNT = 41
 
 

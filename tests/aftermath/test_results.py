@@ -3,8 +3,9 @@
 import pytest
 
 from tests.aftermath.conftest import Project, Send, parked, rows
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 
 
 @pytest.mark.parametrize("to", ["plain", "once", "async"])

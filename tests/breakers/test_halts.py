@@ -10,9 +10,10 @@ import pytest
 from django_rmq_retry import server
 from django_rmq_retry.models import QueueControl
 from tests.breakers.bank import Bank
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 
 
 def halted(bank: Bank) -> list[dict[str, Any]]:

@@ -98,6 +98,7 @@ def test_every_page_is_examined() -> None:
     assert missing == {f"rmq_retry_{name}" for name in ANSWERS}
 
 
+@pytest.mark.nightly
 @SEEN
 def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width)
@@ -106,12 +107,14 @@ def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit, scheme: str, wi
     assert lead.complaints == []
 
 
+@pytest.mark.nightly
 def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
     lead = sit(width=320, height=640)
 
     assert found(lead, {name: PAGES[name] for name in ("discard", "hold", "export", "preview", "edit", "note")}) == {}
 
 
+@pytest.mark.nightly
 @TWO
 def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width, cookies={"broker": "away"})
@@ -123,6 +126,7 @@ def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit, scheme
     assert lead.complaints == []
 
 
+@pytest.mark.nightly
 @TWO
 def test_forms_with_errors_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width)
@@ -157,6 +161,7 @@ def test_forms_with_errors_have_no_barriers(sit: Sit, scheme: str, width: int) -
     assert lead.complaints == []
 
 
+@pytest.mark.nightly
 @TWO
 def test_a_pasted_list_has_no_barriers(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width)
@@ -187,6 +192,7 @@ def test_a_pasted_list_has_no_barriers(sit: Sit, scheme: str, width: int) -> Non
     assert lead.complaints == []
 
 
+@pytest.mark.nightly
 @TWO
 def test_pages_that_refuse_access_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
     support = sit("support", scheme=scheme, width=width)
@@ -241,6 +247,7 @@ def test_a_csp_violation_is_detected(sit: Sit) -> None:
     assert len(lead.complaints) == 2
 
 
+@pytest.mark.nightly
 def test_a_page_with_disabled_buttons_has_no_barriers(sit: Sit) -> None:
     support = sit("support")
     support.go(PAGES["message"])

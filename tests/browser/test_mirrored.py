@@ -5,6 +5,8 @@ import pytest
 from tests.browser.conftest import Sit
 from tests.browser.test_barriers import PAGES
 
+pytestmark = pytest.mark.nightly
+
 DIRECTION = "getComputedStyle(document.documentElement).direction"
 TURNED = """() => [...document.querySelectorAll('.rmq-icon, .rmq-sign, .rmq-arrow')]
   .filter((one) => one.checkVisibility())

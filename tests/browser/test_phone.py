@@ -1,7 +1,11 @@
 """Pages on a phone: tables without headers, whose values keep their labels."""
 
+import pytest
+
 from tests.browser.conftest import Sit
 from tests.browser.test_barriers import PAGES
+
+pytestmark = pytest.mark.nightly
 
 TABLES = ":is(.rmq-stacked, .rmq-messages, #result_list)"
 NAMELESS = """(tables) => [...document.querySelectorAll(`${tables} tbody td`)]

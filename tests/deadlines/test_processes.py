@@ -1,7 +1,6 @@
 """Consumers on a real broker and database: a handler that does not end costs attempts, and nothing else."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.models import Attempt, ParkedMessage
 from tests.shop.running import Shop
 from tests.tooling.filled import Own
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.database]
-LOCKED = [] if os.environ.get("RMQ_TEST_DATABASE") else [pytest.mark.nightly]
-"""A hanging transaction locks SQLite's file, so its process takes forty seconds to end."""
 Send = Callable[..., None]
 LATE = "DeadlineExceeded: Handler {} ran for longer than its timeout of 0.5 s"
 STUCK = "DeadlineExceeded: Handler {} did not end within twice its timeout of 0.5 s"
@@ -90,7 +88,8 @@ def test_the_writes_of_a_late_once_handler_are_rolled_back(slow: Slow, send: Sen
 
 
 @pytest.mark.parametrize(
-    ("queue", "handler"), [("plain", "plain"), ("line", "in_order"), pytest.param("once", "once", marks=LOCKED)]
+    ("queue", "handler"),
+    [("plain", "plain"), ("line", "in_order"), pytest.param("once", "once", marks=NIGHTLY_ON_SQLITE)],
 )
 def test_a_handler_hanging_in_c_ends_its_process_and_uses_an_attempt(
     slow: Slow, send: Send, queue: str, handler: str

@@ -46,10 +46,11 @@ from tests.operators.made import (
 from tests.parked.arrivals import ticket_in
 from tests.tooling import processes
 from tests.tooling.filled import Own
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.owned import routed
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own")]
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own"), *NIGHTLY_ON_SQLITE]
 ROOT = Path(__file__).parents[2]
 PEOPLE = 6
 ENDS_ONCE = ("at the end", 2)

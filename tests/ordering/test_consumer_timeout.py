@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.ordering.ledger import Ledger
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.vhosts import Vhost, outlast
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.contract, pytest.mark.database, pytest.mark.slow]
+pytestmark = [pytest.mark.contract, pytest.mark.database, pytest.mark.slow, *NIGHTLY_ON_SQLITE]
 MORE_THAN_THE_PREFETCH = range(2, 21)
 
 

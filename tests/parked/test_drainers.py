@@ -25,11 +25,12 @@ from tests.parked.dying import STEPS
 from tests.shop.running import Shop
 from tests.tooling import databases, processes
 from tests.tooling.filled import Own
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.owned import routed
 from tests.tooling.proxy import Proxy
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 ORDERS = "shop.orders"
 
 

@@ -14,9 +14,10 @@ from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from tests.parked.arrivals import ticket_header
 from tests.parked.made import NOON
 from tests.shop.running import Shop
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 
 
 def order(

@@ -13,8 +13,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from django_rmq_retry.models import Attempt, ParkedMessage, State
 from tests.shop.running import Shop
 from tests.tooling.filled import Own
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 
-pytestmark = [pytest.mark.slow, pytest.mark.database]
+pytestmark = [pytest.mark.slow, pytest.mark.database, *NIGHTLY_ON_SQLITE]
 
 
 class Collector:

@@ -64,8 +64,8 @@ NIGHT = "not long"
 CORES = os.cpu_count() or 2
 ALL = ("-n", str(CORES * 2), "--dist", "worksteal")
 """The workers of the main lane: more than cores, because tests wait for brokers."""
-HALF = ("-n", str(CORES), "--dist", "worksteal")
-"""The workers of a lane that runs beside another one."""
+BESIDE = ("-n", str(CORES + 1), "--dist", "worksteal")
+"""The workers of a lane that runs beside the main one."""
 EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
 """pika 1.5 announces the end of the connection that the tests use as a client of their own."""
 STORM = (
@@ -100,7 +100,7 @@ def here() -> str:
 def run_tests(name: str, python: str, arguments: list[str], *, beside: bool = False, **environment: str) -> Result:
     """Run pytest and keep its last line; show its output at once, or in one piece if other lanes run beside it."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
-    command = [python, "-m", "pytest", *(HALF if beside else ALL), *colour, *arguments]
+    command = [python, "-m", "pytest", *(BESIDE if beside else ALL), *colour, *arguments]
     summary, count, lacks = "pytest printed nothing", "", list[str]()
     # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
