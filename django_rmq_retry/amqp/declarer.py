@@ -20,7 +20,7 @@ from django_rmq_retry.topology.declarations import (
     Role,
     Topology,
 )
-from django_rmq_retry.topology.plan import Difference, Item, Plan, State, queue_refusal
+from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState, queue_refusal
 
 _NEVER: Mapping[str, object] = {"x-delivery-limit": "none", "x-queue-mode": "none"}
 """Invalid arguments: no queue can be created with them. A queue's type decides which one it is compared with."""
@@ -184,11 +184,11 @@ class Declarer:
                 return self._of_others(declaration)
             differences = self._differences(declaration)
         except (Refusal, AMQPError) as error:
-            return _refused(Item(declaration=declaration, state=State.REFUSED), error)
+            return _refused(Item(declaration=declaration, state=PlanState.REFUSED), error)
         if unfit:
-            return Item(declaration=declaration, state=State.REFUSED, differences=differences, problem=unfit)
+            return Item(declaration=declaration, state=PlanState.REFUSED, differences=differences, problem=unfit)
         return Item(
-            declaration=declaration, state=State.DIFFERS if differences else State.SAME, differences=differences
+            declaration=declaration, state=PlanState.DIFFERS if differences else PlanState.SAME, differences=differences
         )
 
     def _of_others(self, declaration: Named) -> Item:
@@ -199,7 +199,7 @@ class Declarer:
             if not refusal.forbidden:
                 raise
             kind, differences = "", ()
-        state = State.DIFFERS if differences else State.SAME
+        state = PlanState.DIFFERS if differences else PlanState.SAME
         return Item(declaration=declaration, state=state, differences=differences, type=kind)
 
     def _differences(self, declaration: Named) -> tuple[Difference, ...]:
@@ -225,18 +225,18 @@ class Declarer:
             f"{plural(answer.method.message_count, 'message')} of {queue!r}, whose move was interrupted. "
             f"End it with `manage.py rmq_declare --recreate {queue}`."
         )
-        return [Item(declaration=moving, state=State.LEFT, problem=problem)]
+        return [Item(declaration=moving, state=PlanState.LEFT, problem=problem)]
 
     def _carry_out(self, item: Item) -> Item:
         declaration = item.declaration
         try:
             if isinstance(declaration, BindingDeclaration):
                 # Binding again what is already bound changes nothing.
-                if item.state not in (State.SAME, State.MISSING) and not item.foreign:
+                if item.state not in (PlanState.SAME, PlanState.MISSING) and not item.foreign:
                     self.session.ask(binding(declaration))
-                    return replace(item, state=State.SAME) if item.state is State.UNSEEN else item
+                    return replace(item, state=PlanState.SAME) if item.state is PlanState.UNSEEN else item
                 return item
-            if item.state is State.CREATE:
+            if item.state is PlanState.CREATE:
                 self.session.ask(declaring(declaration, wanted(declaration)))
         except (Refusal, AMQPError) as error:
             return _refused(item, error)
@@ -246,10 +246,10 @@ class Declarer:
 def _absent(declaration: Named, unfit: str | None) -> Item:
     if declaration.existing:
         problem = "It is external (existing=True) and does not exist."
-        return Item(declaration=declaration, state=State.MISSING, problem=problem)
+        return Item(declaration=declaration, state=PlanState.MISSING, problem=problem)
     if unfit:
-        return Item(declaration=declaration, state=State.REFUSED, problem=unfit)
-    return Item(declaration=declaration, state=State.CREATE)
+        return Item(declaration=declaration, state=PlanState.REFUSED, problem=unfit)
+    return Item(declaration=declaration, state=PlanState.CREATE)
 
 
 def _refused(item: Item, error: Refusal | AMQPError) -> Item:
@@ -258,26 +258,28 @@ def _refused(item: Item, error: Refusal | AMQPError) -> Item:
     else:  # pika found a value that AMQP has no type for
         problem = f"It cannot be sent: {type(error).__name__} {error}."
     forbidden = isinstance(error, Refusal) and error.forbidden
-    return replace(item, state=State.REFUSED, problem=problem, forbidden=forbidden)
+    return replace(item, state=PlanState.REFUSED, problem=problem, forbidden=forbidden)
 
 
 def _bound(
-    binding: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None, *, foreign: bool
+    binding: BindingDeclaration, states: Mapping[tuple[str, str], PlanState], rows: list[Row] | None, *, foreign: bool
 ) -> Item:
     state = _standing(binding, states, rows)
-    if not foreign or state is not State.CREATE:
+    if not foreign or state is not PlanState.CREATE:
         return Item(declaration=binding, state=state, foreign=foreign)
     problem = "Both ends belong to others (existing=True), and they have not bound them."
-    return Item(declaration=binding, state=State.MISSING, problem=problem, foreign=True)
+    return Item(declaration=binding, state=PlanState.MISSING, problem=problem, foreign=True)
 
 
-def _standing(binding: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None) -> State:
+def _standing(
+    binding: BindingDeclaration, states: Mapping[tuple[str, str], PlanState], rows: list[Row] | None
+) -> PlanState:
     ends = (("exchange", binding.source), ("exchange" if binding.to_exchange else "queue", binding.destination))
-    if any(states.get(end) is State.CREATE for end in ends):
-        return State.CREATE
+    if any(states.get(end) is PlanState.CREATE for end in ends):
+        return PlanState.CREATE
     if rows is None:
-        return State.UNSEEN
-    return State.SAME if any(_is_row(binding, row) for row in rows) else State.CREATE
+        return PlanState.UNSEEN
+    return PlanState.SAME if any(_is_row(binding, row) for row in rows) else PlanState.CREATE
 
 
 def _is_row(binding: BindingDeclaration, row: Row) -> bool:

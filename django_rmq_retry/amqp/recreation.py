@@ -32,7 +32,7 @@ from django_rmq_retry.topology.declarations import (
     Role,
     Topology,
 )
-from django_rmq_retry.topology.plan import State
+from django_rmq_retry.topology.plan import PlanState
 
 WINDOW = 200
 """The largest number of unconfirmed copies."""
@@ -439,20 +439,20 @@ class Recreation:
             raise WouldLose(self._name, "it is external (existing=True).")
         state = self._state()
         interrupted = self._look(self._aside) is not None
-        if state is State.SAME and not interrupted:
+        if state is PlanState.SAME and not interrupted:
             return Recreated(queue=self._name, done=False)
         moved = 0
-        if state is State.DIFFERS:
+        if state is PlanState.DIFFERS:
             self._check(confirm)
             if self._move_to is not None:
                 moved += Move(self._session, self._name, self._move_to, change=for_good(self._name)).run()
             self._empty()
         return Recreated(queue=self._name, done=True, moved=moved + self._fill())
 
-    def _state(self) -> State:
+    def _state(self) -> PlanState:
         only = Topology(queues={self._name: self._wanted})
         item = self._declarer.plan(only).items[0]
-        if item.state is State.REFUSED:
+        if item.state is PlanState.REFUSED:
             raise WouldLose(self._name, item.problem)
         return item.state
 

@@ -21,14 +21,13 @@ from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
 from django_rmq_retry.amqp.refusals import channel_closed
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
-from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.envelopes import Deliver, Nack, Returned
-from django_rmq_retry.embedded.engine.envelopes import Message as Stored
-from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.session import Session
+from django_rmq_retry.embedded.engine.envelopes import Deliver, Nack, Returned, StoredMessage
+from django_rmq_retry.embedded.engine.queue import BrokerQueue
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
+from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge, MessageReturned
 from django_rmq_retry.messages.message import Delivery, Instruction, Message, Settlement
@@ -63,7 +62,7 @@ class DirectBroker:
 
     def declare(self, topology: Topology) -> None:
         """Create what is missing, also queues and exchanges of other owners, which do not exist in a test."""
-        session = Session(self.vhost)
+        session = ClientSession(self.vhost)
         channel = session.channel(1)
         for exchange in topology.exchanges.values():
             channel.exchange_declare(
@@ -117,7 +116,7 @@ class DirectBroker:
 
     def close(self) -> None: ...
 
-    def queue(self, name: str) -> Queue | None:
+    def queue(self, name: str) -> BrokerQueue | None:
         return self.vhost.router.queues.get(name)
 
     def messages_in(self, name: str) -> list[Delivery]:
@@ -130,7 +129,9 @@ class DirectBroker:
         exchange = self.vhost.router.exchanges.get(message.exchange)
         if exchange is None:
             return []
-        stored = Stored(message.exchange, message.routing_key, encode_properties(message.properties), message.body)
+        stored = StoredMessage(
+            message.exchange, message.routing_key, encode_properties(message.properties), message.body
+        )
         return [queue.name for queue in self.vhost.router.route(exchange, stored)]
 
 
@@ -152,8 +153,8 @@ class DirectPublisher:
 
     def __init__(self, broker: DirectBroker) -> None:
         self._lock = broker.lock
-        self._session = Session(broker.vhost)
-        self._channel: Channel | None = None
+        self._session = ClientSession(broker.vhost)
+        self._channel: BrokerChannel | None = None
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed the message, else raise the PublishError for its end."""
@@ -190,7 +191,7 @@ class DirectPublisher:
             self._channel.user = message.properties.user_id or self._channel.user
             try:
                 self._channel.publish(*where, raw, message.body, mandatory=message.mandatory)
-            except Refused as refused:
+            except RequestRefused as refused:
                 self.close()
                 return channel_closed(refused.code, refused.text, message=message, alone=True)
             events = self._session.drain()
@@ -206,11 +207,11 @@ class DirectCaller:
 
     def __init__(self, broker: DirectBroker, run_until: RunUntil, sent: Sent, *, exclusive: bool = False) -> None:
         self._lock = broker.lock
-        self._session = Session(broker.vhost)
+        self._session = ClientSession(broker.vhost)
         self._run_until = run_until
         self._exclusive = exclusive
         self._sent = sent
-        self._channel: Channel | None = None
+        self._channel: BrokerChannel | None = None
         self._answers_to = ""
         self._answers: dict[str, Delivery] = {}
         self._returned = ""
@@ -238,7 +239,7 @@ class DirectCaller:
         channel.user = message.properties.user_id or channel.user
         try:
             channel.publish(*where, encode_properties(question.properties), question.body, mandatory=True)
-        except Refused as refused:
+        except RequestRefused as refused:
             self.close()
             raise CallUnanswered(message.routing_key, timeout=0, sent=True, reason=refused.text) from refused
         self._read()
@@ -246,7 +247,7 @@ class DirectCaller:
             raise MessageReturned(*where, said=self._returned)
         self._sent(question)
 
-    def _open(self) -> Channel:
+    def _open(self) -> BrokerChannel:
         if self._channel is None:
             self._channel = channel = self._session.channel(1)
             self._answers_to = channel.queue_declare("", exclusive=True).queue if self._exclusive else DIRECT
@@ -271,7 +272,7 @@ class DirectLine:
 
     since = float("inf")
 
-    def __init__(self, session: Session, number: int, line: Line, prefetch: int) -> None:
+    def __init__(self, session: ClientSession, number: int, line: Line, prefetch: int) -> None:
         self.line = line
         self.prefetch = prefetch
         self._session, self._number = session, number
@@ -331,7 +332,7 @@ class DirectSource:
         self._broker = broker
         # Without jitter, so that a test gets pauses of round numbers.
         self._settler = Settler(broker, publisher, again=self._hand_over, renew=self._renew, chance=lambda: 0.5)
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._open: dict[int, DirectLine] = {}
         self._wanted: tuple[Line, ...] = ()
         self._paused: set[str] = set()
@@ -421,7 +422,7 @@ class DirectSource:
     def _connect(self) -> None:
         if self._session is not None or self._receiver is None:
             return
-        self._session = Session(self._broker.vhost)
+        self._session = ClientSession(self._broker.vhost)
         self._receiver.connected(self._broker.server)
         self._open_lines()
 

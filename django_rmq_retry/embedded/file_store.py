@@ -13,15 +13,15 @@ from typing import Any
 from urllib.parse import quote
 
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry
-from django_rmq_retry.embedded.engine.envelopes import PERSISTENT, Death, Glance, Message
+from django_rmq_retry.embedded.engine.envelopes import PERSISTENT, Glance, StoredMessage, XDeath
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, milliseconds
 from django_rmq_retry.embedded.engine.store import (
     Detail,
+    DurableStore,
     Kept,
     KeptBinding,
     KeptMessage,
-    Place,
-    Store,
+    MessagePlace,
 )
 from django_rmq_retry.errors import ConfigurationError
 
@@ -32,7 +32,7 @@ _OURS = 0x726D7162
 _FORMAT = 1
 _MOVE = "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
 
-Row = tuple[object, ...]
+SqlRow = tuple[object, ...]
 # A message's id is its queue's number and, in the lower bits, its position there.
 _SHIFT = 40
 _SOONER = 1e-6
@@ -40,7 +40,7 @@ _SOONER = 1e-6
 _MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
-_UNTOUCHED: tuple[int, Place, None, None, bool, None, int, int] = (0, "fresh", None, None, False, None, 0, 0)
+_UNTOUCHED: tuple[int, MessagePlace, None, None, bool, None, int, int] = (0, "fresh", None, None, False, None, 0, 0)
 
 _SCHEMA = """
 CREATE TABLE queues (number INTEGER PRIMARY KEY, name BLOB UNIQUE NOT NULL, arguments TEXT NOT NULL);
@@ -81,7 +81,7 @@ def table_of(text: str) -> dict[str, object]:
     return {key: _read(value) for key, value in json.loads(text).items()}
 
 
-def past_text(message: Message) -> str | None:
+def past_text(message: StoredMessage) -> str | None:
     """Return the state of a message that its bytes do not hold; None for most messages."""
     if not message.more and not message.deaths and message.count is None:
         return None
@@ -89,8 +89,8 @@ def past_text(message: Message) -> str | None:
     return json.dumps({"more": message.more, "bcc": message.bcc, "count": message.count, "deaths": deaths})
 
 
-def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str | None) -> Message:
-    message = Message(name_text(exchange), name_text(key), raw, body)
+def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str | None) -> StoredMessage:
+    message = StoredMessage(name_text(exchange), name_text(key), raw, body)
     if raw != _NO_PROPERTIES:
         seen = Glance(raw)
         message.persistent, message.priority = seen.mode == PERSISTENT, seen.priority
@@ -99,7 +99,7 @@ def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str |
     if past is not None:
         state = json.loads(past)
         message.more, message.bcc, message.count = tuple(state["more"]), tuple(state["bcc"]), state["count"]
-        message.deaths = tuple(Death(**{**death, "keys": tuple(death["keys"])}) for death in state["deaths"])
+        message.deaths = tuple(XDeath(**{**death, "keys": tuple(death["keys"])}) for death in state["deaths"])
     return message
 
 
@@ -222,7 +222,7 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-class FileStore(Store):
+class FileStore(DurableStore):
     """Collects changes and writes them at `commit`. A message that came and went in between is never written. `epoch`
     is the clock's.
     """
@@ -236,10 +236,10 @@ class FileStore(Store):
             self._numbers[name_text(name)] = number
         self._last = max(self._numbers.values(), default=0)
         self._turn: int = self._file.execute("SELECT coalesce(max(turn), 0) FROM places").fetchone()[0]
-        self._changes: list[tuple[str, Row]] = []
+        self._changes: list[tuple[str, SqlRow]] = []
         self._emptied: list[int] = []
         self._added: dict[int, Entry] = {}
-        self._moved: dict[int, tuple[Entry, Place, Detail]] = {}
+        self._moved: dict[int, tuple[Entry, MessagePlace, Detail]] = {}
         self._gone: list[tuple[int]] = []
 
     def queue_declared(self, spec: QueueSpec) -> None:
@@ -279,7 +279,7 @@ class FileStore(Store):
     def enqueued(self, queue: str, entry: Entry) -> None:
         self._added[self._id(queue, entry.position)] = entry
 
-    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
+    def moved(self, queue: str, entry: Entry, place: MessagePlace, detail: Detail) -> None:
         row_id = self._id(queue, entry.position)
         # Moved to the end, because the order of the places is the order in which messages reached them.
         self._moved.pop(row_id, None)
@@ -382,14 +382,14 @@ class FileStore(Store):
                 file.execute("ROLLBACK")
             raise
 
-    def _message_rows(self) -> Iterator[Row]:
+    def _message_rows(self) -> Iterator[SqlRow]:
         for row_id, entry in self._added.items():
             message = entry.message
             expires = None if entry.expires == NEVER else entry.expires + self._epoch
             place = name_bytes(message.exchange), name_bytes(message.key)
             yield (row_id, *place, message.raw, message.body, expires, past_text(message))
 
-    def _place_rows(self) -> Iterator[Row]:
+    def _place_rows(self) -> Iterator[SqlRow]:
         for row_id, (entry, place, detail) in self._moved.items():
             self._turn += 1
             until = detail + self._epoch if isinstance(detail, float) else None
@@ -397,13 +397,13 @@ class FileStore(Store):
             counts = entry.count, entry.unkept, entry.acquired
             yield (row_id, self._turn, place, until, reason, entry.redelivered, *counts)
 
-    def _change(self, statement: str, row: Row) -> None:
+    def _change(self, statement: str, row: SqlRow) -> None:
         self._changes.append((statement, row))
 
     def _id(self, queue: str, position: int) -> int:
         return self._numbers[queue] << _SHIFT | position
 
 
-def _binding_row(binding: KeptBinding) -> Row:
+def _binding_row(binding: KeptBinding) -> SqlRow:
     names = map(name_bytes, (binding.source, binding.destination, binding.key))
     return (*names, binding.to_exchange, table_text(binding.arguments))

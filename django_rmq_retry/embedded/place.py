@@ -48,7 +48,7 @@ def folder_of(project: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RunningBroker:
     """The port of a broker, and whether a consumer started it."""
 
     port: int
@@ -60,7 +60,7 @@ def port_of(folder: Path) -> int:
     return place_of(folder).port
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> RunningBroker:
     """Return the place of the running broker, or raise NotRunning."""
     if not folder.exists():
         raise NotRunning(folder)
@@ -68,7 +68,7 @@ def place_of(folder: Path) -> Place:
     with suppress(OSError, ValueError, KeyError, TypeError):
         if _locked(folder):
             note = json.loads((folder / _NOTE).read_text())
-            return Place(port=int(note["port"]), brought=bool(note["brought"]))
+            return RunningBroker(port=int(note["port"]), brought=bool(note["brought"]))
     raise NotRunning(folder)
 
 
@@ -90,7 +90,7 @@ def prepare(folder: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator["Claim"]:
+def claimed(folder: Path) -> Iterator["BrokerClaim"]:
     """Hold the right to be the folder's broker, or raise AlreadyRunning."""
     prepare(folder)
     with (folder / _LOCK).open("a") as lock:
@@ -98,14 +98,14 @@ def claimed(folder: Path) -> Iterator["Claim"]:
             raise AlreadyRunning(folder)
         # A killed broker leaves its note behind, which would pass for ours.
         (folder / _NOTE).unlink(missing_ok=True)
-        claim = Claim(folder, lock)
+        claim = BrokerClaim(folder, lock)
         try:
             yield claim
         finally:
             (folder / _NOTE).unlink(missing_ok=True)
 
 
-class Claim:
+class BrokerClaim:
     """The right to be the broker; it ends with the process, even with a killed one."""
 
     def __init__(self, folder: Path, lock: IO[str]) -> None:

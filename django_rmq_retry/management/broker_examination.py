@@ -38,7 +38,7 @@ from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.server import span
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.plan import Item, State, shown
+from django_rmq_retry.topology.plan import Item, PlanState, shown
 
 OLDEST, NEWEST = (3, 10), (4, 3)
 """The oldest supported version of RabbitMQ, and the newest that the tests run on."""
@@ -479,14 +479,14 @@ def _undeclared(row: Row | None, topology: Topology) -> str:
 
 def _topology(sight: Sight, topology: Topology) -> Iterator[Finding]:
     area, plan = Area.TOPOLOGY, sight.it.plan(topology)
-    missing = plan.of(State.CREATE)
+    missing = plan.of(PlanState.CREATE)
     if missing:
         yield area.error(
             f"The broker lacks {listed(f'{item.kind} {item.name}' for item in missing)}.",
             why="rmq_consume exits with code 4 without its queues; messages without a queue are returned or dropped.",
             fix="manage.py rmq_declare",
         )
-    wrong = plan.of(State.DIFFERS, State.MISSING, State.REFUSED, State.LEFT)
+    wrong = plan.of(PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED, PlanState.LEFT)
     yield from (_drifted(item) for item in wrong if not item.forbidden)
     forbidden = [item.name for item in wrong if item.forbidden]
     if forbidden:
@@ -497,7 +497,7 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Finding]:
         )
     rows = sight.rows.values() if sight.rows is not None else None
     yield from dead_letter_processes(sight.it.session.server, topology, rows)
-    same, unseen = len(plan.of(State.SAME)), len(plan.of(State.UNSEEN))
+    same, unseen = len(plan.of(PlanState.SAME)), len(plan.of(PlanState.UNSEEN))
     if unseen:
         fix = "" if sight.embedded else f"Set {API}."
         yield area.unseen(sight.blind, what=f"{plural(unseen, 'binding')}:", fix=fix)
@@ -507,20 +507,20 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Finding]:
 
 def _drifted(item: Item) -> Finding:
     area, name = Area.TOPOLOGY, f"{item.kind.capitalize()} {item.name!r}"
-    if item.state is State.LEFT:
+    if item.state is PlanState.LEFT:
         queue = item.name.removesuffix(MOVING)
         return area.error(
             f"A move of the messages of {queue!r} was interrupted, and {item.name!r} holds them.",
             why="No handler gets them.",
             fix=f"manage.py rmq_declare --recreate {shlex.quote(queue)}",
         )
-    if item.state is State.MISSING:
+    if item.state is PlanState.MISSING:
         return area.error(
             f"{name} is external (existing=True), and the broker lacks it.",
             why="Messages that should pass through it are returned or dropped.",
             fix="Ask its owner to create it, or remove existing=True and run manage.py rmq_declare",
         )
-    if item.state is State.REFUSED:
+    if item.state is PlanState.REFUSED:
         return area.error(
             f"{name} cannot be declared: {one_line(Exception(item.text))}.",
             why="rmq_declare leaves it out.",

@@ -20,26 +20,26 @@ from django_rmq_retry.management.command import RmqCommand, clock, declarer
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
-from django_rmq_retry.topology.plan import Item, Plan, State, shown
+from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
 WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
 SIGNS = {
-    State.CREATE: "+",
-    State.SAME: "=",
-    State.DIFFERS: "!",
-    State.MISSING: "!",
-    State.REFUSED: "!",
-    State.UNSEEN: "?",
-    State.LEFT: "!",
+    PlanState.CREATE: "+",
+    PlanState.SAME: "=",
+    PlanState.DIFFERS: "!",
+    PlanState.MISSING: "!",
+    PlanState.REFUSED: "!",
+    PlanState.UNSEEN: "?",
+    PlanState.LEFT: "!",
 }
 STYLES = {"+": "SUCCESS", "!": "ERROR", "?": "NOTICE", "=": ""}
 _WORDS = {
-    State.SAME: "unchanged",
-    State.DIFFERS: "differs",
-    State.MISSING: "missing",
-    State.REFUSED: "refused",
-    State.UNSEEN: "not visible",
-    State.LEFT: "left by a move",
+    PlanState.SAME: "unchanged",
+    PlanState.DIFFERS: "differs",
+    PlanState.MISSING: "missing",
+    PlanState.REFUSED: "refused",
+    PlanState.UNSEEN: "not visible",
+    PlanState.LEFT: "left by a move",
 }
 
 
@@ -76,7 +76,7 @@ class BrokerStatus:
     @property
     def declared(self) -> tuple[int, int, int]:
         """Return the numbers of items that match their definition, that are visible, and that are not."""
-        same, unseen = len(self.plan.of(State.SAME)), len(self.plan.of(State.UNSEEN))
+        same, unseen = len(self.plan.of(PlanState.SAME)), len(self.plan.of(PlanState.UNSEEN))
         return same, len(self.plan.items) - unseen, unseen
 
 
@@ -121,16 +121,16 @@ def round_trip(session: Session) -> float:
 def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:
     """Yield the items that differ from their definition, except queues whose own problem is shown already."""
     shown = {level.queue for level in gauged.levels if level.problems}
-    for item in plan.of(State.CREATE, State.DIFFERS, State.MISSING, State.REFUSED):
-        if item.kind == "queue" and item.name in shown and item.state is not State.DIFFERS:
+    for item in plan.of(PlanState.CREATE, PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED):
+        if item.kind == "queue" and item.name in shown and item.state is not PlanState.DIFFERS:
             continue
         yield f"{item.kind} {item.name}: {_drifted(item)}"
 
 
 def _drifted(item: Item) -> str:
-    if item.state is State.CREATE:
+    if item.state is PlanState.CREATE:
         return "it does not exist: manage.py rmq_declare"
-    return f"differs, {item.text}" if item.state is State.DIFFERS else item.text
+    return f"differs, {item.text}" if item.state is PlanState.DIFFERS else item.text
 
 
 def _exceeded_limits(limits: Limits, gauged: Gauged, survey: Survey | None) -> Iterator[str]:
@@ -362,9 +362,9 @@ def show_plan(command: RmqCommand, plan: Plan) -> None:
 def summary(plan: Plan, *, done: bool) -> str:
     """Return the counts of a plan: ``1 created, 8 unchanged, 1 differs.``"""
     counts = plan.counts
-    words = {State.CREATE: "created" if done else "to create", **_WORDS}
-    if counts[State.DIFFERS] > 1:
-        words[State.DIFFERS] = "differ"
+    words = {PlanState.CREATE: "created" if done else "to create", **_WORDS}
+    if counts[PlanState.DIFFERS] > 1:
+        words[PlanState.DIFFERS] = "differ"
     text = [f"{counts[state]} {word}" for state, word in words.items() if counts[state]]
     return f"{', '.join(text) or 'Nothing to declare'}."
 

@@ -24,9 +24,9 @@ from django_rmq_retry.topology.declarations import (
     Role,
     Topology,
 )
-from django_rmq_retry.topology.plan import Item, Plan, State
+from django_rmq_retry.topology.plan import Item, Plan, PlanState
 
-EXISTING = (State.SAME, State.CREATE, State.DIFFERS)
+EXISTING = (PlanState.SAME, PlanState.CREATE, PlanState.DIFFERS)
 
 
 class DeclarationsUnavailable(Exception):

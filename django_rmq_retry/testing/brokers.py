@@ -28,7 +28,7 @@ from django_rmq_retry.topology.declarations import (
     Server,
     Topology,
 )
-from django_rmq_retry.topology.plan import State
+from django_rmq_retry.topology.plan import PlanState
 
 SOON_SECONDS = 10.0
 
@@ -172,10 +172,10 @@ class Live:
         exchanges = {name: replace(exchange, existing=False) for name, exchange in topology.exchanges.items()}
         whole = Topology(exchanges=exchanges, queues=queues, bindings=topology.bindings)
         plan = Declarer(self._session).declare(whole)
-        created = [item.declaration for item in plan.of(State.CREATE)]
+        created = [item.declaration for item in plan.of(PlanState.CREATE)]
         self._made += [one for one in created if not isinstance(one, BindingDeclaration)]
         if not plan.possible:
-            problems = "; ".join(item.text for item in plan.of(State.DIFFERS, State.REFUSED, State.LEFT))
+            problems = "; ".join(item.text for item in plan.of(PlanState.DIFFERS, PlanState.REFUSED, PlanState.LEFT))
             raise BrokerUnfit(f"The topology cannot be declared on {self._access.shown}: {problems}")
         known = {one.name for one in self._made} | self._checked
         full = [name for name in queues if name not in known and self._depth(name)]

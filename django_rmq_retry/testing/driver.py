@@ -28,7 +28,7 @@ MOST_AT_ONCE = 1000
 Key = tuple[str, str | bytes]
 
 
-class QueuePauses:
+class KitPauses:
     """The pauses of a test's queues. Like rows in the project's database they survive a crash."""
 
     def __init__(self, work_queues: Sequence[WorkQueue]) -> None:
@@ -94,7 +94,7 @@ class Tried:
     message: Delivery
 
 
-class Recorder:
+class AttemptRecorder:
     """An observer of attempts."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -142,7 +142,7 @@ class Driver:
         self._made: Callable[[], Attempts | None] = lambda: None
         self._attempts: Attempts | None = None
         self._breaker_gate: BreakerGate | None = None
-        self._pauses = QueuePauses(())
+        self._pauses = KitPauses(())
         self._keyed: frozenset[str] = frozenset()
         self._sequencer = Sequencer(lambda _delivery: None)
         self._following: Delivery | None = None
@@ -154,7 +154,7 @@ class Driver:
         self, work_queues: Sequence[WorkQueue], surroundings: Surroundings, gate: BreakerGate, *, prefetch: int
     ) -> None:
         """Consume these queues, as far as the gate does not pause them."""
-        self._pauses = QueuePauses(work_queues)
+        self._pauses = KitPauses(work_queues)
         self._breaker_gate, gate.control = gate, self._pauses
         faulty = [
             replace(work_queue, subscriptions=tuple(map(self._with_faults, work_queue.subscriptions)))

@@ -41,7 +41,7 @@ from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import message_of as published
 from django_rmq_retry.publishing.publish import options_of
 from django_rmq_retry.testing.brokers import Live
-from django_rmq_retry.testing.driver import Driver, Inbox, Recorder, Tried
+from django_rmq_retry.testing.driver import AttemptRecorder, Driver, Inbox, Tried
 from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, FaultyCaller, FaultyPublisher, Trouble
 from django_rmq_retry.topology.drawings import definitions
 
@@ -257,7 +257,7 @@ class RmqTest:
         self._lock = threading.RLock()
         self._faults = Faults()
         self._sent: list[Message] = []
-        self._recorder = Recorder(lambda: self._broker.now)
+        self._recorder = AttemptRecorder(lambda: self._broker.now)
         self._driver = Driver(self._broker, self._publisher(_forget), self._faults)
         self._recorder.unfinished = self._driver.unfinished
         self._known: Mapping[str, registry.Registration] = {}

@@ -47,7 +47,7 @@ def _refusals(server: Server, arguments: Mapping[str, object]) -> Iterator[str]:
         yield f"x-message-ttl={ttl} is above the {MOST_TTL_MS} ms (ten years) that a broker accepts."
 
 
-class State(StrEnum):
+class PlanState(StrEnum):
     """The result of comparing a declaration with the broker."""
 
     CREATE = "create"
@@ -82,7 +82,7 @@ class Item:
     """One declaration and its state."""
 
     declaration: Declaration
-    state: State
+    state: PlanState
     differences: tuple[Difference, ...] = ()
     problem: str = ""
     type: str = ""
@@ -112,21 +112,21 @@ class Plan:
     server: Server
     items: tuple[Item, ...]
 
-    def of(self, *states: State) -> tuple[Item, ...]:
+    def of(self, *states: PlanState) -> tuple[Item, ...]:
         return tuple(item for item in self.items if item.state in states)
 
     @property
     def possible(self) -> bool:
         """True if nothing prevents the declaration."""
-        return not self.of(State.DIFFERS, State.MISSING, State.REFUSED, State.LEFT)
+        return not self.of(PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED, PlanState.LEFT)
 
     @property
     def fulfilled(self) -> bool:
         """True if the broker has everything that is visible, with equal arguments."""
-        return self.possible and not self.of(State.CREATE)
+        return self.possible and not self.of(PlanState.CREATE)
 
     @property
-    def counts(self) -> Counter[State]:
+    def counts(self) -> Counter[PlanState]:
         return Counter(item.state for item in self.items)
 
 

@@ -10,7 +10,7 @@ from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.topology.declarations import Topology
-from django_rmq_retry.topology.plan import Plan, State
+from django_rmq_retry.topology.plan import Plan, PlanState
 from testproject.playing.ending import Trouble, fail
 
 CLAIM = "bank-demo.begins"
@@ -59,9 +59,9 @@ def _claim(it: Declarer) -> None:
 
 def _refuse_others(plan: Plan, broker: str) -> None:
     named = [item for item in plan.items if item.kind != "binding" and not getattr(item.declaration, "existing", False)]
-    unseen = [item.problem for item in named if item.state is State.REFUSED]
+    unseen = [item.problem for item in named if item.state is PlanState.REFUSED]
     if unseen:
         raise Trouble(f"{broker}: {' '.join(unseen)}")
-    names = [item.name for item in named if item.state is not State.CREATE]
+    names = [item.name for item in named if item.state is not PlanState.CREATE]
     if names:
         raise Trouble(TAKEN.format(broker=broker, names=", ".join(names)))

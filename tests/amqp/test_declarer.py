@@ -12,7 +12,7 @@ from django_rmq_retry.amqp.inspection import Inspector
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
-from django_rmq_retry.topology.plan import Difference, Plan, State
+from django_rmq_retry.topology.plan import Difference, Plan, PlanState
 from tests.amqp.declared import session_on
 from tests.handlers.factories import topology_of
 from tests.tooling.vhosts import Vhost
@@ -37,7 +37,7 @@ def queue(name: str = "orders", /, **arguments: object) -> Topology:
     return Topology(queues={name: QueueDeclaration(name=name, arguments=arguments)})
 
 
-def states(plan: Plan) -> dict[str, State]:
+def states(plan: Plan) -> dict[str, PlanState]:
     return {item.name: item.state for item in plan.items}
 
 
@@ -47,7 +47,11 @@ ORDERS = topology_of(extra=[Queue("orders", bindings=[Exchange("shop", "topic").
 def test_a_plan_names_what_is_missing_and_writes_nothing(declarer: Declarer, vhost: Vhost) -> None:
     plan = declarer.plan(ORDERS)
 
-    assert states(plan) == {"shop": State.CREATE, "orders": State.CREATE, "shop → orders by 'order.#'": State.CREATE}
+    assert states(plan) == {
+        "shop": PlanState.CREATE,
+        "orders": PlanState.CREATE,
+        "shop → orders by 'order.#'": PlanState.CREATE,
+    }
     assert not plan.fulfilled
     assert (vhost.exchanges(), vhost.queues(), vhost.bindings()) == ({}, {}, set())
 
@@ -64,14 +68,14 @@ def test_declaring_creates_exchange_queue_and_binding(declarer: Declarer, vhost:
 def test_declaring_twice_finds_nothing_to_do(declarer: Declarer) -> None:
     declarer.declare(ORDERS)
 
-    assert set(states(declarer.declare(ORDERS)).values()) == {State.SAME}
+    assert set(states(declarer.declare(ORDERS)).values()) == {PlanState.SAME}
 
 
 def test_bindings_are_seen_through_the_management_api_only(declarer: Declarer, seeing: Declarer) -> None:
     declarer.declare(ORDERS)
 
-    assert states(declarer.plan(ORDERS))["shop → orders by 'order.#'"] is State.UNSEEN
-    assert states(seeing.plan(ORDERS))["shop → orders by 'order.#'"] is State.SAME
+    assert states(declarer.plan(ORDERS))["shop → orders by 'order.#'"] is PlanState.UNSEEN
+    assert states(seeing.plan(ORDERS))["shop → orders by 'order.#'"] is PlanState.SAME
     assert seeing.plan(ORDERS).fulfilled
 
 
@@ -87,7 +91,7 @@ def test_every_differing_argument_is_reported_and_nothing_is_changed(declarer: D
 
     plan = declarer.declare(wanted)
 
-    assert plan.items[0].state is State.DIFFERS
+    assert plan.items[0].state is PlanState.DIFFERS
     assert set(plan.items[0].differences) == {
         Difference(argument="x-message-ttl", here=30000, broker=60000),
         Difference(argument="x-single-active-consumer", here=True, broker=None),
@@ -130,10 +134,10 @@ def test_an_unknown_exchange_type_is_reported_and_the_rest_is_declared(declarer:
 
     plan = declarer.declare(topology_of(extra=[strange, Queue("orders", bindings=[strange.bind("a")])]))
 
-    assert states(plan)["strange"] is State.REFUSED
+    assert states(plan)["strange"] is PlanState.REFUSED
     assert "x-nonesuch" in plan.items[0].problem
-    assert states(plan)["orders"] is State.CREATE
-    assert states(plan)["strange → orders by 'a'"] is State.REFUSED
+    assert states(plan)["orders"] is PlanState.CREATE
+    assert states(plan)["strange → orders by 'a'"] is PlanState.REFUSED
 
 
 def test_existing_queues_and_exchanges_are_checked_and_never_declared(declarer: Declarer, vhost: Vhost) -> None:
@@ -142,7 +146,7 @@ def test_existing_queues_and_exchanges_are_checked_and_never_declared(declarer: 
 
     plan = declarer.declare(topology)
 
-    assert states(plan) == {"theirs": State.MISSING, "inbox": State.MISSING}
+    assert states(plan) == {"theirs": PlanState.MISSING, "inbox": PlanState.MISSING}
     assert not plan.possible
     assert (vhost.exchanges(), vhost.queues()) == ({}, {})
 
@@ -202,13 +206,13 @@ def test_without_the_configure_right_an_external_queue_is_not_compared(vhost: Vh
         item = Declarer(session).plan(topology_of(extra=[Queue("inbox", existing=True, max_length=3)])).items[0]
     vhost.management.call("DELETE", f"users/{user}")
 
-    assert (item.state, item.type) == (State.SAME, "")
+    assert (item.state, item.type) == (PlanState.SAME, "")
 
 
 def test_a_value_that_amqp_has_no_type_for_is_reported(declarer: Declarer) -> None:
     plan = declarer.declare(queue(**{"x-queue-type": "classic", "x-odd": object()}))
 
-    assert plan.items[0].state is State.REFUSED
+    assert plan.items[0].state is PlanState.REFUSED
     assert plan.items[0].problem.startswith("It cannot be sent: UnsupportedAMQPFieldException")
 
 
@@ -217,7 +221,7 @@ def test_a_queue_exclusive_to_another_connection_is_refused(declarer: Declarer, 
 
     item = declarer.declare(queue()).items[0]
 
-    assert item.state is State.REFUSED
+    assert item.state is PlanState.REFUSED
     assert "exclusive access to locked queue 'orders'" in item.problem
 
 

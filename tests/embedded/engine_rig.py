@@ -7,9 +7,9 @@ from typing import Any
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Got, Nack, Returned
-from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.session import Session
-from django_rmq_retry.embedded.engine.store import Store
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
+from django_rmq_retry.embedded.engine.session import ClientSession
+from django_rmq_retry.embedded.engine.store import DurableStore
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
 from tests.embedded.rig import SOON, Arrival, Declared, Refusal
@@ -18,7 +18,7 @@ EPOCH = 1_700_000_000.0
 
 
 class EngineRig:
-    def __init__(self, version: str, store: Store | None = None) -> None:
+    def __init__(self, version: str, store: DurableStore | None = None) -> None:
         self.version = tuple(map(int, version.split(".")))
         names = (f"made-up-{number}" for number in count(1))
         self.vhost = Vhost("/", Clock(epoch=EPOCH), behaviour(version), random_name=lambda: next(names), store=store)
@@ -36,7 +36,7 @@ class EngineRig:
 class EngineClient:
     def __init__(self, rig: EngineRig) -> None:
         self.rig = rig
-        self.session = Session(rig.vhost)
+        self.session = ClientSession(rig.vhost)
         self.channel = self.session.channel(1)
         self.channel.confirm_select()
         self.delivered: list[Arrival] = []
@@ -52,7 +52,7 @@ class EngineClient:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return found(*args, **kwargs)
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.hard:
                     self.session.close()
                 else:

@@ -10,11 +10,11 @@ from typing import Any
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.routing import Router
 from django_rmq_retry.embedded.wire.client import Broker
-from django_rmq_retry.embedded.wire.server import Server
+from django_rmq_retry.embedded.wire.server import BrokerServer
 from tests.tooling.management import Management
 from tests.tooling.vhosts import Vhost
 
-MakeServer = Callable[..., Server]
+MakeServer = Callable[..., BrokerServer]
 NOBODY = Management(url="http://127.0.0.1:1")
 
 
@@ -49,7 +49,7 @@ class ServedVhost(Vhost):
                 yield {"source": exchange.name, "destination": one.destination.name, "routing_key": one.key}
 
 
-def vhost_of(server: Server) -> Vhost:
+def vhost_of(server: BrokerServer) -> Vhost:
     """The only one that it has."""
     router = server.broker.vhost.router
     version = server.broker.behaviour.version
@@ -57,10 +57,10 @@ def vhost_of(server: Server) -> Vhost:
 
 
 @contextmanager
-def served(version: str = "4.0", *, port: int = 0, file: Path | None = None) -> Iterator[Server]:
+def served(version: str = "4.0", *, port: int = 0, file: Path | None = None) -> Iterator[BrokerServer]:
     """Serve on its own port for a while."""
     broker = Broker(behaviour(version), file=file)
-    server = Server(broker, port=port)
+    server = BrokerServer(broker, port=port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.envelopes import Deliver
-from django_rmq_retry.embedded.engine.session import Session
+from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.messages import Properties, encode_properties
 from tests.embedded.engine_rig import EngineRig
 
@@ -51,7 +51,7 @@ class Clients(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rig = self.made()
-        self.sessions: list[Session] = []
+        self.sessions: list[ClientSession] = []
         self.published = 0
         self.handled: Counter[bytes] = Counter()
         for _ in range(self.clients):
@@ -62,12 +62,12 @@ class Clients(RuleBasedStateMachine):
     def made(self) -> EngineRig:
         return EngineRig(self.version)
 
-    def opened(self) -> Session:
-        session = Session(self.rig.vhost)
+    def opened(self) -> ClientSession:
+        session = ClientSession(self.rig.vhost)
         session.channel(1)
         return session
 
-    def channel(self, which: int) -> Channel:
+    def channel(self, which: int) -> BrokerChannel:
         return self.sessions[which % len(self.sessions)].channels[1]
 
     def declare(self, name: str) -> None:
@@ -145,7 +145,7 @@ class Clients(RuleBasedStateMachine):
         self.read()
         places = Counter(body for body in self.everywhere())
         pending = sum(queue.pending for queue in self.rig.vhost.router.queues.values())
-        lost = self.rig.vhost.around.lost
+        lost = self.rig.vhost.shared.lost
 
         assert max(places.values(), default=1) == 1
         assert max(self.handled.values(), default=1) == 1
@@ -183,10 +183,10 @@ class Clients(RuleBasedStateMachine):
                 if isinstance(event, Deliver) and event.consumer in self.no_ack_tags(session):
                     self.handled[event.message.body] += 1
 
-    def no_ack_tags(self, session: Session) -> set[str]:
+    def no_ack_tags(self, session: ClientSession) -> set[str]:
         return {tag for tag, (consumer, _) in session.channels[1].consumers.items() if consumer.no_ack}
 
-    def note(self, channel: Channel, tags: list[int]) -> None:
+    def note(self, channel: BrokerChannel, tags: list[int]) -> None:
         for tag in tags:
             _, queue, entry = channel.unacked[tag]
             if not queue.closed:

@@ -8,10 +8,10 @@ import pytest
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.envelopes import Ack, Nack
-from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.session import Session
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
+from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.embedded.engine.specs import QueueSpec
-from django_rmq_retry.embedded.engine.store import Detail, KeptBinding, Place, Store
+from django_rmq_retry.embedded.engine.store import Detail, DurableStore, KeptBinding, MessagePlace
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
 from tests.embedded.engine_rig import EPOCH, EngineRig
@@ -21,7 +21,7 @@ PLAIN = b"\0\0"
 LASTING = encode_properties(Properties(delivery_mode=2))
 
 
-class Remembering(Store):
+class Remembering(DurableStore):
     """The contents that a file would have."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Remembering(Store):
     def enqueued(self, queue: str, entry: Entry) -> None:
         self.told.append(f"+{queue} {entry.position}")
 
-    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
+    def moved(self, queue: str, entry: Entry, place: MessagePlace, detail: Detail) -> None:
         self.told.append(f"{queue} {entry.position} {place}")
 
     def removed(self, queue: str, position: int) -> None:
         self.told.append(f"-{queue} {position}")
 
 
-def vhost(store: Store | None = None) -> Vhost:
+def vhost(store: DurableStore | None = None) -> Vhost:
     return Vhost("/", Clock(epoch=EPOCH), random_name=lambda: "made-up", store=store)
 
 
@@ -90,7 +90,7 @@ def test_chained_expirations_happen_at_their_own_times() -> None:
 
 def test_no_timer_is_due_without_waiting_messages() -> None:
     host = vhost()
-    channel = Session(host).channel(1)
+    channel = ClientSession(host).channel(1)
     channel.queue_declare("q", durable=True)
     channel.publish("", "q", PLAIN, b"x")
 
@@ -99,7 +99,7 @@ def test_no_timer_is_due_without_waiting_messages() -> None:
 
 def test_consecutive_confirms_are_merged_around_a_nack() -> None:
     host = vhost()
-    session = Session(host)
+    session = ClientSession(host)
     channel = session.channel(1)
     channel.confirm_select()
     channel.queue_declare("q", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
@@ -114,7 +114,7 @@ def test_consecutive_confirms_are_merged_around_a_nack() -> None:
 
 def test_only_connections_with_output_are_marked_busy() -> None:
     host = vhost()
-    quiet, busy = Session(host), Session(host)
+    quiet, busy = ClientSession(host), ClientSession(host)
     quiet.channel(1).queue_declare("q")
     busy.channel(1).consume("q")
     quiet.channels[1].publish("", "q", PLAIN, b"x")
@@ -126,7 +126,7 @@ def test_only_connections_with_output_are_marked_busy() -> None:
 
 def test_only_durable_objects_and_messages_reach_the_store() -> None:
     store = Remembering()
-    channel = Session(vhost(store)).channel(1)
+    channel = ClientSession(vhost(store)).channel(1)
     channel.exchange_declare("e", durable=True)
     channel.queue_declare("c", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
     channel.queue_declare("q", durable=True, arguments=QUORUM)
@@ -188,9 +188,9 @@ def test_at_least_once_resends_only_missing_copies_after_3_minutes() -> None:
     ],
 )
 def test_malformed_properties_are_refused_and_change_nothing(raw: bytes) -> None:
-    channel = Session(vhost()).channel(1)
+    channel = ClientSession(vhost()).channel(1)
     channel.queue_declare("q")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         channel.publish("", "q", raw, b"x")
 
     assert (refused.value.code, refused.value.hard) == (502, True)
@@ -198,7 +198,7 @@ def test_malformed_properties_are_refused_and_change_nothing(raw: bytes) -> None
 
 
 def test_dead_lettering_keeps_the_publishers_properties() -> None:
-    channel = Session(vhost()).channel(1)
+    channel = ClientSession(vhost()).channel(1)
     channel.queue_declare("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"})
     channel.queue_declare("end")
     odd = Headers(b"\x02u8B\xff\x01fd\x40\x0e\0\0\0\0\0\0\x02hiS\0\0\0\x02\xff\xfe")
@@ -218,8 +218,8 @@ def test_dead_lettering_keeps_the_publishers_properties() -> None:
 
 
 def test_a_long_refusal_is_cut_to_a_short_string() -> None:
-    channel = Session(vhost()).channel(1)
-    with pytest.raises(Refused) as refused:
+    channel = ClientSession(vhost()).channel(1)
+    with pytest.raises(RequestRefused) as refused:
         channel.queue_declare("q" * 255, passive=True)
 
     assert len(refused.value.text) == 255
@@ -227,14 +227,14 @@ def test_a_long_refusal_is_cut_to_a_short_string() -> None:
 
 
 def test_transactions_are_refused_in_a_sentence() -> None:
-    with pytest.raises(Refused) as refused:
-        Session(vhost()).channel(1).tx_select()
+    with pytest.raises(RequestRefused) as refused:
+        ClientSession(vhost()).channel(1).tx_select()
 
     assert refused.value.text == "NOT_IMPLEMENTED - the embedded broker has no transactions; use publisher confirms"
 
 
 def test_a_waiting_message_uses_little_memory_beyond_its_body() -> None:
-    channel = Session(vhost()).channel(1)
+    channel = ClientSession(vhost()).channel(1)
     channel.queue_declare("end", durable=True, arguments=QUORUM)
     back = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"}
     channel.queue_declare("wait", durable=True, arguments={**QUORUM, **back})
@@ -251,7 +251,7 @@ def test_a_waiting_message_uses_little_memory_beyond_its_body() -> None:
 
 
 def test_hundreds_of_chained_dead_letters_do_not_overflow_the_stack() -> None:
-    channel = Session(vhost()).channel(1)
+    channel = ClientSession(vhost()).channel(1)
     for number in range(400):
         following = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"q{number + 1}"}
         channel.queue_declare(f"q{number}", arguments={"x-message-ttl": 0, **following})
@@ -263,7 +263,7 @@ def test_hundreds_of_chained_dead_letters_do_not_overflow_the_stack() -> None:
 
 def test_many_unacked_messages_are_acked_one_by_one_quickly() -> None:
     host = vhost()
-    session = Session(host)
+    session = ClientSession(host)
     channel = session.channel(1)
     channel.queue_declare("q")
     for _ in range(20_000):

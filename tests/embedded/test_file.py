@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.embedded.engine.session import Session
+from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.file_store import FileStore, UnusableFile
 from django_rmq_retry.embedded.wire.client import Broker
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def filled(path: Path, messages: int) -> None:
     with closing(FileStore(path, epoch=0.0)) as store:
-        channel = Session(EngineRig("4.0", store).vhost).channel(1)
+        channel = ClientSession(EngineRig("4.0", store).vhost).channel(1)
         channel.queue_declare("q", durable=True)
         for _ in range(messages):
             channel.publish("", "q", LASTING, b"x" * 1000)

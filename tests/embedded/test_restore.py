@@ -13,8 +13,8 @@ from hypothesis.stateful import precondition, rule
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.session import Session, restore
+from django_rmq_retry.embedded.engine.queue import BrokerQueue
+from django_rmq_retry.embedded.engine.session import ClientSession, restore
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.embedded.file_store import FileStore
 from django_rmq_retry.messages import Headers, Properties, encode_properties
@@ -39,7 +39,7 @@ def seen(entry: Entry) -> tuple[object, ...]:
     )
 
 
-def contents(queue: Queue) -> tuple[object, ...]:
+def contents(queue: BrokerQueue) -> tuple[object, ...]:
     delayed = sorted((round(queue.delayed.due(entry), 3), seen(entry)) for entry in queue.delayed)
     # A queue that was empty may count its places again from 0: only their order means anything.
     places = [entry.message.body for entry in sorted(queue.ready, key=lambda entry: entry.position)]
@@ -118,7 +118,7 @@ TestRestarts43.settings = TestRestarts40.settings = THOROUGH
 
 def test_unacked_messages_are_restored_as_redelivered_in_order(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     for name, arguments in {"classic": {}, "quorum": {"x-queue-type": "quorum"}}.items():
         channel.queue_declare(name, durable=True, arguments=arguments)
         for body in (b"1", b"2", b"3"):
@@ -136,7 +136,7 @@ def test_unacked_messages_are_restored_as_redelivered_in_order(store: FileStore)
 
 
 def test_a_message_without_a_priority_keeps_its_place_among_those_of_4(store: FileStore) -> None:
-    channel = Session(EngineRig("4.3", store).vhost).channel(1)
+    channel = ClientSession(EngineRig("4.3", store).vhost).channel(1)
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
     for priority in (0, None, 4):
         raw = encode_properties(Properties(priority=priority))
@@ -147,7 +147,7 @@ def test_a_message_without_a_priority_keeps_its_place_among_those_of_4(store: Fi
 
 
 def test_the_uncounted_part_of_a_delivery_count_is_restored(store: FileStore) -> None:
-    channel = Session(EngineRig("4.0", store).vhost).channel(1)
+    channel = ClientSession(EngineRig("4.0", store).vhost).channel(1)
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
     channel.publish("", "q", LASTING, b"1")
     channel.get("q")
@@ -158,7 +158,7 @@ def test_the_uncounted_part_of_a_delivery_count_is_restored(store: FileStore) ->
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_delivery_count_from_another_queue_is_restored(store: FileStore, kind: str) -> None:
-    channel = Session(EngineRig("4.3", store).vhost).channel(1)
+    channel = ClientSession(EngineRig("4.3", store).vhost).channel(1)
     dead = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     channel.queue_declare("q", durable=True, arguments=dead)
     channel.queue_declare("dead", durable=True, arguments={"x-queue-type": kind})
@@ -173,7 +173,7 @@ def test_a_delivery_count_from_another_queue_is_restored(store: FileStore, kind:
 
 def test_transient_objects_and_messages_are_not_restored(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     channel.exchange_declare("passing")
     channel.queue_declare("kept", durable=True)
     channel.queue_declare("of-one-client", durable=True, exclusive=True)
@@ -195,7 +195,7 @@ def test_transient_objects_and_messages_are_not_restored(store: FileStore) -> No
 def test_deleted_objects_are_not_restored(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
     before = everything(vhost)
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     for commits in (False, True):
         channel.exchange_declare("e", "topic", durable=True)
         channel.exchange_declare("f", "fanout", durable=True)
@@ -214,7 +214,7 @@ def test_deleted_objects_are_not_restored(store: FileStore) -> None:
 
 
 def test_a_queue_that_is_recreated_has_none_of_the_old_messages(store: FileStore) -> None:
-    channel = Session(EngineRig("4.0", store).vhost).channel(1)
+    channel = ClientSession(EngineRig("4.0", store).vhost).channel(1)
     for body in (b"old", b"new"):
         channel.queue_delete("q")
         channel.queue_declare("q", durable=True)
@@ -234,7 +234,7 @@ def test_any_names_and_arguments_are_restored(store: FileStore) -> None:
         "flag": True,
     }
     vhost = EngineRig("4.0", store).vhost
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     channel.exchange_declare("e\udcfe", "headers", durable=True, internal=True, arguments=odd)
     channel.queue_declare("q\udcfd", durable=True, arguments={"x-odd": odd})
     channel.queue_bind("q\udcfd", "e\udcfe", "k\udcfc", odd)
@@ -245,7 +245,7 @@ def test_any_names_and_arguments_are_restored(store: FileStore) -> None:
 
 def test_ttl_continues_while_the_broker_is_stopped(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     letters = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     channel.queue_declare("wait", durable=True, arguments=letters)
     channel.queue_declare("dead", durable=True)
@@ -262,7 +262,7 @@ def test_ttl_continues_while_the_broker_is_stopped(store: FileStore) -> None:
 
 
 def test_an_undelivered_dead_letter_is_sent_again_after_a_restart(store: FileStore) -> None:
-    channel = Session(EngineRig("4.0", store).vhost).channel(1)
+    channel = ClientSession(EngineRig("4.0", store).vhost).channel(1)
     careful = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "later"}
     channel.queue_declare("main", durable=True, arguments={**careful, **letters})
@@ -280,7 +280,7 @@ def test_an_undelivered_dead_letter_is_sent_again_after_a_restart(store: FileSto
 
 
 def test_a_delayed_retry_keeps_waiting_after_a_restart(store: FileStore) -> None:
-    channel = Session(EngineRig("4.3", store).vhost).channel(1)
+    channel = ClientSession(EngineRig("4.3", store).vhost).channel(1)
     delaying = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 60_000, "x-delayed-retry-max": 60_000}
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum", **delaying})
     channel.publish("", "q", LASTING, b"x")
@@ -298,7 +298,7 @@ def test_a_delayed_retry_keeps_waiting_after_a_restart(store: FileStore) -> None
 
 def test_bindings_with_values_of_different_types_are_restored_apart(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     channel.queue_declare("q", durable=True)
     for value in (1, True, Decimal(1), 1.0, [1], [True], "z", b"z"):
         channel.queue_bind("q", "amq.headers", "", {"a": value})
@@ -310,7 +310,7 @@ def test_bindings_with_values_of_different_types_are_restored_apart(store: FileS
 
 def test_cc_keys_and_x_death_are_restored(store: FileStore) -> None:
     vhost = EngineRig("4.0", store).vhost
-    channel = Session(vhost).channel(1)
+    channel = ClientSession(vhost).channel(1)
     channel.exchange_declare("e", durable=True)
     channel.exchange_declare("dead", "fanout", durable=True)
     for name in ("a", "b", "end"):

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import takewhile
 
 from django_rmq_retry.embedded.engine.behaviour import Return
-from django_rmq_retry.embedded.engine.consumers import Consumer, Credit
+from django_rmq_retry.embedded.engine.consumers import BrokerConsumer, Credit
 from django_rmq_retry.embedded.engine.declarations import REPLY_TO, Declaring
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.envelopes import (
@@ -14,9 +14,9 @@ from django_rmq_retry.embedded.engine.envelopes import (
     Deliver,
     Glance,
     Got,
-    Message,
     Nack,
     Returned,
+    StoredMessage,
     checked_headers,
     decoded,
     is_reply_name,
@@ -24,23 +24,23 @@ from django_rmq_retry.embedded.engine.envelopes import (
     with_reply_to,
     with_table,
 )
-from django_rmq_retry.embedded.engine.queue import Queue, dressed
-from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.routing import Exchange
+from django_rmq_retry.embedded.engine.queue import BrokerQueue, dressed
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
+from django_rmq_retry.embedded.engine.routing import BrokerExchange
 from django_rmq_retry.embedded.engine.specs import integer_problem, milliseconds, type_name
-from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
+from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers
 
 _NO_PROPERTIES = b"\0\0"
 
-Held = tuple[Consumer | None, Queue, Entry]
+Held = tuple[BrokerConsumer | None, BrokerQueue, Entry]
 
 
 class Publishing(Declaring):
     """The publishing half of a channel, with direct reply-to."""
 
-    def __init__(self, vhost: Vhost, outbox: Outbox, number: int, *, user: str) -> None:
+    def __init__(self, vhost: Vhost, outbox: EventOutbox, number: int, *, user: str) -> None:
         super().__init__(vhost, outbox)
         self.number = number
         self.user = user
@@ -56,14 +56,14 @@ class Publishing(Declaring):
 
     def tx_select(self) -> None:
         if self.confirming:
-            raise Refused(406, "cannot switch from confirm to tx mode")
-        raise Refused(540, "the embedded broker has no transactions; use publisher confirms")
+            raise RequestRefused(406, "cannot switch from confirm to tx mode")
+        raise RequestRefused(540, "the embedded broker has no transactions; use publisher confirms")
 
     def tx_commit(self) -> None:
-        raise Refused(406, "channel is not transactional")
+        raise RequestRefused(406, "channel is not transactional")
 
     def tx_rollback(self) -> None:
-        raise Refused(406, "channel is not transactional")
+        raise RequestRefused(406, "channel is not transactional")
 
     def publish(
         self, exchange: str, key: str, raw: bytes, body: bytes, *, mandatory: bool = False, immediate: bool = False
@@ -71,14 +71,14 @@ class Publishing(Declaring):
         """Publish one message; returns, confirms and deliveries go to the outboxes of their clients."""
         vhost = self.vhost
         if immediate:
-            raise Refused(540, "immediate=true")
+            raise RequestRefused(540, "immediate=true")
         if len(body) > vhost.behaviour.max_message:
             most = vhost.behaviour.max_message
-            raise Refused(406, f"message size {len(body)} is larger than configured max size {most}")
+            raise RequestRefused(406, f"message size {len(body)} is larger than configured max size {most}")
         source = vhost.exchange(exchange)
         if source.spec.internal:
-            raise Refused(403, f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
-        message = Message(source.name, key, raw, body)
+            raise RequestRefused(403, f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
+        message = StoredMessage(source.name, key, raw, body)
         if raw != _NO_PROPERTIES:
             self._read(message, Glance(raw))
         taken = self._spread(source, message, mandatory=mandatory)
@@ -88,10 +88,10 @@ class Publishing(Declaring):
                 self.outbox.confirm(self.number, self.published)
             else:
                 self.outbox.put(Nack(self.number, self.published))
-        if vhost.around.graves:
+        if vhost.shared.graves:
             vhost.settle()
 
-    def _spread(self, source: Exchange, message: Message, *, mandatory: bool) -> bool:
+    def _spread(self, source: BrokerExchange, message: StoredMessage, *, mandatory: bool) -> bool:
         """Offer the message to every queue; return False if one of them is full."""
         vhost = self.vhost
         queues = vhost.router.route(source, message)
@@ -101,27 +101,27 @@ class Publishing(Declaring):
         taken = True
         for queue in queues:
             if not queue.offer(message):
-                vhost.around.lost["refused"] += 1
+                vhost.shared.lost["refused"] += 1
                 taken = False
         return taken
 
-    def _spread_nowhere(self, source: Exchange, message: Message, *, mandatory: bool) -> None:
+    def _spread_nowhere(self, source: BrokerExchange, message: StoredMessage, *, mandatory: bool) -> None:
         vhost = self.vhost
         replies = source is vhost.router.default and is_reply_name(message.key)
         answered = vhost.repliers.get(message.key) if replies else None
         if answered is not None:
             answered(message)
         else:
-            vhost.around.lost["unroutable"] += 1
+            vhost.shared.lost["unroutable"] += 1
         if mandatory and (not replies or vhost.behaviour.replies_return):
             self.outbox.put(Returned(self.number, message))
 
-    def _read(self, message: Message, seen: Glance) -> None:
+    def _read(self, message: StoredMessage, seen: Glance) -> None:
         if seen.names_user:
             named = decoded(message.raw).user_id
             if named != self.user:
                 why = f"user_id property set to '{named}' but authenticated user was '{self.user}'"
-                raise Refused(406, why)
+                raise RequestRefused(406, why)
         if seen.expiration is not None:
             message.expiration = str(milliseconds(seen.expiration))
         message.persistent = seen.mode == PERSISTENT
@@ -133,19 +133,19 @@ class Publishing(Declaring):
         if seen.reply_to == REPLY_TO.encode():
             self._await_reply(message)
 
-    def _await_reply(self, message: Message) -> None:
+    def _await_reply(self, message: StoredMessage) -> None:
         if not self.reply_name:
-            raise Refused(406, "fast reply consumer does not exist")
+            raise RequestRefused(406, "fast reply consumer does not exist")
         message.raw = with_reply_to(message.raw, self.reply_name)
 
-    def _answer(self, message: Message) -> None:
+    def _answer(self, message: StoredMessage) -> None:
         tag = 1
         if self.vhost.behaviour.replies_numbered:
             tag = self.last_tag = self.last_tag + 1
         self.outbox.put(Deliver(self.number, self.reply_tag, tag, message, raw=message.raw, redelivered=False))
 
 
-def _add_copies(message: Message, headers: Headers) -> None:
+def _add_copies(message: StoredMessage, headers: Headers) -> None:
     """Read the headers CC and BCC, and remove BCC."""
     copies = {name: _keys(name, headers) for name in ("CC", "BCC") if name in headers}
     message.bcc = copies.get("BCC", ())
@@ -158,26 +158,26 @@ def _keys(name: str, headers: Headers) -> tuple[str, ...]:
     try:
         value = headers[name]
     except UndecodableHeaders as error:
-        raise Refused(502, str(error)) from None
+        raise RequestRefused(502, str(error)) from None
     if not isinstance(value, list):
-        raise Refused(406, f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(value)}}}')
+        raise RequestRefused(406, f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(value)}}}')
     return tuple(key for key in value if isinstance(key, str))
 
 
-class Channel(Publishing):
+class BrokerChannel(Publishing):
     """The methods of AMQP 0-9-1 as plain calls. A refusal is raised; the caller closes the channel."""
 
-    def __init__(self, vhost: Vhost, outbox: Outbox, number: int, *, user: str) -> None:
+    def __init__(self, vhost: Vhost, outbox: EventOutbox, number: int, *, user: str) -> None:
         super().__init__(vhost, outbox, number, user=user)
         self.unacked: dict[int, Held] = {}
-        self.consumers: dict[str, tuple[Consumer, Queue]] = {}
+        self.consumers: dict[str, tuple[BrokerConsumer, BrokerQueue]] = {}
         self._credit = Credit(outbox.valve)
         self._prefetch = 0
 
     def qos(self, prefetch: int = 0, *, size: int = 0, channel_wide: bool = False) -> None:
         """Limit each consumer started from now on, or with channel-wide (global=true) all of this channel together."""
         if size:
-            raise Refused(540, f"prefetch_size!=0 ({size})")
+            raise RequestRefused(540, f"prefetch_size!=0 ({size})")
         if not channel_wide or not self.vhost.behaviour.channel_prefetch:
             # Setting one kind of limit clears the other (rabbit_channel, basic.qos).
             self._prefetch, self._credit.limit = prefetch, 0
@@ -199,17 +199,19 @@ class Channel(Publishing):
         if queue == REPLY_TO:
             return self._consume_replies(tag, no_ack=no_ack)
         if tag in self.consumers:
-            raise Refused(530, f"attempt to reuse consumer tag '{tag}'")
+            raise RequestRefused(530, f"attempt to reuse consumer tag '{tag}'")
         named_queue = self._own_queue(self._named(queue))
         priority = (arguments or {}).get("x-priority", 0)
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise Refused(406, f"invalid arg 'x-priority' for {named_queue.spec.thing}: {integer_problem(priority)}")
+            raise RequestRefused(
+                406, f"invalid arg 'x-priority' for {named_queue.spec.thing}: {integer_problem(priority)}"
+            )
         exclusive = exclusive and not named_queue.spec.quorum
         if named_queue.roster.exclusive or (exclusive and (named_queue.roster.members or named_queue.roster.single)):
-            raise Refused(403, f"{named_queue.spec.thing} in exclusive use")
+            raise RequestRefused(403, f"{named_queue.spec.thing} in exclusive use")
         if named_queue.spec.quorum and self._credit.limit:
-            raise Refused(540, f"{named_queue.spec.thing} does not support global qos")
-        consumer = Consumer(
+            raise RequestRefused(540, f"{named_queue.spec.thing} does not support global qos")
+        consumer = BrokerConsumer(
             tag, self._credit, no_ack=no_ack, prefetch=self._prefetch, exclusive=exclusive, priority=priority
         )
         consumer.take = partial(self._deliver, consumer, named_queue)
@@ -238,7 +240,7 @@ class Channel(Publishing):
         named_queue = self._own_queue(self._named(queue))
         if named_queue.spec.quorum and named_queue.roster.single:
             what = "basic.get operations are not supported by quorum queues with single active consumer"
-            raise Refused(405, f"cannot obtain access to locked {named_queue.spec.thing}. {what}")
+            raise RequestRefused(405, f"cannot obtain access to locked {named_queue.spec.thing}. {what}")
         if named_queue.lease is not None:
             named_queue.lease.fetched()
         entry = named_queue.fetch()
@@ -261,7 +263,7 @@ class Channel(Publishing):
                 queue.freed(consumer)
         if self._credit.limit:
             self._wake_all()
-        if self.vhost.around.graves:
+        if self.vhost.shared.graves:
             self.vhost.settle()
 
     def nack(self, tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
@@ -273,10 +275,10 @@ class Channel(Publishing):
     def recover(self, *, requeue: bool = True) -> None:
         """Return every unacked message of this channel to its queue."""
         if not requeue:
-            raise Refused(540, "requeue=false")
+            raise RequestRefused(540, "requeue=false")
         self._return(self._settled(0, multiple=True), "recover", requeue=True)
 
-    def stop_consuming(self) -> list[Queue]:
+    def stop_consuming(self) -> list[BrokerQueue]:
         """End all consumers, without offering their queues' messages to other consumers yet."""
         if self.reply_name:
             self._end_replies()
@@ -296,14 +298,14 @@ class Channel(Publishing):
         self.return_unacked()
         self.wake(ended)
 
-    def wake(self, queues: Iterable[Queue]) -> None:
+    def wake(self, queues: Iterable[BrokerQueue]) -> None:
         """Offer the messages of these queues to other consumers."""
         for queue in queues:
             queue.dispatch()
             self._left(queue)
         self.vhost.settle()
 
-    def _deliver(self, consumer: Consumer, queue: Queue, entry: Entry) -> None:
+    def _deliver(self, consumer: BrokerConsumer, queue: BrokerQueue, entry: Entry) -> None:
         self.last_tag = tag = self.last_tag + 1
         if consumer.no_ack:
             queue.done(entry)
@@ -320,7 +322,7 @@ class Channel(Publishing):
         """Remove and return the unacked messages that a client settles."""
         unacked = self.unacked
         if tag not in unacked and not (multiple and tag == 0):
-            raise Refused(406, f"unknown delivery tag {tag}")
+            raise RequestRefused(406, f"unknown delivery tag {tag}")
         tags = [tag]
         if multiple:
             tags = list(takewhile(tag.__ge__, unacked)) if tag else list(unacked)
@@ -332,7 +334,7 @@ class Channel(Publishing):
         return settled
 
     def _return(self, returned: list[Held], how: Return, *, requeue: bool) -> None:
-        back: dict[Queue, list[Entry]] = {}
+        back: dict[BrokerQueue, list[Entry]] = {}
         for _, queue, entry in returned:
             if requeue:
                 back.setdefault(queue, []).append(entry)
@@ -361,7 +363,7 @@ class Channel(Publishing):
         if self.outbox.supports_cancel:
             self.outbox.put(Cancel(self.number, tag))
 
-    def _left(self, queue: Queue) -> None:
+    def _left(self, queue: BrokerQueue) -> None:
         """Delete an auto-delete queue, or start its lease, after its last consumer has left."""
         if queue.roster.members or queue.closed:
             return
@@ -372,9 +374,9 @@ class Channel(Publishing):
 
     def _consume_replies(self, tag: str, *, no_ack: bool) -> str:
         if not no_ack:
-            raise Refused(406, "reply consumer cannot acknowledge")
+            raise RequestRefused(406, "reply consumer cannot acknowledge")
         if self.reply_name:
-            raise Refused(406, "reply consumer already set")
+            raise RequestRefused(406, "reply consumer already set")
         self.reply_name = reply_name(self.vhost.random_name())
         self.reply_tag = tag
         self.vhost.repliers[self.reply_name] = self._answer

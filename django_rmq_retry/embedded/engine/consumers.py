@@ -45,7 +45,7 @@ class Credit:
 
 
 @dataclass(slots=True, eq=False)
-class Consumer:
+class BrokerConsumer:
     """One basic.consume; `take` receives a message, `gone` is called when the queue is deleted."""
 
     tag: str
@@ -82,23 +82,23 @@ class Roster:
 
     def __init__(self, behaviour: Behaviour, *, single: bool, quorum: bool) -> None:
         self.single = single
-        self.members: list[Consumer] = []
-        self._line: deque[Consumer] = deque()
+        self.members: list[BrokerConsumer] = []
+        self._line: deque[BrokerConsumer] = deque()
         self._ranked = False
         self._yields = quorum
         self._returned_yields = behaviour.returned_yields
-        self._active: Consumer | None = None
+        self._active: BrokerConsumer | None = None
         self._yielding = False
         """True while the active consumer gets nothing more because it will yield once nothing is unacked."""
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: BrokerConsumer) -> None:
         self.members.append(consumer)
         consumer.listed = True
         self._ranked = self._ranked or consumer.priority != 0
         self._appoint()
         self.wake(consumer)
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: BrokerConsumer) -> None:
         self.members.remove(consumer)
         consumer.listed = False
         self._leave_line(consumer)
@@ -106,7 +106,7 @@ class Roster:
             self._active = None
         self._appoint()
 
-    def settled(self, consumer: Consumer) -> None:
+    def settled(self, consumer: BrokerConsumer) -> None:
         """Note that a consumer has settled a delivery."""
         self._appoint()
         self.wake(consumer)
@@ -116,7 +116,7 @@ class Roster:
         if self._returned_yields:
             self._appoint()
 
-    def wake(self, consumer: Consumer) -> None:
+    def wake(self, consumer: BrokerConsumer) -> None:
         """Put a consumer that may have room again in line for the next message."""
         if consumer.waits or (self.single and (consumer is not self._active or self._yielding)):
             return
@@ -124,7 +124,7 @@ class Roster:
             self._line.append(consumer)
             consumer.waits = True
 
-    def next(self) -> Consumer | None:
+    def next(self) -> BrokerConsumer | None:
         """Return the next consumer with room; full ones leave the list until they are woken."""
         line = self._line
         while line:
@@ -158,18 +158,18 @@ class Roster:
             else:
                 self._activate(best)
 
-    def _activate(self, consumer: Consumer | None) -> None:
+    def _activate(self, consumer: BrokerConsumer | None) -> None:
         if self._active is not None:
             self._leave_line(self._active)
         self._active, self._yielding = consumer, False
         if consumer is not None:
             self.wake(consumer)
 
-    def _leave_line(self, consumer: Consumer) -> None:
+    def _leave_line(self, consumer: BrokerConsumer) -> None:
         if consumer.waits:
             self._line.remove(consumer)
             consumer.waits = False
 
 
-def _rank(consumer: Consumer) -> int:
+def _rank(consumer: BrokerConsumer) -> int:
     return consumer.priority

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.envelopes import Death, Message, with_table, without_expiration
-from django_rmq_retry.embedded.engine.queue import Queue, Surroundings
+from django_rmq_retry.embedded.engine.envelopes import StoredMessage, XDeath, with_table, without_expiration
+from django_rmq_retry.embedded.engine.queue import BrokerQueue, SharedState
 from django_rmq_retry.embedded.engine.routing import Router
 
 _LENGTH = struct.Struct(">I")
@@ -22,10 +22,10 @@ _RETRY_SECONDS = 180.0
 
 def letter(
     entry: Entry, behaviour: Behaviour, *, queue: str, reason: str, time: int, exchange: str, key: str | None
-) -> Message:
+) -> StoredMessage:
     """Return the message as it is published to its dead-letter exchange."""
     old = entry.message
-    death = Death(
+    death = XDeath(
         queue=queue,
         reason=reason,
         exchange=old.exchange,
@@ -40,7 +40,7 @@ def letter(
         add += _marks(_FIRST, death)
     add += _marks(_LAST, death)
     raw = without_expiration(old.raw) if old.expiration is not None else old.raw
-    new = Message(exchange, old.key if key is None else key, with_table(raw, drop=drop, add=add), old.body)
+    new = StoredMessage(exchange, old.key if key is None else key, with_table(raw, drop=drop, add=add), old.body)
     new.persistent, new.priority = old.persistent, old.priority
     new.deaths = deaths
     if key is None:
@@ -49,7 +49,7 @@ def letter(
     return new
 
 
-def cycles(queue: str, message: Message) -> bool:
+def cycles(queue: str, message: StoredMessage) -> bool:
     """True if the message has passed this queue before, without a rejection by a consumer since then."""
     if message.deaths[0].reason == "rejected":
         return False
@@ -59,7 +59,7 @@ def cycles(queue: str, message: Message) -> bool:
     return False
 
 
-def _recorded(earlier: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+def _recorded(earlier: tuple[XDeath, ...], death: XDeath) -> tuple[XDeath, ...]:
     """Put one more death in front; a second death of the same queue and reason raises its count."""
     others = tuple(one for one in earlier if (one.queue, one.reason) != (death.queue, death.reason))
     for one in earlier:
@@ -75,12 +75,12 @@ def _carried(entry: Entry, behaviour: Behaviour) -> int | None:
     return before + entry.count - entry.unkept or entry.message.count
 
 
-def _encoded(deaths: tuple[Death, ...]) -> bytes:
+def _encoded(deaths: tuple[XDeath, ...]) -> bytes:
     tables = b"".join(b"F" + _prefixed(_table(death)) for death in deaths)
     return b"\x07x-deathA" + _prefixed(tables)
 
 
-def _table(death: Death) -> bytes:
+def _table(death: XDeath) -> bytes:
     """Encode by hand, because RabbitMQ writes every count as 64 bits."""
     pieces = [
         b"\x05countl" + _LONG.pack(death.count),
@@ -95,7 +95,7 @@ def _table(death: Death) -> bytes:
     return b"".join(pieces)
 
 
-def _marks(names: tuple[str, str, str], death: Death) -> bytes:
+def _marks(names: tuple[str, str, str], death: XDeath) -> bytes:
     values = (death.queue, death.reason, death.exchange)
     return b"".join(_entry(name, value) for name, value in zip(names, values, strict=True))
 
@@ -114,27 +114,27 @@ def _prefixed(content: bytes) -> bytes:
 
 
 class Undertaker:
-    """Empties `around.graves` one message at a time, so that a chain of deaths needs no recursion."""
+    """Empties `shared.graves` one message at a time, so that a chain of deaths needs no recursion."""
 
-    def __init__(self, around: Surroundings, router: Router) -> None:
-        self._around = around
+    def __init__(self, shared: SharedState, router: Router) -> None:
+        self._shared = shared
         self._router = router
 
     def bury_all(self) -> None:
-        graves = self._around.graves
+        graves = self._shared.graves
         while graves:
             self._bury(*graves.popleft())
 
-    def _bury(self, queue: Queue, entry: Entry, reason: str) -> None:
+    def _bury(self, queue: BrokerQueue, entry: Entry, reason: str) -> None:
         name = queue.spec.text("x-dead-letter-exchange")
         if name is None:
-            self._around.lost[reason] += 1
+            self._shared.lost[reason] += 1
             queue.forget(entry)
             return
-        clock = self._around.clock
+        clock = self._shared.clock
         message = letter(
             entry,
-            self._around.behaviour,
+            self._shared.behaviour,
             queue=queue.name,
             reason=reason,
             time=int(clock.now + clock.epoch),
@@ -145,7 +145,7 @@ class Undertaker:
             self._send(message)
             queue.forget(entry)
             return
-        done: set[Queue] = set()
+        done: set[BrokerQueue] = set()
         if self._deliver(message, done):
             queue.forget(entry)
         else:
@@ -153,13 +153,13 @@ class Undertaker:
             queue.note(entry, "dying", reason)
             self._retry_later(queue, entry, lambda: self._deliver(message, done))
 
-    def _targets(self, message: Message) -> Sequence[Queue]:
+    def _targets(self, message: StoredMessage) -> Sequence[BrokerQueue]:
         exchange = self._router.exchanges.get(message.exchange)
         return () if exchange is None else self._router.route(exchange, message)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: StoredMessage) -> None:
         """Publish at most once: a message that no queue accepts is lost."""
-        lost = self._around.lost
+        lost = self._shared.lost
         targets = self._targets(message)
         if not targets:
             lost["dead letter unroutable"] += 1
@@ -170,21 +170,21 @@ class Undertaker:
             elif not target.offer(message, refusable=not target.spec.quorum):
                 lost["dead letter refused"] += 1
 
-    def _deliver(self, message: Message, done: set[Queue]) -> bool:
+    def _deliver(self, message: StoredMessage, done: set[BrokerQueue]) -> bool:
         """Publish at least once; return True once every target queue has the message."""
         targets = self._targets(message)
         for target in targets:
             if target in done:
                 continue
             if cycles(target.name, message):
-                self._around.lost["dead letter cycle"] += 1
+                self._shared.lost["dead letter cycle"] += 1
                 done.add(target)
             elif target.offer(message):
                 done.add(target)
         return bool(targets) and done.issuperset(targets)
 
-    def _retry_later(self, queue: Queue, entry: Entry, attempt: Callable[[], bool]) -> None:
-        clock = self._around.clock
+    def _retry_later(self, queue: BrokerQueue, entry: Entry, attempt: Callable[[], bool]) -> None:
+        clock = self._shared.clock
 
         def again() -> None:
             if queue.closed:
@@ -199,7 +199,7 @@ class Undertaker:
         clock.at(clock.now + _RETRY_SECONDS, again)
 
 
-def _at_least_once(queue: Queue) -> bool:
+def _at_least_once(queue: BrokerQueue) -> bool:
     """True for a quorum queue that refuses when full; RabbitMQ silently uses at-most-once for all others."""
     spec = queue.spec
     return (

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.refusals import Refused, locked, missing, shown
-from django_rmq_retry.embedded.engine.routing import TYPES, Binding, Destination, check_match
+from django_rmq_retry.embedded.engine.queue import BrokerQueue
+from django_rmq_retry.embedded.engine.refusals import RequestRefused, locked, missing, shown
+from django_rmq_retry.embedded.engine.routing import TYPES, BrokerBinding, Destination, check_match
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, type_name
-from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
+from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 
 Arguments = Mapping[str, object] | None
 REPLY_TO = "amq.rabbitmq.reply-to"
 _RESERVED = "amq."
 
 
-class Declared(NamedTuple):
+class DeclareOk(NamedTuple):
     """The answer to queue.declare."""
 
     queue: str
@@ -25,7 +25,7 @@ class Declared(NamedTuple):
 class Declaring:
     """The declaring half of a channel."""
 
-    def __init__(self, vhost: Vhost, outbox: Outbox) -> None:
+    def __init__(self, vhost: Vhost, outbox: EventOutbox) -> None:
         self.vhost = vhost
         self.outbox = outbox
         self.last_queue = ""
@@ -48,7 +48,7 @@ class Declaring:
             self.vhost.exchange(name)
             return
         if kind not in TYPES:
-            raise Refused(406, f"unknown exchange type '{kind}'")
+            raise RequestRefused(406, f"unknown exchange type '{kind}'")
         _refuse_default(name)
         spec = ExchangeSpec(
             name=name,
@@ -67,18 +67,18 @@ class Declaring:
         alternate = spec.arguments.get("alternate-exchange", "")
         if not isinstance(alternate, str):
             place = f"exchange '{name}' in vhost '{self.vhost.name}'"
-            raise Refused(406, f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}")
+            raise RequestRefused(406, f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}")
         self.vhost.add_exchange(spec)
 
     def exchange_delete(self, name: str, *, if_unused: bool = False) -> None:
         _refuse_default(name)
         if name.startswith(_RESERVED):
-            raise Refused(403, f"deletion of system {shown('exchange', name, self.vhost.name)} not allowed")
+            raise RequestRefused(403, f"deletion of system {shown('exchange', name, self.vhost.name)} not allowed")
         exchange = self.vhost.router.exchanges.get(name)
         if exchange is None:
             return
         if if_unused and exchange.bindings:
-            raise Refused(406, f"{shown('exchange', name, self.vhost.name)} in use")
+            raise RequestRefused(406, f"{shown('exchange', name, self.vhost.name)} in use")
         self.vhost.router.remove_exchange(exchange)
 
     def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
@@ -99,7 +99,7 @@ class Declaring:
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: Arguments = None,
-    ) -> Declared:
+    ) -> DeclareOk:
         name = _stripped(name)
         if name == REPLY_TO or name.startswith(f"{REPLY_TO}."):
             return self._reply_queue(name)
@@ -129,7 +129,7 @@ class Declaring:
     def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
         binding = self._queue_binding(queue, exchange, key, arguments)
         _check_match(binding)
-        if isinstance(binding.destination, Queue):
+        if isinstance(binding.destination, BrokerQueue):
             self._check_mine(binding.destination)
         self.vhost.router.bind(binding)
 
@@ -150,58 +150,58 @@ class Declaring:
         if named_queue.spec.quorum and (if_unused or if_empty):
             flag = "if-unused" if if_unused else "if-empty"
             why = f"queue.delete operations with {flag} flag set are not supported by quorum queues"
-            raise Refused(540, f"cannot delete {named_queue.spec.thing}. {why}")
+            raise RequestRefused(540, f"cannot delete {named_queue.spec.thing}. {why}")
         if if_unused and named_queue.roster.members:
-            raise Refused(406, f"{named_queue.spec.thing} in use")
+            raise RequestRefused(406, f"{named_queue.spec.thing} in use")
         if if_empty and named_queue.ready.count:
-            raise Refused(406, f"{named_queue.spec.thing} not empty")
+            raise RequestRefused(406, f"{named_queue.spec.thing} not empty")
         count = named_queue.ready.count
         self.vhost.remove_queue(named_queue)
         return count
 
-    def _declared(self, queue: Queue) -> Declared:
+    def _declared(self, queue: BrokerQueue) -> DeclareOk:
         self.last_queue = queue.name
         if queue.lease is not None:
             queue.lease.declared()
-        return Declared(queue.name, queue.ready.count, len(queue.roster.members))
+        return DeclareOk(queue.name, queue.ready.count, len(queue.roster.members))
 
-    def _reply_queue(self, name: str) -> Declared:
+    def _reply_queue(self, name: str) -> DeclareOk:
         if name != REPLY_TO and name not in self.vhost.repliers:
             raise missing("queue", name, self.vhost.name)
-        return Declared(name, 0, 1)
+        return DeclareOk(name, 0, 1)
 
     def _named(self, queue: str) -> str:
         if not queue and not self.last_queue:
-            raise Refused(404, "no previously declared queue")
+            raise RequestRefused(404, "no previously declared queue")
         return queue or self.last_queue
 
-    def _own_queue(self, name: str) -> Queue:
+    def _own_queue(self, name: str) -> BrokerQueue:
         """Return an existing queue that no other connection owns."""
         queue = self.vhost.queue(name)
         self._check_mine(queue)
         return queue
 
-    def _check_mine(self, queue: Queue) -> None:
+    def _check_mine(self, queue: BrokerQueue) -> None:
         if queue.owner is not None and queue.owner is not self.outbox:
             raise locked(queue.name, self.vhost.name)
 
-    def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> Binding:
+    def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> BrokerBinding:
         name = self._named(queue)
         # An empty key with an empty queue name stands for the name of that queue (AMQP 0-9-1, queue.bind).
         return self._binding(exchange, "queue", name, name if not queue and not key else key, arguments=arguments)
 
-    def _exchange_binding(self, destination: str, source: str, key: str, arguments: Arguments) -> Binding:
+    def _exchange_binding(self, destination: str, source: str, key: str, arguments: Arguments) -> BrokerBinding:
         _refuse_default(destination)
         return self._binding(source, "exchange", destination, key, arguments=arguments)
 
-    def _binding(self, source: str, what: str, name: str, key: str, *, arguments: Arguments) -> Binding:
+    def _binding(self, source: str, what: str, name: str, key: str, *, arguments: Arguments) -> BrokerBinding:
         _refuse_default(source)
         start = self.vhost.exchange(source)
         end: Destination = self.vhost.queue(name) if what == "queue" else self.vhost.exchange(name)
-        return Binding(start, end, key, dict(arguments or {}))
+        return BrokerBinding(start, end, key, dict(arguments or {}))
 
 
-def _check_match(binding: Binding) -> None:
+def _check_match(binding: BrokerBinding) -> None:
     if binding.source.spec.type == "headers":
         check_match(binding.arguments)
 
@@ -213,8 +213,8 @@ def _stripped(name: str) -> str:
 
 def _refuse_default(exchange: str) -> None:
     if not exchange:
-        raise Refused(403, "operation not permitted on the default exchange")
+        raise RequestRefused(403, "operation not permitted on the default exchange")
 
 
-def _reserved(what: str, name: str) -> Refused:
-    return Refused(403, f"{what} name '{name}' contains reserved prefix 'amq.*'")
+def _reserved(what: str, name: str) -> RequestRefused:
+    return RequestRefused(403, f"{what} name '{name}' contains reserved prefix 'amq.*'")

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
-from django_rmq_retry.embedded.engine.envelopes import Message
+from django_rmq_retry.embedded.engine.envelopes import StoredMessage
 from django_rmq_retry.embedded.engine.specs import QueueSpec
 
 NEVER = float("inf")
@@ -28,7 +28,7 @@ _DELIVERY_LIMIT = 20
 class Entry:
     """A message's entry in a queue, with the queue's own counts."""
 
-    message: Message
+    message: StoredMessage
     position: int
     expires: float
     count: int = 0

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
 
@@ -23,7 +23,7 @@ _MADE_HERE = "amq.rabbitmq.reply-to.embedded."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class XDeath:
     """One entry of x-death."""
 
     queue: str
@@ -36,7 +36,7 @@ class Death:
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class StoredMessage:
     """A published message, shared by every queue that holds it and never changed."""
 
     exchange: str
@@ -49,7 +49,7 @@ class Message:
     more: tuple[str, ...] = ()
     """The routing keys in CC and BCC."""
     bcc: tuple[str, ...] = ()
-    deaths: tuple[Death, ...] = ()
+    deaths: tuple[XDeath, ...] = ()
     count: int | None = None
     """The failed deliveries in the queues where it died, as far as the version carries them on."""
 
@@ -75,7 +75,7 @@ class Glance:
         try:
             self._read(raw)
         except (IndexError, struct.error):
-            raise Refused(502, "content properties cannot be decoded") from None
+            raise RequestRefused(502, "content properties cannot be decoded") from None
 
     def _read(self, raw: bytes) -> None:
         self.flags = flags = raw[0] << 8 | raw[1]
@@ -139,7 +139,7 @@ def checked_headers(raw: bytes) -> Headers:
     try:
         return Headers(table_of(raw))
     except (UndecodableHeaders, IndexError):
-        raise Refused(502, "the header table cannot be decoded") from None
+        raise RequestRefused(502, "the header table cannot be decoded") from None
 
 
 def decoded(raw: bytes) -> Properties:
@@ -147,7 +147,7 @@ def decoded(raw: bytes) -> Properties:
     try:
         return decode_properties(raw)
     except UndecodableHeaders as error:
-        raise Refused(502, f"content properties cannot be decoded: {error.problem}") from None
+        raise RequestRefused(502, f"content properties cannot be decoded: {error.problem}") from None
 
 
 def table_of(raw: bytes) -> bytes:
@@ -187,7 +187,7 @@ class Deliver:
     channel: int
     consumer: str
     tag: int
-    message: Message
+    message: StoredMessage
     raw: bytes
     redelivered: bool
 
@@ -197,7 +197,7 @@ class Got:
     """The answer to basic.get; `left` is the number of messages still ready."""
 
     tag: int
-    message: Message
+    message: StoredMessage
     raw: bytes
     redelivered: bool
     left: int
@@ -208,7 +208,7 @@ class Returned:
     """A mandatory message that no queue accepted."""
 
     channel: int
-    message: Message
+    message: StoredMessage
     code = 312
     text = "NO_ROUTE"
 
@@ -241,8 +241,8 @@ class Cancel:
 Event = Deliver | Returned | Ack | Nack | Cancel
 
 
-def reply_name(chance: str) -> str:
-    return _MADE_HERE + chance
+def reply_name(random_part: str) -> str:
+    return _MADE_HERE + random_part
 
 
 def is_reply_name(key: str) -> bool:

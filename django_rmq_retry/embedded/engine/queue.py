@@ -6,11 +6,11 @@ from typing import Literal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
-from django_rmq_retry.embedded.engine.consumers import Consumer, Roster
+from django_rmq_retry.embedded.engine.consumers import BrokerConsumer, Roster
 from django_rmq_retry.embedded.engine.entries import NEVER, Counts, Delayed, Entry, begin, carried, count, ready_for
-from django_rmq_retry.embedded.engine.envelopes import Message, with_table
+from django_rmq_retry.embedded.engine.envelopes import StoredMessage, with_table
 from django_rmq_retry.embedded.engine.specs import QueueSpec
-from django_rmq_retry.embedded.engine.store import Detail, Place, Store
+from django_rmq_retry.embedded.engine.store import Detail, DurableStore, MessagePlace
 
 # Quorum queues check every five seconds (rabbit_quorum_queue's tick).
 _TICK = 5.0
@@ -63,7 +63,7 @@ class Lease:
             self._timer = None
 
 
-class Limits:
+class LengthLimits:
     """x-max-length, x-max-length-bytes and x-overflow. Unacked messages do not count."""
 
     __slots__ = ("_bytes", "_length", "_quorum", "_shut", "drops", "overflow")
@@ -105,7 +105,7 @@ def _below(value: int, limit: int | None) -> bool:
     return limit is None or value <= int(limit * _REOPENS_AT)
 
 
-class Surroundings:
+class SharedState:
     """The clock, the store and the graves that all queues of a virtual host share."""
 
     __slots__ = ("behaviour", "clock", "graves", "lost", "settle", "store")
@@ -113,36 +113,36 @@ class Surroundings:
     settle: Callable[[], None]
     """Dead-letter everything in `graves`; every timer calls it at its end."""
 
-    def __init__(self, clock: Clock, behaviour: Behaviour, store: Store) -> None:
+    def __init__(self, clock: Clock, behaviour: Behaviour, store: DurableStore) -> None:
         self.clock = clock
         self.behaviour = behaviour
         self.store = store
-        self.graves: deque[tuple[Queue, Entry, str]] = deque()
+        self.graves: deque[tuple[BrokerQueue, Entry, str]] = deque()
         """Messages that died and are not dead-lettered yet: the queue, the entry and the reason."""
         self.lost: Counter[str] = Counter()
         """Messages lost without a consumer's ack, by reason."""
 
 
-class Queue:
-    """A queue and its messages. It routes nothing: messages that die are left in `around.graves`."""
+class BrokerQueue:
+    """A queue and its messages. It routes nothing: messages that die are left in `shared.graves`."""
 
     __slots__ = (
-        "_arms_when_alone", "_expires_any", "_stores_all", "_timer", "around", "closed", "counts", "delayed", "held",
-        "lease", "limits", "name", "owner", "pending", "position", "ready", "roster", "spec", "stores", "ttl",
+        "_arms_when_alone", "_expires_any", "_stores_all", "_timer", "closed", "counts", "delayed", "held",
+        "lease", "limits", "name", "owner", "pending", "position", "ready", "roster", "shared", "spec", "stores", "ttl",
     )  # fmt: skip
 
-    def __init__(self, spec: QueueSpec, around: Surroundings, owner: object = None) -> None:
+    def __init__(self, spec: QueueSpec, shared: SharedState, owner: object = None) -> None:
         self.spec = spec
         self.name = spec.name
-        self.around = around
+        self.shared = shared
         self.owner = owner
         """The session of an exclusive queue."""
         self.closed = False
-        self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
+        self.ready = ready_for(spec.number("x-max-priority"), shared.behaviour.quorum_lanes if spec.quorum else 0)
         single = spec.arguments.get("x-single-active-consumer") is True
-        self.roster = Roster(around.behaviour, single=single, quorum=spec.quorum)
-        self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
-        self.counts = Counts(spec, around.behaviour) if spec.quorum else None
+        self.roster = Roster(shared.behaviour, single=single, quorum=spec.quorum)
+        self.limits = LengthLimits(spec) if any(name in spec.arguments for name in _LIMITING) else None
+        self.counts = Counts(spec, shared.behaviour) if spec.quorum else None
         ttl = spec.seconds("x-message-ttl")
         self.ttl = NEVER if ttl is None else ttl
         self.position = 0
@@ -150,7 +150,7 @@ class Queue:
         """The number of unacked messages."""
         self.pending = 0
         """Dead letters that no queue has accepted yet (at-least-once)."""
-        self.delayed = Delayed(around.clock, self._undelay)
+        self.delayed = Delayed(shared.clock, self._undelay)
         self.lease: Lease | None = None
         self.stores = spec.kept
         # A quorum queue stores messages whatever their delivery mode (docs/quorum-queues, "Feature comparison").
@@ -161,19 +161,19 @@ class Queue:
         self._timer: Timer | None = None
 
     def bury(self, entry: Entry, reason: str) -> None:
-        self.around.graves.append((self, entry, reason))
+        self.shared.graves.append((self, entry, reason))
 
-    def note(self, entry: Entry, place: Place, detail: Detail = None) -> None:
+    def note(self, entry: Entry, place: MessagePlace, detail: Detail = None) -> None:
         """Store an entry's new state or detail."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
-            self.around.store.moved(self.name, entry, place, detail)
+            self.shared.store.moved(self.name, entry, place, detail)
 
     def forget(self, entry: Entry) -> None:
         """Remove an entry from the store."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
-            self.around.store.removed(self.name, entry.position)
+            self.shared.store.removed(self.name, entry.position)
 
-    def offer(self, message: Message, *, refusable: bool = True) -> bool:
+    def offer(self, message: StoredMessage, *, refusable: bool = True) -> bool:
         """Accept a message; return False if the queue is full and refuses it."""
         ready = self.ready
         if refusable and self.limits is not None and not self._has_room(self.limits, message):
@@ -181,9 +181,9 @@ class Queue:
         self.position += 1
         entry = Entry(message, self.position, self._end_of(message))
         if message.count is not None:
-            begin(entry, self.around.behaviour)
+            begin(entry, self.shared.behaviour)
         if self.stores and (self._stores_all or message.persistent):
-            self.around.store.enqueued(self.name, entry)
+            self.shared.store.enqueued(self.name, entry)
         ready.put(entry)
         if self.roster.members:
             # An empty queue delivers to a waiting consumer even a message with a time to live of 0.
@@ -237,7 +237,7 @@ class Queue:
         if self.closed:
             return
         self.held -= 1
-        if self.around.behaviour.carries(how, quorum=self.counts is not None):
+        if self.shared.behaviour.carries(how, quorum=self.counts is not None):
             entry.count += 1
         self.bury(entry, "rejected")
 
@@ -249,8 +249,8 @@ class Queue:
             self.held -= 1
             entry.redelivered = True
             if self.counts is None:
-                if self.around.behaviour.classic_carries:
-                    count(entry, how, self.around.behaviour)
+                if self.shared.behaviour.classic_carries:
+                    count(entry, how, self.shared.behaviour)
                 self.ready.restore(entry)
                 self.note(entry, "back")
             else:
@@ -262,7 +262,7 @@ class Queue:
         if self._expires_any:
             self.watch()
 
-    def freed(self, consumer: Consumer) -> None:
+    def freed(self, consumer: BrokerConsumer) -> None:
         """Note that a consumer has room again."""
         if consumer.listed:
             self.roster.settled(consumer)
@@ -276,7 +276,7 @@ class Queue:
 
     def expire(self) -> None:
         """Dead-letter expired messages at the head; an expired message behind a younger one waits for it."""
-        ready, now = self.ready, self.around.clock.now
+        ready, now = self.ready, self.shared.clock.now
         stale = True
         while stale:
             stale = False
@@ -290,7 +290,7 @@ class Queue:
         """Set the timer for the next message that expires."""
         heads = [head.expires for lane in self.ready.lines() if (head := lane.head()) is not None]
         due = min(heads, default=NEVER)
-        clock, timer = self.around.clock, self._timer
+        clock, timer = self.shared.clock, self._timer
         if due <= clock.now:
             self.expire()
         elif due < NEVER and (timer is None or timer.run is None or timer.due > due):
@@ -303,7 +303,7 @@ class Queue:
         dropped = self.ready.clear() + self.delayed.clear()
         for entry in dropped:
             self.forget(entry)
-        self.around.lost["purged"] += len(dropped)
+        self.shared.lost["purged"] += len(dropped)
         return len(dropped)
 
     def close(self) -> int:
@@ -319,7 +319,7 @@ class Queue:
         if counts.exhausted(entry, how):
             self.bury(entry, "delivery_limit")
         elif (delay := counts.delay(entry, how)) > 0:
-            due = self.around.clock.now + delay
+            due = self.shared.clock.now + delay
             self.delayed.put(entry, due)
             self.note(entry, "delayed", due)
         else:
@@ -328,28 +328,28 @@ class Queue:
 
     def _on_time(self) -> None:
         self.expire()
-        self.around.settle()
+        self.shared.settle()
 
     def _undelay(self, entry: Entry) -> None:
         self.ready.restore(entry)
         self.note(entry, "back")
         self.dispatch()
         self.watch()
-        self.around.settle()
+        self.shared.settle()
 
-    def _end_of(self, message: Message) -> float:
+    def _end_of(self, message: StoredMessage) -> float:
         ttl = self.ttl
         if message.expiration is not None:
             ttl = min(ttl, int(message.expiration) / 1000)
-        return NEVER if ttl == NEVER else self.around.clock.now + ttl
+        return NEVER if ttl == NEVER else self.shared.clock.now + ttl
 
-    def _has_room(self, limits: Limits, message: Message) -> bool:
+    def _has_room(self, limits: LengthLimits, message: StoredMessage) -> bool:
         verdict = limits.judge(self._count(), self.ready.bytes, more=len(message.body))
         if verdict == "bury":
             self.bury(Entry(message, 0, NEVER), "maxlen")
         return verdict == "take"
 
-    def _shed(self, limits: Limits) -> None:
+    def _shed(self, limits: LengthLimits) -> None:
         ready = self.ready
         if not limits.drops:
             limits.note(self._count(), ready.bytes)
@@ -361,11 +361,11 @@ class Queue:
         return self.ready.count + self.pending + len(self.delayed)
 
 
-def dressed(queue: Queue, entry: Entry) -> tuple[bytes, bool]:
+def dressed(queue: BrokerQueue, entry: Entry) -> tuple[bytes, bool]:
     """Return the properties that this delivery shows, and the redelivered flag."""
     message = entry.message
     if queue.counts is None:
-        marked = queue.around.behaviour.classic_carries and bool(message.count)
+        marked = queue.shared.behaviour.classic_carries and bool(message.count)
         return message.raw, entry.redelivered or marked
     shown = queue.counts.headers(entry)
     if not shown and message.count:

@@ -21,7 +21,7 @@ FIRST_HARD_CODE = 500
 MOST_TEXT_BYTES = 255
 
 
-class Refused(RmqRetryError):
+class RequestRefused(RmqRetryError):
     """A request is refused: its channel closes, or (hard) its whole connection."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -31,7 +31,7 @@ class Refused(RmqRetryError):
         self.method_id = 0
         super().__init__(self.text)
 
-    def answering(self, method_index: int) -> "Refused":
+    def answering(self, method_index: int) -> "RequestRefused":
         """Name the method that is refused, by its class and number."""
         self.class_id, self.method_id = method_index >> 16, method_index & 0xFFFF
         return self
@@ -54,17 +54,19 @@ def shown(kind: str, name: str, vhost: str) -> str:
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
-def missing(kind: str, name: str, vhost: str) -> Refused:
-    return Refused(404, f"no {shown(kind, name, vhost)}")
+def missing(kind: str, name: str, vhost: str) -> RequestRefused:
+    return RequestRefused(404, f"no {shown(kind, name, vhost)}")
 
 
-def locked(queue: str, vhost: str) -> Refused:
-    return Refused(
+def locked(queue: str, vhost: str) -> RequestRefused:
+    return RequestRefused(
         405,
         f"cannot obtain exclusive access to locked {shown('queue', queue, vhost)}. It could be originally declared on "
         "another connection or the exclusive property value does not match that of the original declaration.",
     )
 
 
-def unequal(argument: str, thing: str, received: str, current: str) -> Refused:
-    return Refused(406, f"inequivalent arg '{argument}' for {thing}: received {received} but current is {current}")
+def unequal(argument: str, thing: str, received: str, current: str) -> RequestRefused:
+    return RequestRefused(
+        406, f"inequivalent arg '{argument}' for {thing}: received {received} but current is {current}"
+    )

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Union
 
-from django_rmq_retry.embedded.engine.envelopes import Message
-from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.envelopes import StoredMessage
+from django_rmq_retry.embedded.engine.queue import BrokerQueue
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, identical, same, shown_value, type_name
-from django_rmq_retry.embedded.engine.store import KeptBinding, Store
+from django_rmq_retry.embedded.engine.store import DurableStore, KeptBinding
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers
 from django_rmq_retry.topology.declarations import matches
@@ -17,21 +17,23 @@ TYPES = ("direct", "fanout", "topic", "headers")
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 _REMEMBERED = 10_000
 
-Destination = Union[Queue, "Exchange"]
+Destination = Union[BrokerQueue, "BrokerExchange"]
 
 
-class Binding:
+class BrokerBinding:
     """One binding of an exchange to a queue or to another exchange."""
 
     __slots__ = ("arguments", "destination", "key", "source")
 
-    def __init__(self, source: "Exchange", destination: Destination, key: str, arguments: Mapping[str, object]) -> None:
+    def __init__(
+        self, source: "BrokerExchange", destination: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
         self.source = source
         self.destination = destination
         self.key = key
         self.arguments = arguments
 
-    def like(self, other: "Binding") -> bool:
+    def like(self, other: "BrokerBinding") -> bool:
         return (
             self.destination is other.destination
             and self.key == other.key
@@ -41,18 +43,18 @@ class Binding:
     def kept(self) -> KeptBinding | None:
         """Return the binding as a store keeps it; None if it does not survive a restart."""
         end = self.destination
-        if not (self.source.spec.durable and (end.spec.kept if isinstance(end, Queue) else end.spec.durable)):
+        if not (self.source.spec.durable and (end.spec.kept if isinstance(end, BrokerQueue) else end.spec.durable)):
             return None
         return KeptBinding(
             source=self.source.name,
             destination=end.name,
             key=self.key,
-            to_exchange=isinstance(end, Exchange),
+            to_exchange=isinstance(end, BrokerExchange),
             arguments=self.arguments,
         )
 
 
-class Exchange:
+class BrokerExchange:
     """An exchange and its bindings."""
 
     __slots__ = ("_found", "alternate", "bindings", "by_key", "name", "plain", "spec")
@@ -62,13 +64,13 @@ class Exchange:
         self.name = spec.name
         alternate = spec.arguments.get("alternate-exchange")
         self.alternate = alternate if isinstance(alternate, str) else None
-        self.bindings: dict[Binding, None] = {}
-        self.by_key: dict[str, list[Binding]] = {}
+        self.bindings: dict[BrokerBinding, None] = {}
+        self.by_key: dict[str, list[BrokerBinding]] = {}
         self.plain = self.alternate is None
         """True if messages go straight to queues: no alternate exchange and no further exchange."""
         self._found: dict[str, tuple[Destination, ...]] = {}
 
-    def add(self, binding: Binding) -> bool:
+    def add(self, binding: BrokerBinding) -> bool:
         """Add a binding; return False if an equal one exists."""
         if any(one.like(binding) for one in self.by_key.get(binding.key, ())):
             return False
@@ -77,7 +79,7 @@ class Exchange:
         self._changed()
         return True
 
-    def remove(self, binding: Binding) -> None:
+    def remove(self, binding: BrokerBinding) -> None:
         del self.bindings[binding]
         bound = self.by_key[binding.key]
         bound.remove(binding)
@@ -85,11 +87,11 @@ class Exchange:
             del self.by_key[binding.key]
         self._changed()
 
-    def find(self, binding: Binding) -> Binding | None:
+    def find(self, binding: BrokerBinding) -> BrokerBinding | None:
         """Return the equal binding, if one exists."""
         return next((one for one in self.by_key.get(binding.key, ()) if one.like(binding)), None)
 
-    def route(self, message: Message) -> Sequence[Destination]:
+    def route(self, message: StoredMessage) -> Sequence[Destination]:
         """Return every destination of the message once."""
         if self.spec.type == "headers":
             return _once(one for one in self.bindings if headers_match(one.arguments, message))
@@ -116,10 +118,12 @@ class Exchange:
 
     def _changed(self) -> None:
         self._found.clear()
-        self.plain = self.alternate is None and not any(isinstance(one.destination, Exchange) for one in self.bindings)
+        self.plain = self.alternate is None and not any(
+            isinstance(one.destination, BrokerExchange) for one in self.bindings
+        )
 
 
-def _once(bindings: Iterable[Binding]) -> tuple[Destination, ...]:
+def _once(bindings: Iterable[BrokerBinding]) -> tuple[Destination, ...]:
     return tuple(dict.fromkeys(one.destination for one in bindings))
 
 
@@ -130,13 +134,13 @@ def check_match(arguments: Mapping[str, object]) -> None:
     mode = arguments["x-match"]
     if not isinstance(mode, str):
         what = f"type {type_name(mode)} (value {shown_value(mode)}); expected longstr"
-        raise Refused(406, f"Invalid x-match field {what}")
+        raise RequestRefused(406, f"Invalid x-match field {what}")
     if mode not in _MATCHES:
         what = f'value <<"{mode}">>; expected all, any, all-with-x, or any-with-x'
-        raise Refused(406, f"Invalid x-match field {what}")
+        raise RequestRefused(406, f"Invalid x-match field {what}")
 
 
-def headers_match(asked: Mapping[str, object], message: Message) -> bool:
+def headers_match(asked: Mapping[str, object], message: StoredMessage) -> bool:
     """True if a headers exchange routes the message by a binding's arguments."""
     mode = asked.get("x-match", "all")
     all_keys = mode in ("all-with-x", "any-with-x")
@@ -159,46 +163,46 @@ def _hit(headers: Headers, key: str, value: object) -> bool:
 class Router:
     """The exchanges and queues of a virtual host. The default exchange "" routes to each queue by its name."""
 
-    def __init__(self, store: Store) -> None:
-        self.queues: dict[str, Queue] = {}
-        self.default = Exchange(ExchangeSpec(name=""))
-        self.exchanges: dict[str, Exchange] = {"": self.default}
+    def __init__(self, store: DurableStore) -> None:
+        self.queues: dict[str, BrokerQueue] = {}
+        self.default = BrokerExchange(ExchangeSpec(name=""))
+        self.exchanges: dict[str, BrokerExchange] = {"": self.default}
         self._store = store
-        self._into: dict[Destination, dict[Binding, None]] = {}
+        self._into: dict[Destination, dict[BrokerBinding, None]] = {}
         for spec in (
             *(ExchangeSpec(name=f"amq.{kind}", type=kind) for kind in TYPES),
             ExchangeSpec(name="amq.match", type="headers"),
             ExchangeSpec(name="amq.rabbitmq.trace", type="topic", internal=True),
         ):
-            self.exchanges[spec.name] = Exchange(spec)
+            self.exchanges[spec.name] = BrokerExchange(spec)
 
-    def route(self, exchange: Exchange, message: Message) -> Sequence[Queue]:
+    def route(self, exchange: BrokerExchange, message: StoredMessage) -> Sequence[BrokerQueue]:
         """Return every queue that gets the message, once."""
         if exchange is self.default and not message.more:
             queue = self.queues.get(message.key)
             return () if queue is None else (queue,)
         if exchange.plain and exchange is not self.default:
-            return [one for one in exchange.route(message) if isinstance(one, Queue)]
+            return [one for one in exchange.route(message) if isinstance(one, BrokerQueue)]
         return self._walk(exchange, message)
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: BrokerBinding) -> None:
         if binding.source.add(binding):
             self._into.setdefault(binding.destination, {})[binding] = None
             if (kept := binding.kept()) is not None:
                 self._store.bound(kept)
 
-    def unbind(self, binding: Binding) -> None:
+    def unbind(self, binding: BrokerBinding) -> None:
         equal = binding.source.find(binding)
         if equal is not None:
             self._remove(equal)
 
-    def remove_queue(self, queue: Queue) -> None:
+    def remove_queue(self, queue: BrokerQueue) -> None:
         del self.queues[queue.name]
         if queue.spec.kept:
             self._store.queue_deleted(queue.name)
         self._cut_off(queue)
 
-    def remove_exchange(self, exchange: Exchange) -> None:
+    def remove_exchange(self, exchange: BrokerExchange) -> None:
         if self.exchanges.pop(exchange.name, None) is None:
             return
         if exchange.spec.durable:
@@ -213,32 +217,32 @@ class Router:
             binding.source.remove(binding)
             self._source_left(binding.source)
 
-    def _remove(self, binding: Binding) -> None:
+    def _remove(self, binding: BrokerBinding) -> None:
         binding.source.remove(binding)
         self._into[binding.destination].pop(binding, None)
         if (kept := binding.kept()) is not None:
             self._store.unbound(kept)
         self._source_left(binding.source)
 
-    def _source_left(self, exchange: Exchange) -> None:
+    def _source_left(self, exchange: BrokerExchange) -> None:
         if exchange.spec.auto_delete and not exchange.bindings:
             self.remove_exchange(exchange)
 
-    def _walk(self, start: Exchange, message: Message) -> list[Queue]:
+    def _walk(self, start: BrokerExchange, message: StoredMessage) -> list[BrokerQueue]:
         seen = {start}
-        ahead: list[Exchange] = [start]
-        queues: dict[Queue, None] = {}
+        ahead: list[BrokerExchange] = [start]
+        queues: dict[BrokerQueue, None] = {}
         while ahead:
             exchange = ahead.pop()
             for destination in self._out_of(exchange, message):
-                if isinstance(destination, Queue):
+                if isinstance(destination, BrokerQueue):
                     queues[destination] = None
                 elif destination not in seen:
                     seen.add(destination)
                     ahead.append(destination)
         return list(queues)
 
-    def _out_of(self, exchange: Exchange, message: Message) -> Sequence[Destination]:
+    def _out_of(self, exchange: BrokerExchange, message: StoredMessage) -> Sequence[Destination]:
         if exchange is self.default:
             return [self.queues[key] for key in message.keys if key in self.queues]
         queues = exchange.route(message)

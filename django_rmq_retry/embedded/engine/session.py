@@ -1,25 +1,25 @@
 """The sessions of clients on a virtual host, and the host's restoration from a file."""
 
-from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.entries import Entry, begin
-from django_rmq_retry.embedded.engine.queue import Queue
-from django_rmq_retry.embedded.engine.routing import Binding, Destination
+from django_rmq_retry.embedded.engine.queue import BrokerQueue
+from django_rmq_retry.embedded.engine.routing import BrokerBinding, Destination
 from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage
-from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
+from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 
 
-class Session(Outbox):
+class ClientSession(EventOutbox):
     """One connection: its channels, its exclusive queues and its unsent events."""
 
     def __init__(self, vhost: Vhost, *, user: str = "guest") -> None:
         super().__init__(vhost.busy)
         self.vhost = vhost
         self.user = user
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, BrokerChannel] = {}
 
-    def channel(self, number: int) -> Channel:
+    def channel(self, number: int) -> BrokerChannel:
         """Open a channel whose number is not open yet."""
-        channel = self.channels[number] = Channel(self.vhost, self, number, user=self.user)
+        channel = self.channels[number] = BrokerChannel(self.vhost, self, number, user=self.user)
         return channel
 
     def close_channel(self, number: int) -> None:
@@ -42,7 +42,7 @@ class Session(Outbox):
         """End the session. None of its consumers may get a message that another of its channels returns."""
         channels = list(self.channels.values())
         self.channels.clear()
-        ended: list[Queue] = []
+        ended: list[BrokerQueue] = []
         for channel in channels:
             ended += channel.stop_consuming()
         for channel in channels:
@@ -62,7 +62,7 @@ def restore(vhost: Vhost, kept: Kept) -> None:
         vhost.add_queue(spec, None)
     for binding in kept.bindings:
         _bind(vhost, binding)
-    held: dict[Queue, list[Entry]] = {}
+    held: dict[BrokerQueue, list[Entry]] = {}
     for message in kept.messages:
         queue = vhost.router.queues.get(message.queue)
         if queue is not None:
@@ -79,17 +79,17 @@ def _bind(vhost: Vhost, kept: KeptBinding) -> None:
     source = router.exchanges.get(kept.source)
     end: Destination | None = (router.exchanges if kept.to_exchange else router.queues).get(kept.destination)
     if source is not None and end is not None:
-        router.bind(Binding(source, end, kept.key, kept.arguments))
+        router.bind(BrokerBinding(source, end, kept.key, kept.arguments))
 
 
-def _put(queue: Queue, kept: KeptMessage, held: dict[Queue, list[Entry]]) -> None:
+def _put(queue: BrokerQueue, kept: KeptMessage, held: dict[BrokerQueue, list[Entry]]) -> None:
     entry = Entry(kept.message, kept.position, kept.expires)
     queue.position = max(queue.position, kept.position)
     if kept.count is not None:
         entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
         entry.count, entry.unkept = kept.count, kept.unkept
     elif kept.message.count is not None:
-        begin(entry, queue.around.behaviour)
+        begin(entry, queue.shared.behaviour)
     match kept.place, kept.detail:
         case "held", _:
             held.setdefault(queue, []).append(entry)

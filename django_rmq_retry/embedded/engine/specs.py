@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
-from django_rmq_retry.embedded.engine.refusals import Refused, shown, unequal
+from django_rmq_retry.embedded.engine.refusals import RequestRefused, shown, unequal
 from django_rmq_retry.topology.plan import MOST_TTL_MS
 
 _INT32 = range(-(2**31), 2**31)
@@ -128,8 +128,8 @@ def milliseconds(expiration: str) -> int:
     return value
 
 
-def _invalid(expiration: str, why: str) -> Refused:
-    return Refused(406, f"invalid expiration '{expiration}': {why}")
+def _invalid(expiration: str, why: str) -> RequestRefused:
+    return RequestRefused(406, f"invalid expiration '{expiration}': {why}")
 
 
 def _one_of(*values: str, otherwise: str) -> Problem:
@@ -248,11 +248,13 @@ class QueueSpec:
         foreign = self._foreign(behaviour)
         for name in self.arguments:
             if name in foreign:
-                raise Refused(406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{self._kind}_queue")
+                raise RequestRefused(
+                    406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{self._kind}_queue"
+                )
         for name in _CHECKS:
             self._check_value(name, behaviour)
         if "x-queue-master-locator" in self.arguments and not behaviour.master_locator:
-            raise Refused(541, _NO_MASTERS)
+            raise RequestRefused(541, _NO_MASTERS)
         self._check_dead_letter()
         if self.quorum:
             self._check_quorum(server_named=server_named)
@@ -275,20 +277,22 @@ class QueueSpec:
         if name == "x-queue-version" and not problem and value not in behaviour.queue_versions:
             problem = f"\"unsupported queue version '{value}'\""
         if problem:
-            raise Refused(406, f"invalid arg '{name}' for {self.thing}: {problem}")
+            raise RequestRefused(406, f"invalid arg '{name}' for {self.thing}: {problem}")
 
     def _check_dead_letter(self) -> None:
         exchange = self.arguments.get("x-dead-letter-exchange")
         if exchange is not None and not isinstance(exchange, str):
             thing = f"queue '{self.name}' in vhost '{self.vhost}'"
-            raise Refused(406, f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange' in {thing}")
+            raise RequestRefused(
+                406, f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange' in {thing}"
+            )
         if exchange is None and "x-dead-letter-routing-key" in self.arguments:
             why = "routing_key_but_no_dlx_defined"
-            raise Refused(406, f"invalid arg 'x-dead-letter-routing-key' for {self.thing}: {why}")
+            raise RequestRefused(406, f"invalid arg 'x-dead-letter-routing-key' for {self.thing}: {why}")
 
     def _check_quorum(self, *, server_named: bool) -> None:
         if server_named:
-            raise Refused(406, "Cannot declare a server-named queue for type rabbit_quorum_queue")
+            raise RequestRefused(406, "Cannot declare a server-named queue for type rabbit_quorum_queue")
         wrong = {
             "auto-delete": self.auto_delete,
             "exclusive-owner": self.exclusive,
@@ -296,7 +300,7 @@ class QueueSpec:
         }
         for name, value in wrong.items():
             if value:
-                raise Refused(406, f"invalid property '{name}' for {self.thing}")
+                raise RequestRefused(406, f"invalid property '{name}' for {self.thing}")
 
     def check_same(self, other: "QueueSpec", behaviour: Behaviour) -> None:
         """Refuse a second declaration that differs from this one."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.envelopes import Message
+from django_rmq_retry.embedded.engine.envelopes import StoredMessage
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
 
-Place = Literal["fresh", "held", "back", "delayed", "dying"]
+MessagePlace = Literal["fresh", "held", "back", "delayed", "dying"]
 """The place of a message in its queue. "fresh" is never delivered or at the back, "held" unacked, "back" returned,
 "delayed" waiting for a time, and "dying" a dead letter that no queue has accepted yet.
 """
@@ -33,9 +33,9 @@ class KeptMessage:
 
     queue: str
     position: int
-    message: Message
+    message: StoredMessage
     expires: float
-    place: Place = "fresh"
+    place: MessagePlace = "fresh"
     detail: Detail = None
     redelivered: bool = False
     count: int | None = None
@@ -53,7 +53,7 @@ class Kept:
     messages: Iterator[KeptMessage] = field(default_factory=lambda: iter(()))
 
 
-class Store:
+class DurableStore:
     """Gets every durable change, at once and in order, and keeps nothing: a restart starts with an empty broker.
 
     A queue and a position identify a message.
@@ -76,7 +76,7 @@ class Store:
     def enqueued(self, queue: str, entry: Entry) -> None:
         """Keep a message that must survive a restart."""
 
-    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
+    def moved(self, queue: str, entry: Entry, place: MessagePlace, detail: Detail) -> None:
         """Keep a message's new place in its queue; its counts may have changed too."""
 
     def removed(self, queue: str, position: int) -> None:

@@ -14,12 +14,12 @@ from pika.exceptions import InvalidFrameError
 
 from django_rmq_retry.amqp.frames import CLASS_BASIC, FRAME_BODY, FRAME_HEADER, FRAME_METHOD, Places
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
-from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.consumers import MOST_UNREAD_BYTES
-from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.session import Session, restore
-from django_rmq_retry.embedded.engine.vhost import Outbox, Vhost
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
+from django_rmq_retry.embedded.engine.session import ClientSession, restore
+from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 from django_rmq_retry.embedded.file_store import FileStore
 from django_rmq_retry.embedded.wire.frames import (
     HEARTBEAT,
@@ -62,18 +62,18 @@ class Broker:
         self.clock = Clock(now, epoch=time.time() - now)
         self._store = FileStore(file, epoch=self.clock.epoch) if file is not None else None
         self.vhost = Vhost("/", self.clock, behaviour, random_name=lambda: token_urlsafe(16), store=self._store)
-        self._writers: dict[Outbox, Callable[[], None]] = {}
+        self._writers: dict[EventOutbox, Callable[[], None]] = {}
         if self._store is not None:
             restore(self.vhost, self._store.read())
 
-    def connect(self, user: str, write_events: Callable[[], None]) -> Session:
+    def connect(self, user: str, write_events: Callable[[], None]) -> ClientSession:
         """Open a session; `write_events` is called when it has events."""
-        session = Session(self.vhost, user=user)
+        session = ClientSession(self.vhost, user=user)
         session.valve.most = MOST_UNREAD_BYTES
         self._writers[session] = write_events
         return session
 
-    def disconnect(self, session: Session) -> None:
+    def disconnect(self, session: ClientSession) -> None:
         del self._writers[session]
         session.close()
 
@@ -105,7 +105,7 @@ class Dialogue:
 
     __slots__ = ("_bits", "_left", "_parts", "_place", "_places", "_raw", "_wanted", "closing", "engine")
 
-    def __init__(self, engine: Channel, places: Places) -> None:
+    def __init__(self, engine: BrokerChannel, places: Places) -> None:
         self.engine = engine
         self.closing = False
         """We have closed the channel and wait for the client's close-ok."""
@@ -120,7 +120,7 @@ class Dialogue:
     def take(self, kind: int, payload: bytes) -> bool:
         """Take a frame; return False if it is a method for the caller to handle."""
         if kind != self._wanted:
-            raise Refused(505, _EXPECTED[self._wanted])
+            raise RequestRefused(505, _EXPECTED[self._wanted])
         if kind == FRAME_METHOD:
             return self._take_method(payload)
         if kind == FRAME_HEADER:
@@ -135,7 +135,7 @@ class Dialogue:
             tag, multiple = _ack(payload, 4)
             try:
                 self.engine.ack(tag, multiple=bool(multiple & 1))
-            except Refused as refused:
+            except RequestRefused as refused:
                 raise refused.answering(ACK) from None
             return True
         if index != PUBLISH:
@@ -143,17 +143,19 @@ class Dialogue:
         try:
             self._place = self._places[payload[6:-1]]
         except (IndexError, InvalidFrameError) as error:
-            raise Refused(502, "cannot decode the arguments of Basic.Publish") from error
+            raise RequestRefused(502, "cannot decode the arguments of Basic.Publish") from error
         self._bits = payload[-1]
         self._wanted = FRAME_HEADER
         return True
 
     def _take_header(self, payload: bytes) -> None:
         if len(payload) < _HEADER_FIXED:
-            raise Refused(502, "a content header is too short")
+            raise RequestRefused(502, "a content header is too short")
         class_id, _, self._left = _header(payload)
         if class_id != CLASS_BASIC:
-            raise Refused(505, f"expected content header for class {CLASS_BASIC}, got one for class {class_id} instead")
+            raise RequestRefused(
+                505, f"expected content header for class {CLASS_BASIC}, got one for class {class_id} instead"
+            )
         self._raw = payload[_HEADER_FIXED:]
         if self._left:
             self._wanted = FRAME_BODY
@@ -163,7 +165,7 @@ class Dialogue:
     def _take_body(self, payload: bytes) -> None:
         self._left -= len(payload)
         if self._left < 0:
-            raise Refused(501, "a content body is larger than its header said")
+            raise RequestRefused(501, "a content body is larger than its header said")
         if self._left:
             self._parts.append(payload)
         elif self._parts:
@@ -178,7 +180,7 @@ class Dialogue:
         mandatory, immediate = bool(self._bits & _MANDATORY), bool(self._bits & _IMMEDIATE)
         try:
             self.engine.publish(exchange, key, self._raw, body, mandatory=mandatory, immediate=immediate)
-        except Refused as refused:
+        except RequestRefused as refused:
             raise refused.answering(PUBLISH) from None
 
 
@@ -197,7 +199,7 @@ class Client:
         self._frames = Frames(FRAME_MAX)
         self._places = Places()
         self._dialogues: dict[int, Dialogue] = {}
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._handshake = Handshake()
         self._head: bytes | None = b""
         self._closing = False
@@ -216,16 +218,16 @@ class Client:
             for kind, number, payload in self._frames.cut(data):
                 try:
                     self._take(kind, number, payload)
-                except Refused as refused:
+                except RequestRefused as refused:
                     self._refuse(number, refused)
                 if self.ended:
                     return
-        except Refused as refused:
+        except RequestRefused as refused:
             self._unreadable = True
             self._refuse(0, refused)
         except Exception as error:
             log.exception("The embedded broker failed on data from a client")
-            self._refuse(number, Refused(541, f"{type(error).__name__}: {error}"))
+            self._refuse(number, RequestRefused(541, f"{type(error).__name__}: {error}"))
 
     def write_events(self) -> None:
         """Write the engine's events for the client."""
@@ -242,7 +244,7 @@ class Client:
         if self._session is not None:
             self._session.left_unread(len(self.out))
 
-    def close(self, refused: Refused) -> None:
+    def close(self, refused: RequestRefused) -> None:
         """Close the connection with a reason."""
         if self._closing or self.ended:
             return
@@ -293,7 +295,7 @@ class Client:
         if self._closing:
             return
         if self._session is None:
-            raise Refused(504, "the connection is not open")
+            raise RequestRefused(504, "the connection is not open")
         dialogue = self._dialogues.get(number)
         if dialogue is None:
             self._open_channel(self._session, number, kind, payload)
@@ -308,7 +310,7 @@ class Client:
         asked: Any = read_method(payload)
         try:
             self._answer(number, dialogue, asked)
-        except Refused as refused:
+        except RequestRefused as refused:
             raise refused.answering(asked.INDEX) from None
 
     def _answer(self, number: int, dialogue: Dialogue, asked: Any) -> None:
@@ -323,7 +325,7 @@ class Client:
                 self._close_channel(number)
                 self._write(number, spec.Channel.CloseOk())
             case spec.Channel.Open():
-                raise Refused(504, "second 'channel.open' seen")
+                raise RequestRefused(504, "second 'channel.open' seen")
             case spec.Channel.CloseOk() | spec.Channel.FlowOk() | spec.Basic.CancelOk():
                 pass
             case _:
@@ -331,12 +333,14 @@ class Client:
                 if answer is not None:
                     self._write(number, answer)
 
-    def _open_channel(self, session: Session, number: int, kind: int, payload: bytes) -> None:
+    def _open_channel(self, session: ClientSession, number: int, kind: int, payload: bytes) -> None:
         if kind != FRAME_METHOD or type(read_method(payload)) is not spec.Channel.Open:
-            raise Refused(504, "expected 'channel.open'")
+            raise RequestRefused(504, "expected 'channel.open'")
         if len(self._dialogues) >= self._handshake.channel_max:
             opened = f"number of channels opened ({len(self._dialogues)})"
-            raise Refused(530, f"{opened} has reached the negotiated channel_max ({self._handshake.channel_max})")
+            raise RequestRefused(
+                530, f"{opened} has reached the negotiated channel_max ({self._handshake.channel_max})"
+            )
         self._dialogues[number] = Dialogue(session.channel(number), self._places)
         self._write(number, spec.Channel.OpenOk())
 
@@ -355,7 +359,7 @@ class Client:
         if self._session is not None:
             self._session.close_channel(number)
 
-    def _refuse(self, number: int, refused: Refused) -> None:
+    def _refuse(self, number: int, refused: RequestRefused) -> None:
         dialogue = self._dialogues.get(number)
         if refused.hard or dialogue is None or self._session is None:
             self._refuse_connection(refused)
@@ -365,7 +369,7 @@ class Client:
         self._session.close_channel(number)
         self._write(number, spec.Channel.Close(refused.code, refused.text, refused.class_id, refused.method_id))
 
-    def _refuse_connection(self, refused: Refused) -> None:
+    def _refuse_connection(self, refused: RequestRefused) -> None:
         """Refuse a connection; before login a reason is sent only to a client that supports it."""
         if not self._handshake.sends_reason:
             self.ended = True
@@ -375,7 +379,7 @@ class Client:
     def _take_control(self, kind: int, payload: bytes) -> None:
         """Take a frame of channel 0."""
         if kind != FRAME_METHOD:
-            raise Refused(505, "expected method frame, got non method frame instead")
+            raise RequestRefused(505, "expected method frame, got non method frame instead")
         asked: Any = read_method(payload)
         if type(asked) is spec.Connection.CloseOk and self._closing:
             self.ended = True
@@ -392,7 +396,7 @@ class Client:
             self._write(0, spec.Connection.UpdateSecretOk())
         else:
             state = "running" if self._session is not None else "starting"
-            raise Refused(504, f"unexpected method in connection state {state}")
+            raise RequestRefused(504, f"unexpected method in connection state {state}")
 
     def _take_handshake(self, asked: Any) -> None:
         handshake = self._handshake
@@ -401,7 +405,7 @@ class Client:
             self._write(0, answer)
         if handshake.vhost is not None:
             if handshake.vhost != self._broker.vhost.name:
-                raise Refused(530, f"vhost {handshake.vhost} not found")
+                raise RequestRefused(530, f"vhost {handshake.vhost} not found")
             self._session = self._broker.connect(handshake.user, self.write_events)
             self._session.supports_cancel = handshake.supports_cancel
             self.heartbeat = handshake.heartbeat

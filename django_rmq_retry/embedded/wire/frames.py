@@ -17,8 +17,8 @@ from django_rmq_retry.amqp.frames import (
     FRAME_OVERHEAD,
     short_string,
 )
-from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Event, Got, Message, Nack, Returned
-from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Event, Got, Nack, Returned, StoredMessage
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.messages.properties import Headers
 
 PROTOCOL = b"AMQP\0\0\x09\x01"
@@ -64,14 +64,14 @@ class Frames:
             # RabbitMQ refuses only a payload above frame_max, and its message names the limit of the standard.
             if size > self.most:
                 what = f"{{frame_too_large,{size},{self.most - FRAME_OVERHEAD}}}"
-                raise Refused(501, f"type {kind}, all octets = <<>>: {what}")
+                raise RequestRefused(501, f"type {kind}, all octets = <<>>: {what}")
             if stop > end:
                 break
             if buffer[stop - 1] != FRAME_END:
                 octets = _shown(buffer[at + 7 : min(stop - 1, at + 7 + _SHOWN)])
                 amount = f"first {_SHOWN}" if size > _SHOWN else "all"
                 marker = f"{{invalid_frame_end_marker,{buffer[stop - 1]}}}"
-                raise Refused(501, f"type {kind}, {amount} octets = <<{octets}>>: {marker}")
+                raise RequestRefused(501, f"type {kind}, {amount} octets = <<{octets}>>: {marker}")
             yield kind, channel, buffer[at + 7 : stop - 1]
             at = stop
         self._rest = buffer[at:] if at else buffer
@@ -89,12 +89,12 @@ def read_method(payload: bytes) -> Method:
     index = int.from_bytes(payload[:4])
     kind = spec.methods.get(index)
     if kind is None:
-        raise Refused(541, f"unknown method {index >> 16}.{index & 0xFFFF}")
+        raise RequestRefused(541, f"unknown method {index >> 16}.{index & 0xFFFF}")
     try:
         method = _decoded(kind, payload)
     except Exception as error:
         # pika's decoders raise any exception on invalid bytes.
-        raise Refused(502, f"cannot decode the arguments of {kind.NAME}").answering(index) from error
+        raise RequestRefused(502, f"cannot decode the arguments of {kind.NAME}").answering(index) from error
     _check_names(method, index)
     return method
 
@@ -116,7 +116,7 @@ def _check_names(method: Method, index: int) -> None:
     """Refuse names that are not UTF-8, which pika leaves as bytes. RabbitMQ skips those of basic.publish, for speed."""
     if all(type(value) is not bytes or field in _LONG for field, value in vars(method).items()):
         return
-    raise Refused(501, "Malformed UTF-8 in shortstr").answering(index if index >> 16 == _CONNECTION else 0)
+    raise RequestRefused(501, "Malformed UTF-8 in shortstr").answering(index if index >> 16 == _CONNECTION else 0)
 
 
 def write_method(out: bytearray, channel: int, method: Method) -> None:
@@ -158,7 +158,7 @@ def _write(out: bytearray, channel: int, method: int, arguments: bytes) -> None:
     out += _END
 
 
-def _write_content(out: bytearray, channel: int, message: Message, raw: bytes, *, frame_max: int) -> None:
+def _write_content(out: bytearray, channel: int, message: StoredMessage, raw: bytes, *, frame_max: int) -> None:
     body = message.body
     out += _header(FRAME_HEADER, channel, _HEADER_FIXED + len(raw), CLASS_BASIC, 0, len(body))
     out += raw

@@ -9,8 +9,8 @@ from pika import spec
 from pika.amqp_object import Method
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
-from django_rmq_retry.embedded.engine.channel import Channel
-from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.channel import BrokerChannel
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers
 
@@ -49,10 +49,10 @@ def server_properties(version: str) -> dict[str, object]:
 def user_of(mechanism: str, response: bytes) -> str:
     """Return the user; as on a fresh RabbitMQ this is guest, from this machine only."""
     if mechanism not in MECHANISMS.split():
-        raise Refused(503, f"unknown authentication mechanism '{mechanism}'")
+        raise RequestRefused(503, f"unknown authentication mechanism '{mechanism}'")
     login = _plain(response) if mechanism == "PLAIN" else _table(response)
     if login != _LOGIN:
-        raise Refused(
+        raise RequestRefused(
             403,
             f"Login was refused using authentication mechanism {mechanism}. "
             "The embedded broker has one user: guest, with the password guest.",
@@ -76,10 +76,10 @@ def _table(response: bytes) -> tuple[object, ...]:
 def _agreed(field: str, method: int, *, most: int, least: int = 0) -> int:
     """Check a limit that the client may lower but not raise; 0 would be unlimited."""
     if method and method < least:
-        raise Refused(530, f"negotiated {field} = {method} is lower than the minimum allowed value ({least})")
+        raise RequestRefused(530, f"negotiated {field} = {method} is lower than the minimum allowed value ({least})")
     if method == 0 or method > most:
         shown = "0 (no limit)" if method == 0 else str(method)
-        raise Refused(530, f"negotiated {field} = {shown} is higher than the maximum allowed value ({most})")
+        raise RequestRefused(530, f"negotiated {field} = {shown} is higher than the maximum allowed value ({most})")
     return method
 
 
@@ -132,16 +132,16 @@ class Handshake:
         return None
 
 
-def call(channel: Channel, method: Method) -> Method | None:
+def call(channel: BrokerChannel, method: Method) -> Method | None:
     """Call the engine for a method; return no answer if the client asked for none (nowait)."""
     function = _CALLS.get(type(method))
     if function is None:
-        raise Refused(503, "unimplemented method")
+        raise RequestRefused(503, "unimplemented method")
     answer = function(channel, method)
     return None if getattr(method, "nowait", False) else answer
 
 
-def _exchange_declare(channel: Channel, asked: Any) -> Method:
+def _exchange_declare(channel: BrokerChannel, asked: Any) -> Method:
     channel.exchange_declare(
         asked.exchange,
         asked.type,
@@ -154,22 +154,22 @@ def _exchange_declare(channel: Channel, asked: Any) -> Method:
     return spec.Exchange.DeclareOk()
 
 
-def _exchange_delete(channel: Channel, asked: Any) -> Method:
+def _exchange_delete(channel: BrokerChannel, asked: Any) -> Method:
     channel.exchange_delete(asked.exchange, if_unused=asked.if_unused)
     return spec.Exchange.DeleteOk()
 
 
-def _exchange_bind(channel: Channel, asked: Any) -> Method:
+def _exchange_bind(channel: BrokerChannel, asked: Any) -> Method:
     channel.exchange_bind(asked.destination, asked.source, asked.routing_key, asked.arguments)
     return spec.Exchange.BindOk()
 
 
-def _exchange_unbind(channel: Channel, asked: Any) -> Method:
+def _exchange_unbind(channel: BrokerChannel, asked: Any) -> Method:
     channel.exchange_unbind(asked.destination, asked.source, asked.routing_key, asked.arguments)
     return spec.Exchange.UnbindOk()
 
 
-def _queue_declare(channel: Channel, asked: Any) -> Method:
+def _queue_declare(channel: BrokerChannel, asked: Any) -> Method:
     declared = channel.queue_declare(
         asked.queue,
         passive=asked.passive,
@@ -181,54 +181,54 @@ def _queue_declare(channel: Channel, asked: Any) -> Method:
     return spec.Queue.DeclareOk(declared.queue, declared.messages, declared.consumers)
 
 
-def _queue_bind(channel: Channel, asked: Any) -> Method:
+def _queue_bind(channel: BrokerChannel, asked: Any) -> Method:
     channel.queue_bind(asked.queue, asked.exchange, asked.routing_key, asked.arguments)
     return spec.Queue.BindOk()
 
 
-def _queue_unbind(channel: Channel, asked: Any) -> Method:
+def _queue_unbind(channel: BrokerChannel, asked: Any) -> Method:
     channel.queue_unbind(asked.queue, asked.exchange, asked.routing_key, asked.arguments)
     return spec.Queue.UnbindOk()
 
 
-def _queue_delete(channel: Channel, asked: Any) -> Method:
+def _queue_delete(channel: BrokerChannel, asked: Any) -> Method:
     return spec.Queue.DeleteOk(channel.queue_delete(asked.queue, if_unused=asked.if_unused, if_empty=asked.if_empty))
 
 
-def _qos(channel: Channel, asked: Any) -> Method:
+def _qos(channel: BrokerChannel, asked: Any) -> Method:
     channel.qos(asked.prefetch_count, size=asked.prefetch_size, channel_wide=asked.global_qos)
     return spec.Basic.QosOk()
 
 
-def _consume(channel: Channel, asked: Any) -> Method:
+def _consume(channel: BrokerChannel, asked: Any) -> Method:
     tag = channel.consume(
         asked.queue, asked.consumer_tag, no_ack=asked.no_ack, exclusive=asked.exclusive, arguments=asked.arguments
     )
     return spec.Basic.ConsumeOk(tag)
 
 
-def _cancel(channel: Channel, asked: Any) -> Method:
+def _cancel(channel: BrokerChannel, asked: Any) -> Method:
     channel.cancel(asked.consumer_tag)
     return spec.Basic.CancelOk(asked.consumer_tag)
 
 
-def _recover(channel: Channel, asked: Any) -> Method | None:
+def _recover(channel: BrokerChannel, asked: Any) -> Method | None:
     channel.recover(requeue=asked.requeue)
     return spec.Basic.RecoverOk() if type(asked) is spec.Basic.Recover else None
 
 
-def _confirm_select(channel: Channel, _asked: Any) -> Method:
+def _confirm_select(channel: BrokerChannel, _asked: Any) -> Method:
     channel.confirm_select()
     return spec.Confirm.SelectOk()
 
 
-def _flow(_channel: Channel, asked: Any) -> Method:
+def _flow(_channel: BrokerChannel, asked: Any) -> Method:
     if not asked.active:
-        raise Refused(540, "active=false")
+        raise RequestRefused(540, "active=false")
     return spec.Channel.FlowOk(True)  # noqa: FBT003 - pika's own signature
 
 
-_CALLS: dict[type[Method], Callable[[Channel, Any], Method | None]] = {
+_CALLS: dict[type[Method], Callable[[BrokerChannel, Any], Method | None]] = {
     spec.Access.Request: lambda _channel, _asked: spec.Access.RequestOk(1),
     spec.Basic.Cancel: _cancel,
     spec.Basic.Consume: _consume,

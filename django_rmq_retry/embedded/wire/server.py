@@ -15,7 +15,7 @@ from pathlib import Path
 
 from django_rmq_retry.embedded import place
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
-from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.embedded.wire.client import Broker, Client
 from django_rmq_retry.errors import ConfigurationError
 
@@ -33,7 +33,7 @@ LINGER = 5.0
 _PATIENCE, _START_PAUSE = 10.0, 0.05
 
 
-class Connection:
+class ServedConnection:
     """A client and its socket."""
 
     __slots__ = ("client", "events", "sock")
@@ -49,7 +49,7 @@ class Connection:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.client.out else 0)
 
 
-class Server:
+class BrokerServer:
     """Listens as soon as it is constructed; `run` serves until `stop`, which any thread may call."""
 
     def __init__(self, broker: Broker, *, port: int = 0, linger: float | None = None, first: float = 30.0) -> None:
@@ -57,8 +57,8 @@ class Server:
         self._linger = linger
         """Seconds to stay without a connection; None is unlimited."""
         self._alone_until = time.monotonic() + first
-        self._connections: dict[socket.socket, Connection] = {}
-        self._changed: set[Connection] = set()
+        self._connections: dict[socket.socket, ServedConnection] = {}
+        self._changed: set[ServedConnection] = set()
         self._selector = selectors.DefaultSelector()
         self._stopping = False
         self._swept = time.monotonic()
@@ -110,7 +110,7 @@ class Server:
         now = time.monotonic()
         self._advance(now)
         for key, events in ready:
-            connection: Connection | None = key.data
+            connection: ServedConnection | None = key.data
             if connection is not None:
                 self._serve(connection, events, now)
             elif key.fileobj is self._listener:
@@ -142,11 +142,11 @@ class Server:
                 return
             sock.settimeout(0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(sock, Client(self.broker))
+            connection = ServedConnection(sock, Client(self.broker))
             self._connections[sock] = connection
             self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _serve(self, connection: Connection, events: int, now: float) -> None:
+    def _serve(self, connection: ServedConnection, events: int, now: float) -> None:
         self._changed.add(connection)
         if not events & selectors.EVENT_READ:
             return
@@ -174,7 +174,7 @@ class Server:
                 self._write(connection, now)
         self._changed.clear()
 
-    def _write(self, connection: Connection, now: float) -> None:
+    def _write(self, connection: ServedConnection, now: float) -> None:
         client = connection.client
         out = client.out
         try:
@@ -210,7 +210,7 @@ class Server:
         if not self._connections and self._linger is not None and now >= self._alone_until:
             self._stopping = True
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ServedConnection) -> None:
         if self._connections.pop(connection.sock, None) is None:
             return
         self._alone_until = time.monotonic() + (self._linger or 0.0)
@@ -222,7 +222,7 @@ class Server:
         """Close every connection with a reason, and wait a moment until the clients have read it."""
         deadline = time.monotonic() + _FAREWELL
         for connection in self._connections.values():
-            connection.client.close(Refused(320, "broker forced connection closure with reason 'shutdown'"))
+            connection.client.close(RequestRefused(320, "broker forced connection closure with reason 'shutdown'"))
         while self._connections and (left := deadline - time.monotonic()) > 0:
             self._write_all(time.monotonic())
             self._turn(min(left, 0.1))
@@ -286,13 +286,13 @@ def serve(
     behaviour: Behaviour = V4_0,
     durable: bool = True,
     linger: float | None = None,
-    begun: Callable[[Server], None] = lambda _server: None,
+    begun: Callable[[BrokerServer], None] = lambda _server: None,
 ) -> None:
     """Be the folder's broker until SIGTERM or SIGINT, or until no client has been connected for `linger` seconds."""
     with place.claimed(folder) as claim:
         broker = Broker(behaviour, file=place.file_of(folder) if durable else None)
         try:
-            server = Server(broker, port=port, linger=linger)
+            server = BrokerServer(broker, port=port, linger=linger)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.stop())
             claim.publish(server.port, brought=linger is not None)

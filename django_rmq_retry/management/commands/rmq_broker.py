@@ -8,7 +8,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded import place
 from django_rmq_retry.embedded.engine.behaviour import BEHAVIOURS, behaviour
 from django_rmq_retry.embedded.wire import server
-from django_rmq_retry.embedded.wire.server import Server
+from django_rmq_retry.embedded.wire.server import BrokerServer
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 
 VERSIONS = tuple(".".join(map(str, version)) for version in BEHAVIOURS)
@@ -51,7 +51,7 @@ class Command(RmqCommand):
         self.line("The embedded broker has ended" + (", and its messages are lost." if file is None else "."))
         return None
 
-    def _greet(self, server: Server, like: str, file: Path | None) -> None:
+    def _greet(self, server: BrokerServer, like: str, file: Path | None) -> None:
         self.line(f"The embedded broker listens on {server.url} and behaves as RabbitMQ {like}.")
         self.line(
             f"It stores durable queues and persistent messages in {file}."

@@ -32,7 +32,7 @@ from django_rmq_retry.management.command import (
 )
 from django_rmq_retry.parked.declared import save
 from django_rmq_retry.telemetry.http import AddressUnusable
-from django_rmq_retry.topology.plan import Plan, State
+from django_rmq_retry.topology.plan import Plan, PlanState
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -180,7 +180,7 @@ def bring_broker() -> Plan:
 
 def warn_of_drift(plan: Plan) -> None:
     """Log the queues and exchanges that the embedded broker keeps with an earlier definition."""
-    for item in plan.of(State.DIFFERS):
+    for item in plan.of(PlanState.DIFFERS):
         log.warning(
             "The embedded broker has %s %s with an earlier definition (%s). To recreate a queue with its messages: "
             "manage.py rmq_declare --recreate %s",

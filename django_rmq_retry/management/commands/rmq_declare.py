@@ -38,7 +38,7 @@ from django_rmq_retry.management.command import (
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked.declared import Place, former_queues, save
 from django_rmq_retry.topology.declarations import Former, Role, Topology
-from django_rmq_retry.topology.plan import Plan, State
+from django_rmq_retry.topology.plan import Plan, PlanState
 
 
 class Command(RmqCommand):
@@ -112,7 +112,7 @@ class Command(RmqCommand):
         try:
             yield
         except Exception:
-            created = [item.name for item in plan.of(State.CREATE)]
+            created = [item.name for item in plan.of(PlanState.CREATE)]
             if created:
                 self.say(f"Created before this error, and kept: {', '.join(created)}.")
             raise
@@ -201,7 +201,7 @@ class Command(RmqCommand):
         self.line(f"Broker {address} ({plan.server})")
         show_plan(self, plan)
         self.line(summary(plan, done=done))
-        for item in plan.of(State.DIFFERS):
+        for item in plan.of(PlanState.DIFFERS):
             if getattr(item.declaration, "existing", False):
                 self.say(
                     f"{item.kind.capitalize()} {item.name!r} is declared elsewhere (existing=True) and is never "
@@ -218,7 +218,7 @@ class Command(RmqCommand):
                 self.say(
                     f"Exchange {item.name!r} cannot be changed in place. Define it as the broker has it, or rename it."
                 )
-        if plan.of(State.UNSEEN):
+        if plan.of(PlanState.UNSEEN):
             self.say('Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
     def _report_changes(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:

@@ -7,13 +7,13 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.embedded.wire.server import Server
+from django_rmq_retry.embedded.wire.server import BrokerServer
 from tests.embedded.served import MakeServer
 from tests.embedded.wire.folders import end, running
 
 
 @pytest.fixture
-def server(make_server: MakeServer) -> Server:
+def server(make_server: MakeServer) -> BrokerServer:
     return make_server()
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def channel(server: Server) -> Iterator[BlockingChannel]:
+def channel(server: BrokerServer) -> Iterator[BlockingChannel]:
     connection = pika.BlockingConnection(pika.URLParameters(server.url))
     yield connection.channel()
     if connection.is_open:

@@ -12,7 +12,7 @@ from pika import spec
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ProbableAccessDeniedError
 
-from django_rmq_retry.embedded.wire.server import Connection, Server
+from django_rmq_retry.embedded.wire.server import BrokerServer, ServedConnection
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from tests.embedded.served import MakeServer
 from tests.embedded.wire.raw import HEADER, Raw
@@ -53,14 +53,14 @@ def test_the_greeting_names_capabilities_and_the_embedded_platform(make_server: 
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\0\1\0\0", b"AMQP\1\1\0\x09"])
-def test_another_protocol_header_is_answered_with_the_supported_one(server: Server, head: bytes) -> None:
+def test_another_protocol_header_is_answered_with_the_supported_one(server: BrokerServer, head: bytes) -> None:
     with Raw(server.port) as raw:
         raw.send(head)
 
         assert raw.frame() == (0, 0, HEADER)
 
 
-def test_a_protocol_header_may_come_in_pieces(server: Server) -> None:
+def test_a_protocol_header_may_come_in_pieces(server: BrokerServer) -> None:
     with Raw(server.port) as raw:
         for byte in HEADER:
             raw.send(bytes((byte,)))
@@ -68,7 +68,7 @@ def test_a_protocol_header_may_come_in_pieces(server: Server) -> None:
         assert raw.method().NAME == "Connection.Start"
 
 
-def test_a_wrong_login_is_explained_to_clients_that_support_it(server: Server) -> None:
+def test_a_wrong_login_is_explained_to_clients_that_support_it(server: BrokerServer) -> None:
     with Raw(server.port) as raw, Raw(server.port) as simple:
         answer = raw.start(response=b"\0guest\0wrong", **ALL)
 
@@ -77,7 +77,7 @@ def test_a_wrong_login_is_explained_to_clients_that_support_it(server: Server) -
         assert simple.start(response=b"\0guest\0wrong") is None
 
 
-def test_a_login_by_amqplain_is_accepted(server: Server) -> None:
+def test_a_login_by_amqplain_is_accepted(server: BrokerServer) -> None:
     login = Headers.of({"LOGIN": "guest", "PASSWORD": "guest"}).raw
     with Raw(server.port) as raw:
         tune = raw.start(response=login, mechanism="AMQPLAIN")
@@ -93,14 +93,14 @@ def test_a_login_by_amqplain_is_accepted(server: Server) -> None:
         ({"frame_max": 4095}, "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
     ],
 )
-def test_invalid_limits_are_refused(server: Server, limits: dict[str, int], words: str) -> None:
+def test_invalid_limits_are_refused(server: BrokerServer, limits: dict[str, int], words: str) -> None:
     with Raw(server.port) as raw:
         answer = raw.open(**limits)
 
     assert closed(answer) == ("Connection.Close", 530, f"NOT_ALLOWED - {words}")
 
 
-def test_a_virtual_host_that_is_not_there_is_refused(server: Server) -> None:
+def test_a_virtual_host_that_is_not_there_is_refused(server: BrokerServer) -> None:
     with pytest.raises(ProbableAccessDeniedError, match="vhost bank not found"):
         pika.BlockingConnection(pika.URLParameters(server.url.replace("%2F", "bank")))
 
@@ -137,7 +137,7 @@ def test_a_virtual_host_that_is_not_there_is_refused(server: Server) -> None:
         (framed(1, b"\0\x3c\0\x3c"), 502, "SYNTAX_ERROR - cannot decode the arguments of Basic.Deliver"),
     ],
 )
-def test_frames_that_are_wrong_close_the_connection(server: Server, frames: bytes, code: int, words: str) -> None:
+def test_frames_that_are_wrong_close_the_connection(server: BrokerServer, frames: bytes, code: int, words: str) -> None:
     with Raw(server.port) as raw:
         raw.open(channel=1)
         raw.send(frames)
@@ -149,7 +149,7 @@ def test_frames_that_are_wrong_close_the_connection(server: Server, frames: byte
         assert raw.method() is None
 
 
-def test_a_refusal_closes_the_channel_and_ignores_what_follows(server: Server) -> None:
+def test_a_refusal_closes_the_channel_and_ignores_what_follows(server: BrokerServer) -> None:
     with Raw(server.port) as raw:
         raw.open(channel=1)
         raw.say(spec.Queue.Declare(queue="none", passive=True), spec.Queue.Declare(queue="q"), channel=1)
@@ -164,12 +164,12 @@ def test_a_refusal_closes_the_channel_and_ignores_what_follows(server: Server) -
         assert raw.method().reply_code == 404
 
 
-def test_a_ttl_starts_at_arrival_and_not_at_processing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ttl_starts_at_arrival_and_not_at_processing(server: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     serve = server._serve
     sent: list[float] = []
     content = framed(2, struct.pack(">HHQH", 60, 0, 0, 0x0100) + b"\x0560000")
 
-    def late(connection: Connection, events: int, now: float) -> None:
+    def late(connection: ServedConnection, events: int, now: float) -> None:
         """The rest of the message is sent after the turn that reads it has begun."""
         if not sent:
             sent.append(time.monotonic())
@@ -190,7 +190,7 @@ def test_a_ttl_starts_at_arrival_and_not_at_processing(server: Server, monkeypat
     assert waiting.expires >= sent[0] + 60
 
 
-def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: Server) -> None:
+def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: BrokerServer) -> None:
     with Raw(server.port) as raw:
         raw.open(heartbeat=1)
         kinds = []
@@ -200,7 +200,7 @@ def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: Server) -
     assert set(kinds) == {8}
 
 
-def test_undecodable_headers_pass_unchanged(server: Server, channel: BlockingChannel) -> None:
+def test_undecodable_headers_pass_unchanged(server: BrokerServer, channel: BlockingChannel) -> None:
     hostile = encode_properties(Properties(headers=Headers(b"\x02\xff\xfeT" + b"\xff" * 8), message_id="é"))
     channel.queue_declare("q")
     with Raw(server.port) as raw:
@@ -213,7 +213,7 @@ def test_undecodable_headers_pass_unchanged(server: Server, channel: BlockingCha
     assert payload[12:] == hostile
 
 
-def test_a_message_whose_key_is_not_utf8_is_dead_lettered(server: Server) -> None:
+def test_a_message_whose_key_is_not_utf8_is_dead_lettered(server: BrokerServer) -> None:
     letters = {"x-max-length": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     place = struct.pack(">IH", 0x3C0028, 0) + b"\x0aamq.fanout\2\xff\xfe\0"
     with Raw(server.port) as raw:
@@ -234,7 +234,7 @@ def test_a_message_whose_key_is_not_utf8_is_dead_lettered(server: Server) -> Non
 
 
 @pytest.mark.parametrize("active", [True, False])
-def test_flow_active_is_accepted_and_flow_inactive_is_refused(server: Server, active: bool) -> None:
+def test_flow_active_is_accepted_and_flow_inactive_is_refused(server: BrokerServer, active: bool) -> None:
     with Raw(server.port) as raw:
         raw.open(channel=1)
         raw.say(spec.Channel.Flow(active), channel=1)
@@ -243,7 +243,7 @@ def test_flow_active_is_accepted_and_flow_inactive_is_refused(server: Server, ac
     assert getattr(answer, "active", None) is True if active else answer.reply_text == "NOT_IMPLEMENTED - active=false"
 
 
-def test_nowait_is_not_answered(server: Server) -> None:
+def test_nowait_is_not_answered(server: BrokerServer) -> None:
     with Raw(server.port) as raw:
         raw.open(channel=1)
         raw.say(spec.Queue.Declare(queue="q", nowait=True), spec.Queue.Purge(queue="q"), channel=1)
@@ -251,7 +251,7 @@ def test_nowait_is_not_answered(server: Server) -> None:
         assert raw.method().NAME == "Queue.PurgeOk"
 
 
-def test_more_channels_than_agreed_are_refused(server: Server) -> None:
+def test_more_channels_than_agreed_are_refused(server: BrokerServer) -> None:
     with Raw(server.port) as raw:
         raw.open(channel_max=1, channel=1)
         raw.say(spec.Channel.Open(), channel=2)
@@ -262,7 +262,7 @@ def test_more_channels_than_agreed_are_refused(server: Server) -> None:
     )
 
 
-def test_several_hundred_connections_are_served(server: Server) -> None:
+def test_several_hundred_connections_are_served(server: BrokerServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         raws = [Raw(server.port) for _ in range(300)]
         answers = [answer.NAME for answer in pool.map(lambda raw: raw.open(channel=1), raws)]
@@ -272,7 +272,7 @@ def test_several_hundred_connections_are_served(server: Server) -> None:
     assert answers == ["Channel.OpenOk"] * 300
 
 
-def test_clients_get_a_close_when_the_broker_ends(server: Server) -> None:
+def test_clients_get_a_close_when_the_broker_ends(server: BrokerServer) -> None:
     with Raw(server.port) as raw:
         raw.open()
         server.stop()

@@ -9,13 +9,13 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from django_rmq_retry.embedded.wire.server import Server
+from django_rmq_retry.embedded.wire.server import BrokerServer
 from tests.embedded.served import served
 
 MEGABYTE = 2**20
 
 
-def sent(server: Server, body: bytes) -> None:
+def sent(server: BrokerServer, body: bytes) -> None:
     with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -23,14 +23,14 @@ def sent(server: Server, body: bytes) -> None:
         channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
 
 
-def taken(server: Server) -> bytes:
+def taken(server: BrokerServer) -> bytes:
     with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
         got: Any = connection.channel().basic_get("q", auto_ack=True)
     return bytes(got[2])
 
 
 @pytest.mark.parametrize("megabytes", [5, 16])
-def test_bodies_of_many_megabytes_arrive_as_they_were_sent(server: Server, megabytes: int) -> None:
+def test_bodies_of_many_megabytes_arrive_as_they_were_sent(server: BrokerServer, megabytes: int) -> None:
     body = os.urandom(megabytes * MEGABYTE)
     sent(server, body)
     found = taken(server)
@@ -39,7 +39,7 @@ def test_bodies_of_many_megabytes_arrive_as_they_were_sent(server: Server, megab
     assert sha256(found).digest() == sha256(body).digest()
 
 
-def test_a_body_above_the_versions_limit_is_refused_like_on_rabbitmq(server: Server) -> None:
+def test_a_body_above_the_versions_limit_is_refused_like_on_rabbitmq(server: BrokerServer) -> None:
     with pytest.raises(ChannelClosedByBroker) as caught:
         sent(server, bytes(50 * MEGABYTE))
 
