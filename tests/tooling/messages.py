@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polib
+
 import django_rmq_retry
 from tests.tooling import apt
-from tests.tooling.catalogues import compiled, read
+from tests.tooling.catalogues import read, said
 
 PACKAGE = Path(django_rmq_retry.__file__).parent
 LANGUAGES = ("de", "fr", "ru", "uk", "zh_Hans")
@@ -47,12 +49,12 @@ def finish(language: str) -> int:
     """Compile one language; return the number of untranslated texts."""
     path = PACKAGE / "locale" / language / "LC_MESSAGES" / "django.po"
     path.write_text(STAMP.sub("", path.read_text(encoding="utf-8")), encoding="utf-8")
-    catalogue = read(path)
-    path.with_suffix(".mo").write_bytes(compiled(catalogue))
-    missing = [entry for entry in catalogue.entries if entry.fuzzy or not all(entry.said)]
-    print(f"{language}: {len(catalogue.entries)} texts, {len(missing)} to translate")
+    polib.pofile(str(path)).save_as_mofile(str(path.with_suffix(".mo")))
+    entries = read(path)
+    missing = [entry for entry in entries if entry.fuzzy or not all(said(entry))]
+    print(f"{language}: {len(entries)} texts, {len(missing)} to translate")
     for entry in missing:
-        print(f"  {entry.text}")
+        print(f"  {entry.msgid}")
     return len(missing)
 
 

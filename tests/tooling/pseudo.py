@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import django
+import polib
 from django.utils import translation
 
 import django_rmq_retry
-from tests.tooling.catalogues import Catalogue, Entry, compiled, read
+from tests.tooling.catalogues import key, read
 from tests.tooling.extracting import marked
 
 LANGUAGE = "qps"
@@ -41,22 +42,19 @@ def unmarked(text: str) -> str:
 
 @cache
 def _compiled() -> bytes:
-    return compiled(_catalogue())
-
-
-def _catalogue() -> Catalogue:
     texts = dict.fromkeys(marked(OURS))
     root = Path(django.__file__).parent
     for name in DJANGOS:
-        found = read(root / name / "locale" / "en" / "LC_MESSAGES" / "django.po")
-        texts |= dict.fromkeys(entry.key for entry in found.entries)
+        texts |= dict.fromkeys(map(key, read(root / name / "locale" / "en" / "LC_MESSAGES" / "django.po")))
     # A text may have a plural in one place and none in another: the entry with the plural serves both.
-    plain = {(context, text): plural for context, text, plural in sorted(texts, key=lambda key: key[2] is not None)}
-    entries = tuple(_entry(context, text, plural) for (context, text), plural in plain.items())
-    header = {"Content-Type": "text/plain; charset=UTF-8", "Plural-Forms": "nplurals=2; plural=(n != 1);"}
-    return Catalogue(header=header, entries=entries)
-
-
-def _entry(context: str | None, text: str, plural: str | None) -> Entry:
-    said = (text,) if plural is None else (text, plural)
-    return Entry(context=context, text=text, plural=plural, said=tuple(OPEN + one + CLOSE for one in said))
+    plain = {(context, text): plural for context, text, plural in sorted(texts, key=lambda one: one[2] is not None)}
+    catalogue = polib.POFile()
+    catalogue.metadata = {
+        "Content-Type": "text/plain; charset=UTF-8",
+        "Plural-Forms": "nplurals=2; plural=(n != 1);",
+    }
+    for (context, text), plural in plain.items():
+        one, other = OPEN + text + CLOSE, OPEN + (plural or "") + CLOSE
+        forms = {"msgid_plural": plural, "msgstr_plural": {0: one, 1: other}} if plural else {"msgstr": one}
+        catalogue.append(polib.POEntry(msgid=text, msgctxt=context, **forms))
+    return bytes(catalogue.to_binary())
