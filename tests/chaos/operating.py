@@ -2,16 +2,12 @@
 
 import os
 import random
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
-from threading import Event
 from zlib import crc32
 
-import django
-
 from tests.chaos.ledger import DISCARDED, REPAIRED, Ledger
+from tests.chaos.underfire import Helper, tried
 
 PAUSE = 1.0
 AT_ONCE = 20
@@ -52,22 +48,9 @@ INCLUDED = ("duplicates",)
 
 
 def main() -> int:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.chaos.project.settings")
-    stopping = Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    django.setup()
-    from django.db import connection  # noqa: PLC0415 - Django must be set up first
-
-    folder = Path(os.environ["CHAOS_FOLDER"])
-    ledger = Ledger(folder, f"operator.{os.environ['CHAOS_LIFE']}")
-    chance = random.Random(f"{os.environ['CHAOS_SEED']}/operator/{os.environ['CHAOS_LIFE']}")
-    while not stopping.wait(PAUSE):
-        try:
-            decide(ledger, chance, folder)
-        except Exception as error:  # noqa: BLE001 - an operator under fire looks again
-            print(f"{error!r}"[:300], file=sys.stderr, flush=True)
-            with suppress(Exception):
-                connection.close()
+    helper = Helper("operator")
+    while not helper.stopping.wait(PAUSE):
+        tried(lambda: decide(helper.ledger, helper.chance, helper.folder))
     return 0
 
 

@@ -4,7 +4,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,19 +71,21 @@ def on_mariadb(order: Order) -> bool:
 
 def swept(order: Order) -> bool:
     """Let each process kill itself in a function that the seed chooses, with a few nemeses besides."""
+    options: dict[str, Any] = {"seed": order.seed, "rate": min(order.rate, SWEPT_RATE), "plant": order.plant}
+    with only(SWEPT_LANES), staged(one_node(order.version), sweep=True, **options) as stage:
+        weather = order.weather({name: ONE_NODE[name] for name in BESIDE_SWEEP})
+        good = storm(f"sweep on RabbitMQ {stage.node.version}", stage, weather, lanes())
+        report.say(f"  {sweeping.summary(stage.folder)}")
+        return good
+
+
+@contextmanager
+def only(some: Sequence[str]) -> Iterator[None]:
+    """Use these lanes, unless others were requested."""
     asked = os.environ.get("CHAOS_LANES", "")
-    os.environ["CHAOS_LANES"] = asked or ",".join(SWEPT_LANES)
-    options: dict[str, Any] = {
-        "seed": order.seed,
-        "rate": min(order.rate, SWEPT_RATE),
-        "plant": order.plant,
-    }
+    os.environ["CHAOS_LANES"] = asked or ",".join(some)
     try:
-        with staged(one_node(order.version), sweep=True, **options) as stage:
-            weather = order.weather({name: ONE_NODE[name] for name in BESIDE_SWEEP})
-            good = storm(f"sweep on RabbitMQ {stage.node.version}", stage, weather, lanes())
-            report.say(f"  {sweeping.summary(stage.folder)}")
-            return good
+        yield
     finally:
         os.environ["CHAOS_LANES"] = asked
 
@@ -110,14 +112,10 @@ def clustered(order: Order) -> bool:
         stage.wait(lambda: complete(others[0]), REJOIN)
         yield every / 2
 
-    asked = os.environ.get("CHAOS_LANES", "")
-    os.environ["CHAOS_LANES"] = asked or ",".join(CLUSTER_LANES)
-    try:
-        with staged(three_nodes(order.version), seed=order.seed, rate=order.rate / 2, plant=order.plant) as stage:
-            weather = order.weather({"node_dies": node_dies, "node_is_cut_off": node_is_cut_off})
-            return storm(f"cluster on RabbitMQ {stage.node.version}", stage, weather, lanes())
-    finally:
-        os.environ["CHAOS_LANES"] = asked
+    options: dict[str, Any] = {"seed": order.seed, "rate": order.rate / 2, "plant": order.plant}
+    with only(CLUSTER_LANES), staged(three_nodes(order.version), **options) as stage:
+        weather = order.weather({"node_dies": node_dies, "node_is_cut_off": node_is_cut_off})
+        return storm(f"cluster on RabbitMQ {stage.node.version}", stage, weather, lanes())
 
 
 def complete(node: Node) -> bool:

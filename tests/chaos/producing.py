@@ -1,26 +1,22 @@
 """A producer process: ``python -m tests.chaos.producing flood|mixed``, until SIGTERM."""
 
 import os
-import random
-import signal
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
-import django
 import pika
 
 from django_rmq_retry import Json
 from tests.chaos import corpus
 from tests.chaos.lanes import Lane, lanes, named
-from tests.chaos.ledger import ATTEMPTED, CONFIRMED, ROLLED, Ledger
+from tests.chaos.ledger import ATTEMPTED, CONFIRMED, ROLLED
 from tests.chaos.naming import HOSTILE, Name
 from tests.chaos.paying import pay
+from tests.chaos.underfire import Helper
 
 if TYPE_CHECKING:
     from django_rmq_retry import Handler
@@ -40,19 +36,14 @@ class Rollback(Exception):
     """Raised to roll a transaction back on purpose."""
 
 
-class Producer:
+class Producer(Helper):
     """Writes each name to the ledger before publishing, and again after the confirm or commit."""
 
     def __init__(self) -> None:
-        self.life = os.environ["CHAOS_LIFE"]
-        name = os.environ["CHAOS_NAME"]
-        self.ledger = Ledger(Path(os.environ["CHAOS_FOLDER"]), f"{name}.{self.life}")
-        self.chance = random.Random(f"{os.environ['CHAOS_SEED']}/{name}/{self.life}")
-        self.stopping = Event()
+        super().__init__(os.environ["CHAOS_NAME"])
         self.earlier: deque[tuple[float, str]] = deque()
         """Messages that may be published again, with their first publishing time."""
         self._numbers: Counter[str] = Counter()
-        signal.signal(signal.SIGTERM, lambda *_: self.stopping.set())
 
     def name(self, lane: Lane) -> Name:
         self._numbers[lane.name] += 1
@@ -215,9 +206,7 @@ WAYS: dict[str, Callable[[Producer, Lane], None]] = {
 
 
 def main(role: str) -> int:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.chaos.project.settings")
     producer = Producer()
-    django.setup()
     {"flood": flood, "mixed": mixed, "payments": payments}[role](producer)
     return 0
 

@@ -1,20 +1,18 @@
 """A process that until SIGTERM takes a dependency of handlers down and up, and pauses and resumes a queue."""
 
 import io
-import os
 import random
-import signal
 import sys
 import time
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 
-import django
 from django.core.management import call_command
 
 from tests.chaos.lanes import lanes
 from tests.chaos.ledger import PAUSED, RESUMED, Ledger, now
+from tests.chaos.underfire import Helper, tried
 
 STEP = 0.1
 AGAIN = 0.5
@@ -97,51 +95,32 @@ def command(act: str, *words: str) -> None:
 
 def release(folder: Path, ledger: Ledger) -> bool:
     """Bring the dependency up and resume all queues; return True if that succeeded in time."""
-    from django.db import connection  # noqa: PLC0415 - Django must be set up first
-
     Dependency(folder).mend()
-    gated = [lane.queue for lane in lanes().values() if lane.gated]
+    gates = [Gate(lane.queue, ledger) for lane in lanes().values() if lane.gated]
     deadline, pause = time.monotonic() + PATIENCE, Event()
     while time.monotonic() < deadline:
-        try:
-            for queue in gated:
-                Gate(queue, ledger).resume()
-        except Exception as error:  # noqa: BLE001 - a database that has just been healed
-            print(f"{error!r}"[:300], file=sys.stderr, flush=True)
-            with suppress(Exception):
-                connection.close()
-            pause.wait(AGAIN)
-        else:
+        if all(tried(gate.resume) for gate in gates):
             return True
+        pause.wait(AGAIN)
     return False
 
 
 def main() -> int:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.chaos.project.settings")
-    stopping = Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    django.setup()
-    from django.db import connection  # noqa: PLC0415 - Django must be set up first
+    helper = Helper("steering")
+    if helper.life != "1":
+        release(helper.folder, helper.ledger)
+    first = FIRST_PAUSE if helper.life == "1" else None
+    gates = [Gate(lane.queue, helper.ledger, first=first) for lane in lanes().values() if lane.gated]
+    due: dict[Dependency | Gate, float] = dict.fromkeys([Dependency(helper.folder), *gates], 0.0)
 
-    folder, life = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_LIFE"]
-    ledger = Ledger(folder, f"steering.{life}")
-    chance = random.Random(f"{os.environ['CHAOS_SEED']}/steering/{life}")
-    if life != "1":
-        release(folder, ledger)
-    first = FIRST_PAUSE if life == "1" else None
-    turned = [Gate(lane.queue, ledger, first=first) for lane in lanes().values() if lane.gated]
-    due: dict[Dependency | Gate, float] = dict.fromkeys([Dependency(folder), *turned], 0.0)
-    while not stopping.wait(STEP):
+    def turn(one: Dependency | Gate) -> None:
+        due[one] = time.monotonic() + AGAIN
+        due[one] = time.monotonic() + one.turn(helper.chance)
+
+    while not helper.stopping.wait(STEP):
         for one, at in due.items():
-            if time.monotonic() < at:
-                continue
-            try:
-                due[one] = time.monotonic() + one.turn(chance)
-            except Exception as error:  # noqa: BLE001 - an operator under fire tries again
-                print(f"{error!r}"[:300], file=sys.stderr, flush=True)
-                due[one] = time.monotonic() + AGAIN
-                with suppress(Exception):
-                    connection.close()
+            if time.monotonic() >= at:
+                tried(partial(turn, one))
     return 0
 
 

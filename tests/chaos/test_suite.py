@@ -2,7 +2,6 @@
 
 import signal
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -28,17 +27,6 @@ def test_the_messages_of_all_parts_are_summed_and_printed(tmp_path: Path, capsys
     assert said == [LINE, "cluster on RabbitMQ 4.0.5: attempted 40", "1,234 messages were confirmed"]
 
 
-def test_without_a_finished_part_the_sum_is_zero(tmp_path: Path) -> None:
-    assert suite.summed(tmp_path / "totals") == 0
-
-
-@pytest.mark.parametrize(("words", "less"), [([], False), (["--seed", "7"], False), (["--broker", "4.0"], False)])
-def test_only_the_complete_long_form_must_send_a_million_messages(words: list[str], less: bool) -> None:
-    assert suite.restricted(suite.parser().parse_args(words)) is less
-    assert suite.restricted(suite.parser().parse_args([*words, "--short"])) is True
-    assert suite.restricted(suite.parser().parse_args([*words, "--minutes", "4"])) is True
-
-
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the command in this process, without its environment."""
@@ -59,13 +47,6 @@ def test_a_long_form_with_fewer_than_a_million_messages_reports_it(
 
     assert suite.main(["--seed", "1"]) == code
     assert suite.main(["--seed", "1", "--short"]) == 0
-
-
-@pytest.mark.usefixtures("by_itself")
-def test_an_interrupted_suite_exits_as_unable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "run_all", Mock(side_effect=KeyboardInterrupt))
-
-    assert suite.main(["--seed", "1", "--short"]) == suite.UNABLE
 
 
 def test_each_requested_version_runs_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +108,3 @@ def test_a_requested_part_that_cannot_run_exits_with_the_reason(
 
     assert suite.run_one(suite.parser().parse_args([]), "mariadb", 7, 1.0, "") == suite.UNABLE
     assert capsys.readouterr().err == "MariaDB is not on this machine.\n"
-
-
-def test_the_time_is_shared_by_the_lanes() -> None:
-    shares = [suite.SHARES.get(one, suite.SHARE) for one in suite.LONG_PARTS]
-
-    assert sum(shares) == pytest.approx(1.0)

@@ -3,7 +3,6 @@
 import os
 import struct
 from contextlib import ExitStack, suppress
-from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +12,7 @@ from pika import spec
 from pika.amqp_object import Method
 
 from tests.embedded.served import ServedVhost
-from tests.embedded.wire.raw import HEADER, Raw
+from tests.embedded.wire.raw import Raw
 from tests.embedded.wire.test_protocol import closed, framed, header, publish
 from tests.tooling.vhosts import Vhost
 
@@ -136,23 +135,6 @@ def test_heartbeats_come_and_silence_ends_the_connection(vhost: Vhost) -> None:
             kinds.append(found[0])
 
     assert 8 in kinds
-
-
-@pytest.mark.slow
-def test_a_handshake_has_ten_seconds_even_byte_by_byte(vhost: Vhost) -> None:
-    begun = monotonic()
-    with raw_to(vhost) as raw:
-        raw.send(HEADER)
-        raw.method()
-        raw.sock.settimeout(0.5)
-        with suppress(ConnectionResetError, BrokenPipeError):
-            for byte in struct.pack(">BHI", 1, 0, 120) + bytes(120):
-                raw.send(bytes((byte,)))
-                with suppress(TimeoutError):
-                    if not raw.sock.recv(1):
-                        break
-
-    assert 9 < monotonic() - begun < 30
 
 
 def test_pipelined_publishes_meet_a_limit_at_once_only_on_the_embedded_broker(vhost: Vhost) -> None:
@@ -305,9 +287,9 @@ def test_a_body_of_five_megabytes_arrives_as_it_was_sent(vhost: Vhost) -> None:
     assert found == body
 
 
-def test_three_hundred_consumers_each_get_their_own_message(vhost: Vhost) -> None:
+def test_a_hundred_consumers_each_get_their_own_message(vhost: Vhost) -> None:
     with ExitStack() as stack:
-        raws = [stack.enter_context(raw_to(vhost)) for _ in range(300)]
+        raws = [stack.enter_context(raw_to(vhost)) for _ in range(100)]
         for number, raw in enumerate(raws):
             opened(raw, vhost)
             raw.say(
@@ -316,8 +298,8 @@ def test_three_hundred_consumers_each_get_their_own_message(vhost: Vhost) -> Non
                 channel=1,
             )
             raw.method(), raw.method()
-        for number in range(300):
+        for number in range(100):
             raws[0].send(publish(f"q{number}"), header(3), framed(3, b"%03d" % number))
         arrived = [(raw.method().NAME, raw.frame()[0], raw.frame()[2]) for raw in raws]
 
-    assert arrived == [("Basic.Deliver", 2, b"%03d" % number) for number in range(300)]
+    assert arrived == [("Basic.Deliver", 2, b"%03d" % number) for number in range(100)]
