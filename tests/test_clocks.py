@@ -16,14 +16,14 @@ from django.db.models import Model
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler, server
-from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.admin.status import alarms
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import OnceState
 from django_rmq_retry.health.facts import survey
+from django_rmq_retry.health.problems import Limits, in_survey
+from django_rmq_retry.health.rules import Severity
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import EntryRetention
-from django_rmq_retry.management import broker_status
 from django_rmq_retry.models import (
     Attempt,
     Declared,
@@ -252,11 +252,11 @@ def test_a_clock_difference_is_a_status_problem(
 ) -> None:
     shifted(monkeypatch, wrong)
     found = survey()
-    limits = broker_status.Limits(timeout=1.0)
-    problems = list(broker_status._exceeded_limits(limits, Look(at=timezone.now()), found))  # type: ignore[arg-type]
+    judged = in_survey(found, timezone.now(), Limits())
+    problems = [one.line for one in judged if one.severity is Severity.ERROR]
     request = rf.get("/")
     request.user = admin_user
-    warned = [one.text for one in alarms(request, Look(at=timezone.now()), {}, recent=0, address=lambda *_: "")]
+    warned = [one.text for one in alarms(request, [], {}, recent=0, address=lambda *_: "")]
 
     said = f"clocks: The clock of this host is {word} the clock of database 'default'. Synchronize both by NTP."
     assert problems == ([said] if word else [])

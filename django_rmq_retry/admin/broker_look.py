@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.amqp.declarer import Bounds, Declarer, Level, gauge
+from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.levels import Gauged, Level, gauge
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError
@@ -34,8 +35,11 @@ class Look:
     unreachable: str = ""
     """The reason that the broker cannot be reached; empty if it can."""
     since: datetime | None = None
-    levels: tuple[Level, ...] = ()
-    blind: str = ""
+    gauged: Gauged = Gauged(levels=(), api_set=True)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return self.gauged.levels
 
     def level(self, queue: str) -> Level | None:
         return next((level for level in self.levels if level.queue == queue), None)
@@ -117,8 +121,8 @@ def _seen(known: Sequence[Declared]) -> Look:
     with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE) as session:
         topology = registry.topology()
         former = declared.former_queues(known, topology, declared.Place.of(session))
-        gauged = gauge(Declarer(session, inspector), topology, Bounds(), former)
-    return Look(at=timezone.now(), levels=gauged.levels, blind=gauged.blind)
+        gauged = gauge(Declarer(session, inspector), topology, former)
+    return Look(at=timezone.now(), gauged=gauged)
 
 
 _window = _Window()

@@ -1,6 +1,5 @@
 """Labels, table cells and cards."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +13,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext, ngettext_lazy, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.history import Reason
@@ -62,42 +61,6 @@ CHOSEN: Mapping[str, Any] = {
     EXCEPT: pgettext_lazy("filter", "except those named by"),
 }
 """The names of the fields of a selection."""
-SAID_OF_QUEUES = (
-    gettext_noop("it does not exist: manage.py rmq_declare"),
-    gettext_noop("no consumer reads this queue"),
-    gettext_noop("a consumer reads it, so retries arrive too early"),
-    gettext_noop("full: it rejects or drops messages"),
-    gettext_noop('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'),
-)
-"""Texts from the amqp package, which has no translations."""
-COUNTED_OF_QUEUES: Mapping[str, Any] = {
-    r"(?P<count>\d+) dead letters? waits?: (?:its|their) target queue is full or missing": ngettext_lazy(
-        "%(count)d dead letter waits: its target queue is full or missing",
-        "%(count)d dead letters wait: their target queue is full or missing",
-        "count",
-    ),
-    r"a move of its messages was interrupted, (?P<count>\d+) messages? waits?: (?P<command>.+)": ngettext_lazy(
-        "a move of its messages was interrupted, %(count)d message waits: %(command)s",
-        "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
-        "count",
-    ),
-    r"abandoned, (?P<count>\d+) messages?, no consumer: (?P<command>.+)": ngettext_lazy(
-        "abandoned, %(count)d message, no consumer: %(command)s",
-        "abandoned, %(count)d messages, no consumer: %(command)s",
-        "count",
-    ),
-    r"handed over, (?P<count>\d+) messages?, other consumers read it": ngettext_lazy(
-        "handed over, %(count)d message, other consumers read it",
-        "handed over, %(count)d messages, other consumers read it",
-        "count",
-    ),
-    r"abandoned, (?P<count>\d+) messages? will return to the work queue": ngettext_lazy(
-        "abandoned, %(count)d message will return to the work queue",
-        "abandoned, %(count)d messages will return to the work queue",
-        "count",
-    ),
-    r"abandoned, empty: (?P<command>.+)": gettext_lazy("abandoned, empty: %(command)s"),
-}
 
 LONGEST_CELL = 70
 LONGEST_KEY = 40
@@ -136,16 +99,6 @@ def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     words = selection.get("filter") or {}
     text = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
     return otherwise if selection.get("ids") and otherwise else short(text, LONGEST) or otherwise
-
-
-def trouble(text: str) -> str:
-    """Return a queue's problem in the user's language; unknown texts, such as the broker's own, stay unchanged."""
-    for pattern, words in COUNTED_OF_QUEUES.items():
-        match = re.fullmatch(pattern, text)
-        if match:
-            values = {name: int(value) if name == "count" else value for name, value in match.groupdict().items()}
-            return str(words % values)
-    return _(text)
 
 
 def _value(name: str, value: Any) -> str:

@@ -1,6 +1,6 @@
 """The admin of queues: pause and resume."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,11 +12,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import labels, pages
+from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.pages import Pages, migrated
-from django_rmq_retry.amqp.declarer import NO_CONSUMER, Level
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, PAUSED, PROBING, QueueState
+from django_rmq_retry.health.problems import Queues, excused
+from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -28,8 +30,6 @@ SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "4h": (gettext_lazy("for 4 hours"), timedelta(hours=4)),
     "12h": (gettext_lazy("for 12 hours"), timedelta(hours=12)),
 }
-OVERDUE = 60.0
-"""Seconds past its due time after which a probe that no consumer has begun means that the queue has no consumers."""
 BADGES: dict[str, tuple[str, str, Any]] = {
     FLOWING: ("processed", "✓", pgettext_lazy("queue", "running")),
     PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
@@ -77,30 +77,36 @@ class Standstill:
     sign: str
     label: Any
     explanation: str
-    read: bool = True
-    """True if consumers may exist: they return when the pause ends, or to probe with the next message."""
 
 
-def standstills_of(queues: Iterable[str]) -> dict[str, Standstill]:
-    """Return those of these queues that do not flow, by one query."""
-    now, standstills = table.now(), {}
-    for one in table.not_flowing(queues, now):
-        kind, sign, label = BADGES[one.state(now)]
-        paused = one.state(now) == PAUSED
-        if paused:
-            label = _("paused by %(name)s") % {"name": one.by or "?"}
-        read = paused or one.overdue(now) < OVERDUE
-        standstills[one.queue] = Standstill(
-            kind=kind, sign=sign, label=label, explanation=one.explanation(now), read=read
-        )
-    return standstills
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstills:
+    """The queues that do not flow, and those of them that need no consumer for that reason."""
 
+    of: Mapping[str, Standstill]
+    excused: frozenset[str]
 
-def troubles(level: Level, still: Standstill | None) -> list[str]:
-    """Return a queue's problems as texts; a queue that does not flow may have no consumers for that reason."""
-    return [
-        labels.trouble(problem) for problem in level.problems if not (still and still.read and problem == NO_CONSUMER)
-    ]
+    @classmethod
+    def among(cls, queues: Iterable[str]) -> "Standstills":
+        """Read those of these queues that do not flow, by one query."""
+        now, standstills = table.now(), {}
+        still = table.not_flowing(queues, now)
+        for one in still:
+            kind, sign, label = BADGES[one.state(now)]
+            if one.state(now) == PAUSED:
+                label = _("paused by %(name)s") % {"name": one.by or "?"}
+            explanation = one.explanation(now)
+            standstills[one.queue] = Standstill(kind=kind, sign=sign, label=label, explanation=explanation)
+        return cls(of=standstills, excused=excused(still, now))
+
+    def judged(self, levels: Sequence[Level]) -> list[tuple[Level, list[Problem], Problem | None]]:
+        """Return each queue with its problems and a remark, as far as they have words for a row."""
+        rows = []
+        for level, problems in Queues(levels=levels, excused=self.excused).judged():
+            shown = [problem for problem in problems if problem.rule.row]
+            errors = [problem for problem in shown if problem.severity is Severity.ERROR]
+            rows.append((level, errors, next((one for one in shown if one not in errors), None)))
+        return rows
 
 
 @admin.register(QueueControl)

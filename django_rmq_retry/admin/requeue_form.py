@@ -20,8 +20,8 @@ from django_rmq_retry.admin.choice import (
     with_seen_examples,
 )
 from django_rmq_retry.admin.pages import Pages, migrated, needs
-from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
-from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.admin.queues import Standstill, Standstills
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.findings import Finding, Report, Terms, report
@@ -225,10 +225,15 @@ class Target:
 def targets_of(findings: Report, look: broker_look.Look) -> list[Target]:
     """Return the queues that messages would go to, the one with the most messages first."""
     queues = findings.queues[:5]
-    still = standstills_of(queue for queue, _count in queues) if queues else {}
-    targets = []
-    for queue, count in queues:
-        level = look.level(queue)
-        problems = troubles(level, still.get(queue)) if level else []
-        targets.append(Target(queue=queue, count=count, level=level, problems=problems, still=still.get(queue)))
-    return targets
+    still = Standstills.among(queue for queue, _count in queues)
+    problems = {level.queue: [problem.row for problem in errors] for level, errors, _ in still.judged(look.levels)}
+    return [
+        Target(
+            queue=queue,
+            count=count,
+            level=look.level(queue),
+            problems=problems.get(queue, []),
+            still=still.of.get(queue),
+        )
+        for queue, count in queues
+    ]

@@ -12,28 +12,41 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext, ngettext_lazy
 
 from django_rmq_retry import server
 from django_rmq_retry.admin import broker_look, labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
-from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
+from django_rmq_retry.admin.queues import Standstill, Standstills
 from django_rmq_retry.admin.timeline import activity
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.facts import outbox, parked
-from django_rmq_retry.health.rules import OUTBOX_OVERDUE
+from django_rmq_retry.health.facts import blocked, outbox, parked
+from django_rmq_retry.health.problems import Limits, blind, in_blocked, in_outbox
+from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.ordering.keys import blocked_figures
+from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.retention import clocks_differ
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 Address = Callable[..., str]
 
-MOST = 3
+MOST_ALARMS = 3
+OUTBOX: Mapping[Code, Any] = {
+    Code.OUTBOX_FAILED: ngettext_lazy(
+        "%(count)d message in the outbox cannot be published and needs an operator.",
+        "%(count)d messages in the outbox cannot be published and need an operator.",
+        "count",
+    ),
+    Code.OUTBOX_OVERDUE: ngettext_lazy(
+        "%(count)d message in the outbox has not been published for %(span)s.",
+        "%(count)d messages in the outbox have not been published; the oldest has waited for %(span)s.",
+        "count",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +67,7 @@ def halted_text(line: QueueControl) -> str:
 
 def alarms(
     request: HttpRequest,
-    seen: broker_look.Look,
+    rows: Sequence[tuple[Level, Sequence[Problem], Problem | None]],
     still: Mapping[str, Standstill],
     *,
     recent: int,
@@ -66,7 +79,7 @@ def alarms(
     if apart:
         yield Alarm(text=apart)
     yield from _unpublished(request, address)
-    if blocked_figures().full:
+    if any(problem.code is Code.BLOCKED_FULL for problem in in_blocked(blocked())):
         keys = "" if pages.refusal(request, "view_key") else address("blockedkey_changelist")
         yield Alarm(text=_too_many(), address=keys, link=_("Blocked keys"))
     queues, link = address("queuecontrol_changelist"), _("Open the queues")
@@ -74,9 +87,8 @@ def alarms(
         yield Alarm(text=f"{queue}: {one.explanation}", address=queues, link=link)
     for line in halts:
         yield Alarm(text=f"{line.queue}: {halted_text(line)}.")
-    for level in seen.levels:
-        for problem in troubles(level, still.get(level.queue)):
-            yield Alarm(text=f"{level.queue}: {problem}")
+    for _level, problems, _remark in rows:
+        yield from (Alarm(text=problem.line) for problem in problems)
     if recent:
         yield _just_parked(recent, address)
 
@@ -90,21 +102,10 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
         # A database is away. The pages that need it report that; this page must still work, now above all.
         yield Alarm(text=_("The outbox cannot be read: its database does not answer."), **way)
         return
-    if figures.failed:
-        text = ngettext(
-            "%(count)d message in the outbox cannot be published and needs an operator.",
-            "%(count)d messages in the outbox cannot be published and need an operator.",
-            figures.failed,
-        )
-        yield Alarm(text=text % {"count": figures.failed}, **way)
-    waited = server.now(database()) - figures.oldest if figures.oldest else timedelta()
-    if waited > OUTBOX_OVERDUE:
-        text = ngettext(
-            "%(count)d message in the outbox has not been published for %(span)s.",
-            "%(count)d messages in the outbox have not been published; the oldest has waited for %(span)s.",
-            figures.waiting,
-        )
-        yield Alarm(text=text % {"count": figures.waiting, "span": rmq_span(waited.total_seconds())}, **way)
+    for problem in in_outbox(figures, server.now(database()), Limits()):
+        since = (server.now(database()) - problem.since).total_seconds() if problem.since else 0
+        words = {"count": problem.count, "span": rmq_span(since)}
+        yield Alarm(text=str(OUTBOX[problem.code] % words), **way)
 
 
 def _just_parked(recent: int, address: Address) -> Alarm:
@@ -145,12 +146,13 @@ class LiveStatusAdmin(Pages):
         why = pages.refusal(request, "view_status")
         if why:
             return self.refused(request, why)
-        broker_look.remember(rows())
+        broker_look.remember(declared.rows())
         seen, halts = broker_look.look(), halted()
         stood = {line.queue: halted_text(line) for line in halts}
         counts = _counts()
-        still = standstills_of(work_queue.queue.name for work_queue in registry.work_queues())
-        problems = list(alarms(request, seen, still, recent=counts["recent"], address=self.address, halts=halts))
+        still = Standstills.among(work_queue.queue.name for work_queue in registry.work_queues())
+        rows = still.judged(seen.levels)
+        problems = list(alarms(request, rows, still.of, recent=counts["recent"], address=self.address, halts=halts))
         return self.page(
             request,
             "livestatus/status.html",
@@ -159,17 +161,17 @@ class LiveStatusAdmin(Pages):
             look=seen,
             levels=[
                 (
-                    one,
-                    labels.ROLES[one.role],
-                    troubles(one, still.get(one.queue)),
-                    stood.get(one.queue) or labels.trouble(one.remark),
-                    still.get(one.queue),
+                    level,
+                    labels.ROLES[level.role],
+                    [problem.row for problem in errors],
+                    stood.get(level.queue) or (remark.row if remark else ""),
+                    still.of.get(level.queue),
                 )
-                for one in seen.levels
+                for level, errors, remark in rows
             ],
-            blind=labels.trouble(seen.blind) if seen.blind else "",
-            alarms=problems[:MOST],
-            more_alarms=problems[MOST:],
+            blind=blind(seen.gauged),
+            alarms=problems[:MOST_ALARMS],
+            more_alarms=problems[MOST_ALARMS:],
             counts=counts,
             now=timezone.now(),
             declared=bool(registry.registrations()),

@@ -1,23 +1,19 @@
 """Declares a topology: creates missing queues, exchanges and bindings, reports differences, changes no existing one."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from pika.exceptions import AMQPError
 
-from django_rmq_retry.amqp.inspection import Holding, Inspector, counted
+from django_rmq_retry.amqp.inspection import Inspector
 from django_rmq_retry.amqp.refusals import LOCKED, Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.amqp.session import OWN, Named, Session, binding, declaring, passively, right_for, wanted
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology.declarations import (
-    QUARANTINE,
     BindingDeclaration,
     ExchangeDeclaration,
-    Former,
     QueueDeclaration,
-    Role,
     Topology,
 )
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState, queue_refusal
@@ -30,12 +26,6 @@ _UNREPORTED = object()
 
 MOVING = ".moving"
 """The suffix of the queue that holds the messages of a queue while it is recreated."""
-
-NO_CONSUMER = "no consumer reads this queue"
-TOO_EARLY = "a consumer reads it, so retries arrive too early"
-FULL = "full: it rejects or drops messages"
-INTERRUPTED = "a move of its messages was interrupted"
-"""The beginning of a problem that the plan reports too."""
 
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
@@ -288,192 +278,3 @@ def _is_row(binding: BindingDeclaration, row: Row) -> bool:
         and (row["destination_type"] == "exchange") is binding.to_exchange
         and row["arguments"] == dict(binding.arguments)
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """The limits within which a queue is healthy."""
-
-    min_consumers: int = 0
-    stopped: frozenset[str] = frozenset()
-    """Queues that an operator has stopped, so they need no consumer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """The state of one queue; None marks a value that is unknown."""
-
-    queue: str
-    role: Role
-    ready: int | None = None
-    consumers: int | None = None
-    unacked: int | None = None
-    arriving: float | None = None
-    """Messages a second."""
-    leaving: float | None = None
-    problems: tuple[str, ...] = ()
-    abandoned: bool = False
-    """True if the project declared the queue but no handler consumes it any longer."""
-    remark: str = ""
-    """A note that is no problem."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauged:
-    """The state of all queues; ``blind`` is the reason why the management API was not read."""
-
-    levels: tuple[Level, ...]
-    blind: str = ""
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return tuple(f"{level.queue}: {problem}" for level in self.levels for problem in level.problems)
-
-
-def gauge(declarer: Declarer, topology: Topology, bounds: Bounds, formers: Sequence[Former] = ()) -> Gauged:
-    """Return the state of every queue of the topology, and of the former ones that exist.
-
-    No message is read: reading one can lose it (RabbitMQ 4.0, quorum queues).
-    """
-    rows: Mapping[str, Row] = {}
-    blind = 'Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
-    if declarer.inspector is not None:
-        try:
-            rows, blind = declarer.inspector.queues(), ""
-        except (BrokerUnreachable, BrokerRefused) as error:
-            blind = str(error)
-    levels = [_level(declarer, queue, rows.get(queue.name), bounds) for queue in topology.queues.values()]
-    former_levels = _formers(declarer, formers, rows, topology)
-    return Gauged(levels=(*_read(levels, bounds), *former_levels), blind=blind)
-
-
-def _read(levels: Sequence[Level], bounds: Bounds) -> list[Level]:
-    """Return the levels with a problem for each quarantine queue with messages whose work queue has no consumer.
-
-    A quarantine queue itself often has none: consumers of the work queue consume it in turn with others.
-    """
-    consumers = {level.queue: level.consumers for level in levels}
-
-    def unread(level: Level) -> bool:
-        work = level.queue.removesuffix(QUARANTINE)
-        waits = level.role is Role.QUARANTINE and level.ready and work not in bounds.stopped
-        return bool(waits and not level.consumers and not consumers.get(work))
-
-    return [replace(level, problems=(NO_CONSUMER, *level.problems)) if unread(level) else level for level in levels]
-
-
-def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds: Bounds) -> Level:
-    if not queue.lasting:
-        # A consumer creates and removes it. Other connections have no access to an exclusive queue.
-        return Level(queue=queue.name, role=queue.role)
-    try:
-        holding = counted(declarer.session, row, queue.name)
-    except Refusal as refusal:
-        return Level(queue=queue.name, role=queue.role, problems=(refusal.sentence(),))
-    if holding is None:
-        missing = "it does not exist: manage.py rmq_declare"
-        return Level(queue=queue.name, role=queue.role, problems=(missing, *_left(declarer, queue)))
-    problems = (*_problems(queue, holding, row or {}, bounds), *_left(declarer, queue))
-    # Another program reads it, perhaps not at this moment.
-    unread = queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments and _unread(holding)
-    return replace(_measured(queue, holding, row), problems=problems, remark=NO_CONSUMER if unread else "")
-
-
-def _measured(queue: QueueDeclaration, holding: Holding, row: Row | None) -> Level:
-    return Level(
-        queue=queue.name,
-        role=queue.role,
-        ready=holding.ready,
-        consumers=holding.consumers,
-        unacked=None if row is None else row.get("messages_unacknowledged"),
-        arriving=_rate(row, "publish"),
-        leaving=_rate(row, "deliver_get"),
-    )
-
-
-def _formers(declarer: Declarer, formers: Sequence[Former], rows: Mapping[str, Row], topology: Topology) -> list[Level]:
-    """Return the former queues that exist, each with a problem or a remark."""
-    seen: dict[str, Level] = {}
-    for former in formers:
-        name, row = former.queue.name, rows.get(former.queue.name)
-        try:
-            holding = counted(declarer.session, row, name)
-        except Refusal as refusal:
-            seen[name] = Level(queue=name, role=former.queue.role, problems=(refusal.sentence(),))
-            continue
-        if holding is not None:
-            seen[name] = _measured(former.queue, holding, row)
-    homes = {former.queue.name: former.home for former in formers}
-    # The queues with consumers: retries that return to one of them are handled.
-    read = {*topology.queues, *(name for name, level in seen.items() if level.consumers)}
-    return [
-        replace(
-            _judged(level, homes[name] if homes[name] in seen else name, returns=homes[name] in read), abandoned=True
-        )
-        for name, level in seen.items()
-    ]
-
-
-def _judged(level: Level, whole: str, *, returns: bool) -> Level:
-    """Add the problem or remark of a former queue; ``whole`` is the queue with which it is deleted or moved."""
-    if level.problems:
-        return level
-    if not level.ready and not level.consumers:
-        return replace(level, remark=f"abandoned, empty: manage.py rmq_delete {whole}")
-    messages = f"{level.ready} message{'' if level.ready == 1 else 's'}"
-    if level.consumers:
-        return replace(level, remark=f"handed over, {messages}, other consumers read it")
-    if returns and level.role is Role.WAITING:
-        return replace(level, remark=f"abandoned, {messages} will return to the work queue")
-    # If other consumers read the home queue, the command refuses to move it; this queue can still be moved.
-    move = f"manage.py rmq_declare --recreate {level.queue if returns else whole} --move-to NEW"
-    return replace(level, problems=(f"abandoned, {messages}, no consumer: {move}",))
-
-
-def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bounds) -> list[str]:
-    problems = []
-    read = queue.name not in bounds.stopped
-    if _unread(holding) and queue.role in (Role.WORK, Role.REPLY) and read:
-        problems.append(NO_CONSUMER)
-    if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
-        problems.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
-    if queue.role is Role.WAITING and holding.consumers:
-        problems.append(TOO_EARLY)
-    if _full(queue.arguments, holding.ready):
-        problems.append(FULL)
-    if row.get("messages_dlx"):
-        wait, whose = ("waits", "its") if row["messages_dlx"] == 1 else ("wait", "their")
-        letters = plural(row["messages_dlx"], "dead letter")
-        problems.append(f"{letters} {wait}: {whose} target queue is full or missing")
-    return problems
-
-
-def _unread(holding: Holding) -> bool:
-    return bool(holding.ready and not holding.consumers)
-
-
-def _full(arguments: Mapping[str, object], ready: int) -> bool:
-    most = arguments.get("x-max-length")
-    return isinstance(most, int) and ready >= most
-
-
-def _left(declarer: Declarer, queue: QueueDeclaration) -> list[str]:
-    if queue.role is not Role.WORK:
-        return []
-    try:
-        aside = counted(declarer.session, None, queue.name + MOVING)
-    except Refusal:
-        return []
-    if aside is None:
-        return []
-    move = f"manage.py rmq_declare --recreate {queue.name}"
-    wait = "waits" if aside.ready == 1 else "wait"
-    return [f"{INTERRUPTED}, {plural(aside.ready, 'message')} {wait}: {move}"]
-
-
-def _rate(row: Row | None, name: str) -> float | None:
-    """Return a rate in messages per second; the API omits rates without traffic and right after the broker's start."""
-    if row is None:
-        return None
-    details = row.get("message_stats", {}).get(f"{name}_details", {})
-    return float(details.get("rate", 0.0))

@@ -114,7 +114,7 @@ def survey() -> Survey:
         parked=parked(now),
         runs=RequeueRun.objects.filter(state__in=ACTIVE).count(),
         outbox=outbox(),
-        blocked=_blocked(),
+        blocked=blocked(),
         apart=apart,
         stopped=tuple(QueueControl.objects.filter(stopped).order_by("queue")),
         halted=halted(),
@@ -151,7 +151,8 @@ def outbox() -> Outbox:
     )
 
 
-def _blocked() -> Blocked:
+def blocked() -> Blocked:
+    """Count the messages that wait behind blocked keys."""
     figures = blocked_figures()
     oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if figures.waiting else None
     return Blocked(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)

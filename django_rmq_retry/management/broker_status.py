@@ -1,21 +1,34 @@
 """The status of broker, database and topology, as text and JSON."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from django.db import connections
+from django.db import connections, router
+from django.utils import timezone
 
 from django_rmq_retry import server
-from django_rmq_retry.amqp.declarer import Bounds, Declarer, Gauged, Level, gauge
+from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import LAG
+from django_rmq_retry.amqp.levels import Gauged, Level, gauge
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import Survey, surveyed
+from django_rmq_retry.health.problems import (
+    Limits,
+    Queues,
+    blind,
+    excused,
+    in_plan,
+    in_survey,
+    states_of,
+    too_many_parked,
+    unusable,
+)
+from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.management.command import RmqCommand, clock, declarer
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import Place, former_queues
@@ -44,13 +57,26 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of a healthy state, and the seconds that an answer may take."""
+class QueueRow:
+    """One queue with its problems, and the row that says if it is paused, stopped by its breaker, or halted."""
 
-    timeout: float
-    max_parked: int | None = None
-    max_oldest: timedelta | None = None
-    min_consumers: int = 0
+    level: Level
+    errors: tuple[Problem, ...]
+    remark: Problem | None
+    stopped: QueueControl | None
+    halted: QueueControl | None
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Return the words of the last column, and the colour of the row."""
+        if self.errors:
+            return f"✕ {'; '.join(problem.row for problem in self.errors)}", "ERROR"
+        if self.stopped:
+            return f"‖ {_why(self.stopped)}", "WARNING"
+        if self.halted:
+            at = clock(self.halted.halted_at, terminal=False) if self.halted.halted_at else ""
+            return f"■ halted since {at}, attempt {self.halted.halted_attempt}: {self.halted.halted_error}", "WARNING"
+        return (f"! {self.remark.row}", "WARNING") if self.remark else ("ok", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +86,18 @@ class BrokerStatus:
     broker: str
     round_trip: float
     gauged: Gauged
+    rows: tuple[QueueRow, ...]
     plan: Plan
     survey: Survey | None
     """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
     trouble: str
-    problems: tuple[str, ...]
-    of_queues: int
-    """The number of problems that are shown in the rows of their queues; they come first in ``problems``."""
+    others: tuple[Problem, ...]
+    """The problems that no queue's row shows."""
+
+    @property
+    def problems(self) -> list[str]:
+        in_rows = [problem for row in self.rows for problem in row.errors]
+        return [problem.line for problem in (*in_rows, *self.others)]
 
     @property
     def consumers(self) -> int:
@@ -80,35 +111,62 @@ class BrokerStatus:
         return same, len(self.plan.items) - unseen, unseen
 
 
-def look(limits: Limits) -> BrokerStatus:
+def look(limits: Limits, timeout: float) -> BrokerStatus:
     """Query the database first: it has the queues that are stopped on purpose."""
-    survey, trouble = surveyed(limits.timeout)
-    stopped = frozenset(switch.queue for switch in survey.stopped) if survey else frozenset()
-    bounds = Bounds(min_consumers=limits.min_consumers, stopped=stopped)
-    with declarer(timeout=limits.timeout) as it:
+    survey, trouble = surveyed(timeout)
+    now = server.now(survey.alias) if survey else timezone.now()
+    with declarer(timeout=timeout) as it:
         seconds = round_trip(it.session)
         topology = registry.topology()
         former = former_queues(survey.declared, topology, Place.of(it.session)) if survey else ()
-        gauged = gauge(it, topology, bounds, former)
+        gauged = gauge(it, topology, former)
         # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
-    opened = [
-        f"{switch.queue}: {opened_since(switch)}" for switch in (survey.stopped if survey else ()) if switch.opened
+    found = list(in_survey(survey, now, limits)) if survey else []
+    breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
+    judged = Queues(levels=gauged.levels, excused=excused(states_of(survey), now.timestamp()), limits=limits).judged()
+    rows = tuple(_row(level, problems, breakers.pop(level.queue, None), survey) for level, problems in judged)
+    found = [
+        *_drift(plan, rows),
+        *([unusable(router.db_for_read(QueueControl), trouble)] if trouble else []),
+        *too_many_parked(gauged.levels, survey, limits),
+        *(problem for problem in found if problem.code is not Code.BREAKER_OPEN),
+        *breakers.values(),
     ]
-    problems = [*gauged.problems, *opened, *_drift(plan, gauged)]
-    if trouble:
-        problems.append(f"database: {trouble}")
+    others = (problem for problem in found if problem.severity is Severity.ERROR)
     return BrokerStatus(
         broker=broker,
         round_trip=seconds,
         gauged=gauged,
+        rows=rows,
         plan=plan,
         survey=survey,
         trouble=trouble,
-        of_queues=len(gauged.problems) + len(opened),
-        problems=(*problems, *_exceeded_limits(limits, gauged, survey)),
+        others=tuple(sorted(others, key=lambda problem: problem.harm)),
     )
+
+
+def _row(level: Level, problems: Sequence[Problem], breaker: Problem | None, survey: Survey | None) -> QueueRow:
+    shown = [*(problem for problem in problems if problem.rule.row), *([breaker] if breaker else [])]
+    controls = (survey.stopped, survey.halted) if survey else ((), ())
+    stopped, halted = (next((one for one in each if one.queue == level.queue), None) for each in controls)
+    return QueueRow(
+        level=level,
+        errors=tuple(problem for problem in shown if problem.severity is Severity.ERROR),
+        remark=next((problem for problem in shown if problem.severity is not Severity.ERROR), None),
+        stopped=stopped,
+        halted=halted,
+    )
+
+
+def _drift(plan: Plan, rows: Sequence[QueueRow]) -> Iterator[Problem]:
+    """Yield what differs from its definition, except queues whose row shows a problem of their own."""
+    shown = {f"queue {row.level.queue}" for row in rows if row.errors}
+    for problem in in_plan(plan):
+        # The row of its work queue shows an interrupted move.
+        if problem.code is Code.DIFFERS or not (problem.subject in shown or problem.code is Code.MOVE_LEFT):
+            yield problem
 
 
 def round_trip(session: Session) -> float:
@@ -116,60 +174,6 @@ def round_trip(session: Session) -> float:
     began = time.monotonic()
     session.ask(lambda channel, done: channel.basic_qos(prefetch_count=1, callback=done))
     return time.monotonic() - began
-
-
-def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:
-    """Yield the items that differ from their definition, except queues whose own problem is shown already."""
-    shown = {level.queue for level in gauged.levels if level.problems}
-    for item in plan.of(PlanState.CREATE, PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED):
-        if item.kind == "queue" and item.name in shown and item.state is not PlanState.DIFFERS:
-            continue
-        yield f"{item.kind} {item.name}: {_drifted(item)}"
-
-
-def _drifted(item: Item) -> str:
-    if item.state is PlanState.CREATE:
-        return "it does not exist: manage.py rmq_declare"
-    return f"differs, {item.text}" if item.state is PlanState.DIFFERS else item.text
-
-
-def _exceeded_limits(limits: Limits, gauged: Gauged, survey: Survey | None) -> Iterator[str]:
-    """Yield the figures that exceed a limit."""
-    unrecorded = sum(level.ready or 0 for level in gauged.levels if level.role is Role.PARKED)
-    parked = unrecorded + (survey.parked.count if survey else 0)
-    if limits.max_parked is not None and parked > limits.max_parked:
-        yield f"{plural(parked, 'message')} parked, more than {limits.max_parked}"
-    if survey is None:
-        return
-    if abs(survey.apart) > server.TOLERANCE:
-        yield f"clocks: {server.difference(survey.apart, survey.alias)} Synchronize both by NTP."
-    now = server.now(survey.alias)
-    for what, oldest in (("parked message", survey.parked.oldest), ("message in the outbox", survey.outbox.oldest)):
-        if limits.max_oldest is not None and oldest is not None and now - oldest > limits.max_oldest:
-            waited, most = (now - oldest).total_seconds(), limits.max_oldest.total_seconds()
-            yield f"the oldest {what} has waited {waited:.0f} s, longer than {most:g} s"
-    yield from _halted_lines(limits, survey, now)
-    if survey.outbox.failed:
-        count = plural(survey.outbox.failed, "message")
-        yield f"{count} in the outbox failed: manage.py rmq_relay list --failed"
-    if survey.blocked.messages >= settings().blocked_total:
-        yield f"{survey.blocked.messages} messages wait behind blocked keys, which reaches the limit BLOCKED_TOTAL"
-    if survey.blocked.most >= settings().blocked_per_key:
-        yield f"{survey.blocked.most} messages wait behind one key, which reaches the limit BLOCKED_PER_KEY"
-
-
-def _halted_lines(limits: Limits, survey: Survey, now: datetime) -> Iterator[str]:
-    for line in survey.halted:
-        stood = now - (line.halted_at or now)
-        if limits.max_oldest is not None and stood > limits.max_oldest:
-            most = limits.max_oldest.total_seconds()
-            text = f"{line.queue}: halted for {stood.total_seconds():.0f} s, longer than {most:g} s"
-            yield f"{text}: {line.halted_error}"
-
-
-def opened_since(switch: QueueControl) -> str:
-    """Return the problem text of a queue whose breaker is open."""
-    return f"its breaker is open: {switch.cause}" if switch.cause else "its breaker is open"
 
 
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
@@ -191,49 +195,16 @@ def _database(seen: BrokerStatus) -> tuple[str, str]:
     return "ok", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
 
 
-def row(level: Level, seen: BrokerStatus) -> tuple[str, ...]:
+def cells(row: QueueRow) -> tuple[str, ...]:
     """Return a queue's row of the table."""
-    stopped = _stopped(level, seen)
-    state = "ok"
-    problems = [*level.problems, *([opened_since(stopped)] if stopped and stopped.opened else [])]
-    if problems:
-        state = f"✕ {'; '.join(problems)}"
-    elif stopped:
-        state = f"‖ {_why(stopped)}"
-    elif halt := _halted(level, seen):
-        at = clock(halt.halted_at, terminal=False) if halt.halted_at else ""
-        state = f"■ halted since {at}, attempt {halt.halted_attempt}: {halt.halted_error}"
-    elif level.remark:
-        state = f"! {level.remark}"
+    level = row.level
     return (
         level.queue,
         level.role.value,
         *(("-" if value is None else str(value)) for value in (level.ready, level.unacked, level.consumers)),
         *(("-" if value is None else f"{value:.1f}") for value in (level.arriving, level.leaving)),
-        state,
+        row.state[0],
     )
-
-
-def style(level: Level, seen: BrokerStatus) -> str:
-    """Return the colour of the queue's row."""
-    stopped = _stopped(level, seen)
-    return (
-        "ERROR"
-        if level.problems or (stopped and stopped.opened)
-        else "WARNING"
-        if stopped or level.remark or _halted(level, seen)
-        else ""
-    )
-
-
-def _stopped(level: Level, seen: BrokerStatus) -> QueueControl | None:
-    stopped = seen.survey.stopped if seen.survey else ()
-    return next((switch for switch in stopped if switch.queue == level.queue), None)
-
-
-def _halted(level: Level, seen: BrokerStatus) -> QueueControl | None:
-    halted = seen.survey.halted if seen.survey else ()
-    return next((switch for switch in halted if switch.queue == level.queue), None)
 
 
 def _why(switch: QueueControl) -> str:
@@ -280,11 +251,11 @@ def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
         "round_trip_seconds": round(seen.round_trip, 6),
         "database": _database_data(seen),
         "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
-        "queues": [_queue_data(level, seen) for level in seen.gauged.levels],
+        "queues": [_queue_data(row) for row in seen.rows],
         "consumers": seen.consumers,
         **_survey_data(seen.survey),
         "problems": seen.problems,
-        "blind": seen.gauged.blind,
+        "blind": str(blind(seen.gauged)),
     }
 
 
@@ -337,7 +308,8 @@ def _time(at: datetime | None) -> str | None:
     return None if at is None else clock(at, terminal=False)
 
 
-def _queue_data(level: Level, seen: BrokerStatus) -> Mapping[str, object]:
+def _queue_data(row: QueueRow) -> Mapping[str, object]:
+    level = row.level
     return {
         "name": level.queue,
         "role": level.role.value,
@@ -346,10 +318,10 @@ def _queue_data(level: Level, seen: BrokerStatus) -> Mapping[str, object]:
         "consumers": level.consumers,
         "in_per_second": level.arriving,
         "out_per_second": level.leaving,
-        "stopped": _stopped(level, seen) is not None,
-        "problems": list(level.problems),
+        "stopped": row.stopped is not None,
+        "problems": [problem.row for problem in row.errors if problem.code is not Code.BREAKER_OPEN],
         "abandoned": level.abandoned,
-        "remark": level.remark,
+        "remark": row.remark.row if row.remark else "",
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from django_rmq_retry.management.examination import Area, Finding
+from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.topology.declarations import Server, Topology
 
 Row = Mapping[str, object]
@@ -12,7 +12,7 @@ MANY = 100
 NATIVE = (4, 3)
 
 
-def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row] | None) -> Iterator[Finding]:
+def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row] | None) -> Iterator[Problem]:
     """Warn of many such queues: those of the management API, or else the ones that this project declares."""
     whose = "of this virtual host"
     if rows is None:
@@ -23,13 +23,7 @@ def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row
     count = sum(map(_careful, rows))
     if count >= MANY:
         upgrade = "" if server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
-        yield Area.TOPOLOGY.warning(
-            f"{count} quorum queues {whose} dead-letter at least once.",
-            why="The broker restarts a process for each when it is updated. It gives up after too many at once, and "
-            "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
-            fix=f"Give handlers fewer different waits, or {upgrade}use via=Native(…), which needs one queue each. "
-            "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
-        )
+        yield Problem(code=Code.MANY_DEAD_LETTER_PROCESSES, count=count, values={"whose": whose, "upgrade": upgrade})
 
 
 def _careful(row: Row) -> bool:

@@ -16,7 +16,8 @@ from django.db import connections
 from django.db.models import Count, Min
 
 from django_rmq_retry import server
-from django_rmq_retry.amqp.declarer import Bounds, Declarer, Level, gauge
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.levels import Level, gauge
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -161,7 +162,7 @@ class Figures:
     def _gauged(self) -> Sequence[Level] | None:
         try:
             with Session(settings().access(), purpose="metrics", patience=PATIENCE) as session:
-                found = gauge(Declarer(session), registry.topology(), Bounds()).levels
+                found = gauge(Declarer(session), registry.topology()).levels
         except Exception as error:  # noqa: BLE001 - a broker that is away is no reason to end
             self._missed("broker", error)
             return None

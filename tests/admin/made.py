@@ -11,7 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
     Attempt,
@@ -183,9 +183,11 @@ def selected(*messages: ParkedMessage) -> str:
     return Selection.of_ids([one.pk for one in messages]).token()
 
 
-def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", blind: str = "") -> None:
+def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", api: bool = True) -> None:
     """Let the pages see these queues, or a broker that cannot be reached for this reason."""
     now = timezone.now()
-    seen = broker_look.Look(at=now, unreachable=away, since=now if away else None, levels=levels, blind=blind)
+    seen = broker_look.Look(
+        at=now, unreachable=away, since=now if away else None, gauged=Gauged(levels=levels, api_set=api)
+    )
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)

@@ -1,7 +1,5 @@
 """Machine values have texts for users, in the user's language."""
 
-import ast
-import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +10,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.amqp import declarer
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.models import Action, OperatorAction
@@ -64,45 +61,11 @@ def test_a_selection_is_described_in_labels() -> None:
 
 
 @pytest.mark.usefixtures("marked")
-def test_queue_problems_are_translated() -> None:
-    one = "a move of its messages was interrupted, 1 message waits: manage.py rmq_declare --recreate q"
-    many = "3 dead letters wait: their target queue is full or missing"
-
-    assert labels.trouble("abandoned, empty: manage.py rmq_delete q") == (
-        "[!! abandoned, empty: manage.py rmq_delete q !!]"
-    )
-    for start, end in (
-        ("abandoned", ", no consumer: manage.py rmq_declare --recreate q --move-to NEW"),
-        ("handed over", ", other consumers read it"),
-        ("abandoned", " will return to the work queue"),
-    ):
-        assert labels.trouble(f"{start}, 1 message{end}") == f"[!! {start}, 1 message{end} !!]"
-        assert labels.trouble(f"{start}, 2 messages{end}") == f"[!! {start}, 2 messages{end} !!]"
-    assert labels.trouble("no consumer reads this queue") == "[!! no consumer reads this queue !!]"
-    assert labels.trouble(one) == f"[!! {one.replace('messages wait', 'message waits')} !!]"
-    assert labels.trouble(many) == f"[!! {many} !!]"
-
-
-def test_every_queue_problem_is_in_the_catalogue() -> None:
-    known = set(labels.SAID_OF_QUEUES)
-    said = {text for text in sentences(declarer) if not text.startswith("x-")}
-
-    assert known <= said, known - said
-    assert {text for text in said if text.startswith(("full", "it "))} <= known
-
-
-@pytest.mark.usefixtures("marked")
 def test_ages_in_days_are_translated() -> None:
     past, coming = timezone.now() - timedelta(days=3, hours=1), timezone.now() + timedelta(days=1, hours=1)
 
     assert ">[!! 3 days ago !!]<" in rmq_ago(past)
     assert ">[!! in 1 day !!]<" in rmq_ago(coming)
-
-
-def sentences(module: Any) -> set[str]:
-    """Whole texts of a module's code."""
-    nodes = ast.walk(ast.parse(inspect.getsource(module)))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 @pytest.mark.django_db

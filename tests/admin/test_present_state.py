@@ -8,7 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import server
-from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.models import (
     Action,
     Attempt,
@@ -108,9 +108,7 @@ def test_a_stalled_queue_is_healthy_on_no_page(
 
 
 def test_a_paused_queue_is_not_reported_for_missing_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(
-        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
-    )
+    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0)
     made.broker_seen(monkeypatch, level)
     preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
     unread = shown(page, "livestatus/"), shown(page, preview)
@@ -137,9 +135,7 @@ LATE = [
 def test_an_overdue_probe_does_not_hide_missing_consumers(
     page: Client, monkeypatch: pytest.MonkeyPatch, times: dict[str, Any], reported: int
 ) -> None:
-    level = Level(
-        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
-    )
+    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0)
     made.broker_seen(monkeypatch, level)
     preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
     now = timezone.now()
@@ -153,9 +149,7 @@ def test_an_overdue_probe_does_not_hide_missing_consumers(
 def test_the_end_of_a_pause_uses_the_database_clock(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
     monkeypatch.setattr(server, "now", lambda _using: now - timedelta(hours=1))
-    level = Level(
-        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
-    )
+    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0)
     made.broker_seen(monkeypatch, level)
     until = now - timedelta(minutes=30)
     QueueControl.objects.create(
@@ -168,11 +162,11 @@ def test_the_end_of_a_pause_uses_the_database_clock(page: Client, monkeypatch: p
 
 
 def test_problems_beyond_the_first_three_are_shown_on_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = tuple(Level(queue=f"q{one}", role=Role.WORK, problems=("it does not exist",)) for one in range(5))
+    levels = tuple(Level(queue=f"q{one}", role=Role.WORK, missing=True) for one in range(5))
     made.broker_seen(monkeypatch, *levels)
     text = shown(page, "livestatus/")
 
-    assert "! q2: it does not exist 2 more problems ! q3: it does not exist ! q4: it does not exist" in text
+    assert "! q2: it does not exist: manage.py rmq_declare 2 more problems ! q3: it does not exist: " in text
 
 
 def test_rates_unknown_to_the_broker_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

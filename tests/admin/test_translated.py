@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
@@ -95,11 +95,16 @@ def marked(tmp_path: Path, settings: Any) -> Iterator[None]:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker with every kind of trouble."""
-    troubles = ("no consumer reads this queue", "full: it rejects or drops messages")
-    levels = tuple(Level(queue="payments", role=role, ready=3, consumers=0, problems=troubles) for role in Role)
-    levels += (Level(queue="payments", role=Role.WORK, remark="abandoned, empty: manage.py rmq_delete payments"),)
-    blind = 'Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
-    made.broker_seen(monkeypatch, *levels, blind=blind)
+    full: dict[str, Any] = {"arguments": {"x-max-length": 1}, "dead_letters": 2, "moving": 1}
+    levels = [
+        Level(queue="payments.main" if role is Role.WORK else "payments", role=role, ready=3, consumers=0, **full)
+        for role in Role
+    ]
+    levels += [Level(queue="payments", role=Role.WAITING, ready=3, consumers=1)]
+    levels += [Level(queue="payments", role=Role.WORK, missing=True)]
+    for ready, consumers in ((0, 0), (2, 0), (1, 1)):
+        levels.append(Level(queue="payments", role=Role.WORK, ready=ready, consumers=consumers, abandoned=True))
+    made.broker_seen(monkeypatch, *levels, api=False)
 
 
 def test_untranslated_text_is_detected(page: Client) -> None:

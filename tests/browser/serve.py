@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp import Done
-from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
@@ -156,11 +156,10 @@ def looked() -> broker_look.Look:
     if getattr(asked, "broker", "") == "away":
         return broker_look.Look(at=now, unreachable="connection refused", since=now)
     levels = (
-        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)),
+        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0),
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
     )
-    blind = 'Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
-    return broker_look.Look(at=now, levels=levels, blind=blind)
+    return broker_look.Look(at=now, gauged=Gauged(levels=levels, api_set=False))
 
 
 def serve() -> None:

@@ -9,6 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, Exponential, Queue, RetryThenPark, handler
 from django_rmq_retry.admin import broker_look
+from django_rmq_retry.health.problems import Queues
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.testing import isolated_handlers
@@ -362,14 +363,17 @@ def test_the_admin_shows_former_queues(amqp: BlockingChannel) -> None:
     broker_look.remember(rows())
     seen = broker_look.look()
     broker_look.forget()
-    told = {level.queue: (level.problems, level.remark) for level in seen.levels if level.abandoned}
+    told = {
+        level.queue: [problem.row for problem in problems]
+        for level, problems in Queues(levels=seen.levels).judged()
+        if level.abandoned
+    }
 
-    empty = ((), "abandoned, empty: manage.py rmq_delete shop.broken")
+    empty = ["abandoned, empty: manage.py rmq_delete shop.broken"]
     assert told == {
-        "shop.broken": (
-            ("abandoned, 1 message, no consumer: manage.py rmq_declare --recreate shop.broken --move-to NEW",),
-            "",
-        ),
+        "shop.broken": [
+            "abandoned, 1 message, no consumer: manage.py rmq_declare --recreate shop.broken --move-to NEW"
+        ],
         "shop.broken.retry.10s": empty,
         "shop.broken.quarantine": empty,
         "shop.broken.parked": empty,

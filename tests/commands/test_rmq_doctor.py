@@ -688,7 +688,7 @@ class TestDatabase:
         def broken(_now: object) -> None:
             raise ZeroDivisionError("division by zero")
 
-        monkeypatch.setattr(f"{EXAMINATION}._growing", broken)
+        monkeypatch.setattr(f"{EXAMINATION}.growing", broken)
         ran = examined()
 
         [(area, problem, _)] = found(ran, "error")
@@ -743,7 +743,7 @@ class TestParked:
         for queue, fields in {
             "a b": {"paused": True, "since": ago(days=3), "by": "ann", "reason": "closed."},
             "open": {"opened": True, "cause": "BankDown: timeout", "opened_at": ago(minutes=3)},
-            "line": {"halted_at": ago(hours=1), "halted_error": "NotCovered", "halted_attempt": 7},
+            "line": {"halted_at": ago(minutes=5), "halted_error": "NotCovered", "halted_attempt": 7},
         }.items():
             QueueControl.objects.create(queue=queue, halted_seen_at=timezone.now(), **fields)
         ran = examined()
@@ -751,7 +751,7 @@ class TestParked:
         assert found(ran, "error")[0][1] == "The breaker of queue 'open' has been open for 3 min: BankDown: timeout."
         assert [(problem, fix[:35]) for _, problem, fix in found(ran, "warning")] == [
             ("Queue 'a b' has been paused for 3 d by ann: closed.", "manage.py rmq_queue resume 'a b'"),
-            ("Queue 'line' has been halted for 60 min, attempt 7: NotCovered.", "Correct the cause of the error; the"),
+            ("Queue 'line' has been halted for 5 min, attempt 7: NotCovered.", "Correct the cause of the error; the"),
         ]
 
     @pytest.mark.parametrize(("waiting", "level"), [(8, "warning"), (10, "error")])

@@ -96,6 +96,13 @@ def test_a_retry_that_waits_too_long_is_a_problem(made: Any) -> None:
     assert run("rmq_status", "--check", "--max-oldest", "12m").code == Exit.DONE
 
 
+def test_a_message_in_the_outbox_for_five_minutes_is_a_problem() -> None:
+    outbox(created_at=ago(minutes=6))
+
+    assert run("rmq_status", "--check").out.startswith("FAIL the oldest message in the outbox has waited 36")
+    assert run("rmq_status", "--check", "--max-oldest", "7m").out == "OK\n"
+
+
 def test_messages_on_hold_or_given_up_do_not_count_as_waiting() -> None:
     record(state=State.ON_HOLD, parked_at=ago(minutes=11))
     record(state=State.PROCESSED, parked_at=ago(minutes=11))

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 import yaml
 
 from django_rmq_retry.conf import Settings
-from django_rmq_retry.health.rules import NEARLY_FULL, OUTBOX_OVERDUE
+from django_rmq_retry.health.rules import (
+    HALTED_TOO_LONG,
+    NEARLY_FULL,
+    OUTBOX_OVERDUE,
+    PARKED_TOO_LONG,
+    PAUSED_TOO_LONG,
+    RULES,
+    Code,
+)
 from tests.telemetry.scraped import ALERTS, FOLDER, KEDA
 from tests.tooling.pages import DOCS
 from tests.tooling.promtool import no_promtool, promtool
@@ -40,12 +49,24 @@ def test_each_alert_has_a_test_in_which_it_fires() -> None:
     assert {one["alert"] for one in ALERTS} == {check["alertname"] for check in CHECKS if check["exp_alerts"]}
 
 
-def test_the_alerts_have_the_thresholds_of_doctor_and_admin() -> None:
-    rules = {one["alert"]: one["expr"] for one in ALERTS}
+@pytest.mark.parametrize("code", [code for code, rule in RULES.items() if rule.alerts])
+def test_the_alerts_of_a_rule_exist_and_link_to_its_page(code: Code) -> None:
+    pages = {one["alert"]: one["annotations"]["runbook_url"] for one in ALERTS}
+    page = SITE + RULES[code].page.replace(".md", ".html")
 
-    assert rules["RmqRetryOutboxOld"].endswith(f"> {OUTBOX_OVERDUE.total_seconds():g}")
+    assert {name: pages[name] for name in RULES[code].alerts} == dict.fromkeys(RULES[code].alerts, page)
+
+
+def test_the_alerts_have_the_thresholds_of_doctor_and_admin() -> None:
+    rules = {one["alert"]: f"{one['expr']} for {one.get('for')}" for one in ALERTS}
     limit = {one.name: one.default for one in fields(Settings)}["blocked_total"]
-    assert rules["RmqRetryBlockedNearLimit"].endswith(f"> {NEARLY_FULL} * {limit}")
+    hours, minutes = timedelta(hours=1), timedelta(minutes=1)
+
+    assert f"> {OUTBOX_OVERDUE.total_seconds():g} " in rules["RmqRetryOutboxOld"]
+    assert f"> {NEARLY_FULL} * {limit} " in rules["RmqRetryBlockedNearLimit"]
+    assert f"> {PARKED_TOO_LONG / hours:g} * 3600" in rules["RmqRetryMessageParkedTooLong"]
+    assert f" for {PAUSED_TOO_LONG / hours:g}h" in rules["RmqRetryQueuePaused"]
+    assert f" for {HALTED_TOO_LONG / minutes:g}m" in rules["RmqRetryQueueHalted"]
 
 
 def test_each_alert_has_a_summary_and_a_severity() -> None:

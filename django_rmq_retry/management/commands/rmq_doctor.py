@@ -4,32 +4,25 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.problems import Limits
+from django_rmq_retry.health.rules import PARKED_TOO_LONG, Area
 from django_rmq_retry.management.arguments import age, positive
 from django_rmq_retry.management.broker_examination import BrokerExamination
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, columns
-from django_rmq_retry.management.examination import (
-    Area,
-    Finding,
-    Health,
-    Limits,
-    RecordExamination,
-    examine_settings,
-    looked,
-)
+from django_rmq_retry.management.examination import Finding, Grade, RecordExamination, examine_settings, looked
 from django_rmq_retry.management.terminal import flat
 
 SIGNS = {
-    Health.OK: ("✓", "SUCCESS"),
-    Health.WARNING: ("!", "WARNING"),
-    Health.ERROR: ("✕", "ERROR"),
-    Health.UNKNOWN: ("?", ""),
+    Grade.OK: ("✓", "SUCCESS"),
+    Grade.WARNING: ("!", "WARNING"),
+    Grade.ERROR: ("✕", "ERROR"),
+    Grade.UNKNOWN: ("?", ""),
 }
 MOST_READY = 10_000
 NARROWEST = 40
@@ -46,9 +39,9 @@ class Command(RmqCommand):
         add(
             "--max-parked-age",
             type=age,
-            default=timedelta(hours=24),
+            default=PARKED_TOO_LONG,
             metavar="AGE",
-            help="report a problem if a message is parked for longer; 24h by default",
+            help="report a problem if a message is parked for longer; 4h by default",
         )
         add(
             "--max-ready",
@@ -67,20 +60,15 @@ class Command(RmqCommand):
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
-        limits = Limits(
-            timeout=options["timeout"],
-            max_parked_age=options["max_parked_age"],
-            max_ready=options["max_ready"],
-            deploy=options["deploy"],
-        )
-        findings, lost = examine(limits)
+        limits = Limits(parked_age=options["max_parked_age"], max_ready=options["max_ready"])
+        findings, lost = examine(limits, timeout=options["timeout"], deploy=options["deploy"])
         counts = Counter(finding.level for finding in findings)
-        unknown = list(dict.fromkeys(one.area.value for one in findings if one.level is Health.UNKNOWN))
+        unknown = list(dict.fromkeys(one.area.value for one in findings if one.level is Grade.UNKNOWN))
         if options["json"]:
             self.document(
                 "doctor/1",
-                problems=counts[Health.ERROR],
-                warnings=counts[Health.WARNING],
+                problems=counts[Grade.ERROR],
+                warnings=counts[Grade.WARNING],
                 not_looked_at=unknown,
                 findings=[asdict(finding) for finding in findings],
             )
@@ -89,7 +77,7 @@ class Command(RmqCommand):
             self._sum_up(counts, unknown)
         if lost:
             return Exit.UNREACHABLE
-        failed = counts[Health.ERROR] or (options["fail_on"] == "warning" and counts[Health.WARNING])
+        failed = counts[Grade.ERROR] or (options["fail_on"] == "warning" and counts[Grade.WARNING])
         return Exit.UNHEALTHY if failed else Exit.DONE
 
     def _show(self, findings: Sequence[Finding]) -> None:
@@ -125,8 +113,8 @@ class Command(RmqCommand):
         for line in lines:
             self.line(line, style)
 
-    def _sum_up(self, counts: Counter[Health], unknown: Sequence[str]) -> None:
-        problems, warnings = counts[Health.ERROR], counts[Health.WARNING]
+    def _sum_up(self, counts: Counter[Grade], unknown: Sequence[str]) -> None:
+        problems, warnings = counts[Grade.ERROR], counts[Grade.WARNING]
         rest = f" Not fully examined: {', '.join(unknown)}." if unknown else ""
         if problems or warnings:
             style = "ERROR" if problems else "WARNING"
@@ -135,16 +123,17 @@ class Command(RmqCommand):
             self.line(f"No problems found.{rest}", "SUCCESS")
 
 
-def examine(limits: Limits) -> tuple[list[Finding], bool]:
+def examine(limits: Limits, *, timeout: float, deploy: bool) -> tuple[list[Finding], bool]:
     """Return all findings by area, and True if the broker is unreachable."""
-    found = list(looked(Area.SETTINGS, lambda: examine_settings(limits)))
+    found = list(looked(Area.SETTINGS, lambda: examine_settings(deploy=deploy)))
     try:
         settings()
     except ImproperlyConfigured:
-        return [*found, *(area.unseen("RMQ_RETRY is invalid") for area in Area if area is not Area.SETTINGS)], False
-    records = RecordExamination(limits)
+        unseen = [Finding.unseen(area, "RMQ_RETRY is invalid") for area in Area if area is not Area.SETTINGS]
+        return [*found, *unseen], False
+    records = RecordExamination(limits, timeout)
     found += records.findings()
-    broker = BrokerExamination(limits, records.survey)
+    broker = BrokerExamination(limits, timeout, records.survey)
     found += broker.findings()
     order = list(Area)
     return sorted(found, key=lambda finding: order.index(finding.area)), broker.lost

@@ -14,17 +14,17 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
+from django_rmq_retry.health.problems import Limits, blind
 from django_rmq_retry.health.processes import MOST_PROCESSES, Process, processes
+from django_rmq_retry.health.rules import OUTBOX_OVERDUE
 from django_rmq_retry.management import consumer_status
 from django_rmq_retry.management.arguments import age, positive, whole
 from django_rmq_retry.management.broker_status import (
     BrokerStatus,
-    Limits,
     as_data,
+    cells,
     heads,
     look,
-    row,
-    style,
     totals,
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
@@ -85,7 +85,7 @@ class Command(RmqCommand):
         if options["consumers"]:
             return self._consumers(options)
         try:
-            seen = look(limits_of(options))
+            seen = look(limits_of(options), options["timeout"])
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             if not options["check"] or options["json"]:
                 raise
@@ -132,7 +132,7 @@ class Command(RmqCommand):
                 renew_connections()
                 found = self._found(options)
             else:
-                seen = look(limits_of(options))
+                seen = look(limits_of(options), options["timeout"])
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             problem = str(error)
         except Error as error:
@@ -177,20 +177,17 @@ class Command(RmqCommand):
 
     def _show(self, seen: BrokerStatus) -> None:
         self.table(heads(seen))
-        blind = seen.gauged.blind
-        rows = [_HEAD, *(row(level, seen) for level in seen.gauged.levels)]
-        styles = ["", *(style(level, seen) for level in seen.gauged.levels)]
+        rows = [_HEAD, *(cells(row) for row in seen.rows)]
         # Leave out columns that need the management API if it does not answer.
-        shown = [not blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
-        self.table([[*compress(cells, shown)] for cells in rows], styles)
+        shown = [not seen.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
+        self.table([[*compress(row, shown)] for row in rows], ["", *(row.state[1] for row in seen.rows)])
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
         self.line(*_conclusion(seen))
-        # The problems of a queue are in its row.
-        for problem in seen.problems[seen.of_queues :]:
-            self.line(f"✕ {problem}", "ERROR")
-        if blind:
-            self.say(blind)
+        for problem in seen.others:
+            self.line(f"✕ {problem.line}", "ERROR")
+        if seen.gauged.blind:
+            self.say(str(blind(seen.gauged)))
 
 
 def _conclusion(seen: BrokerStatus) -> tuple[str, str]:
@@ -206,11 +203,13 @@ def _conclusion(seen: BrokerStatus) -> tuple[str, str]:
 
 
 def limits_of(options: Options) -> Limits:
+    oldest = options["max_oldest"]
     return Limits(
-        timeout=options["timeout"],
         max_parked=options["max_parked"],
-        max_oldest=options["max_oldest"],
         min_consumers=options["min_consumers"],
+        parked_age=oldest,
+        halted_age=oldest,
+        outbox_age=OUTBOX_OVERDUE if oldest is None else oldest,
     )
 
 

@@ -1,0 +1,372 @@
+"""Finds what is wrong: applies the rules to the facts about queues and database."""
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.utils.translation import gettext_lazy
+
+from django_rmq_retry import server
+from django_rmq_retry.amqp.declarer import MOVING
+from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.arguments import plural
+from django_rmq_retry.breakers.gate import PAUSED, QueueState
+from django_rmq_retry.breakers.table import state_of
+from django_rmq_retry.conf import settings
+from django_rmq_retry.health.facts import Blocked, Outbox, Survey
+from django_rmq_retry.health.rules import (
+    CLOCKS_APART,
+    HALTED_TOO_LONG,
+    NEARLY_FULL,
+    OUTBOX_OVERDUE,
+    PARKED_TOO_LONG,
+    PAUSED_TOO_LONG,
+    PROBE_OVERDUE,
+    RUN_IDLE,
+    VANISHED,
+    Code,
+    Problem,
+)
+from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
+from django_rmq_retry.models.runs import RunState, RunWait
+from django_rmq_retry.parked.groups import grows
+from django_rmq_retry.server import span
+from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
+from django_rmq_retry.topology.plan import Item, Plan, PlanState
+
+MOST_NAMES = 3
+"""The most names in one problem; others are counted."""
+USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
+"""The reasons for which a requeue run waits without a problem."""
+NO_API = gettext_lazy('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits that a command may set; None turns a rule off."""
+
+    min_consumers: int = 0
+    max_ready: int | None = None
+    max_parked: int | None = None
+    parked_age: timedelta | None = PARKED_TOO_LONG
+    outbox_age: timedelta = OUTBOX_OVERDUE
+    halted_age: timedelta | None = HALTED_TOO_LONG
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first few names, and the number of the others."""
+    every = list(names)
+    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
+    return ", ".join(every[:MOST_NAMES]) + more
+
+
+def excused(states: Iterable[QueueState], now: float) -> frozenset[str]:
+    """Return the queues that need no consumer: paused ones, and those whose breaker is probed in time."""
+    late = PROBE_OVERDUE.total_seconds()
+    return frozenset(
+        one.queue for one in states if one.state(now) == PAUSED or (one.circuit.opened and one.overdue(now) < late)
+    )
+
+
+def blind(gauged: Gauged) -> object:
+    """Return why unacked messages and rates are unknown, in the reader's language; empty if they are known."""
+    return gauged.api_error or ("" if gauged.api_set else NO_API)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    """All queues at once: whether one is in trouble depends on others too."""
+
+    levels: Sequence[Level]
+    excused: Collection[str] = ()
+    limits: Limits = Limits()
+    vhost: str = "/"
+    """The virtual host as a word of a shell command."""
+
+    def judged(self) -> list[tuple[Level, tuple[Problem, ...]]]:
+        """Return each level with its problems."""
+        return [(level, tuple(self._of(level))) for level in self.levels]
+
+    def _of(self, level: Level) -> Iterator[Problem]:
+        problem = partial(Problem, subject=level.queue, count=level.ready or 0)
+        if level.refusal:
+            yield problem(code=Code.UNREADABLE, values={"reason": level.refusal})
+            return
+        if level.abandoned:
+            yield self._of_former(level, problem)
+            return
+        if level.missing:
+            yield problem(code=Code.MISSING)
+        elif level.ready is not None:
+            yield from self._of_present(level, problem)
+        if level.moving is not None:
+            command = f"manage.py rmq_declare --recreate {level.queue}"
+            yield problem(code=Code.INTERRUPTED, count=level.moving, values={"command": command})
+
+    def _of_present(self, level: Level, problem: Callable[..., Problem]) -> Iterator[Problem]:
+        consumers = level.consumers or 0
+        if self._is_unread(level):
+            which = f" {shlex.quote(level.queue)}" if level.role is Role.WORK else ""
+            yield problem(code=Code.NO_CONSUMER, values={"which": which})
+        least = self.limits.min_consumers
+        if level.role is Role.WORK and consumers < least and level.queue not in self.excused:
+            yield problem(code=Code.FEW_CONSUMERS, count=consumers, values={"least": least})
+        if level.role is Role.WAITING and consumers:
+            yield problem(code=Code.TOO_EARLY, values={"vhost": self.vhost})
+        most = level.arguments.get("x-max-length")
+        if isinstance(most, int) and (level.ready or 0) >= most:
+            yield problem(code=Code.FULL)
+        if level.dead_letters:
+            yield problem(code=Code.DEAD_LETTERS, count=level.dead_letters)
+        # Another program reads it, perhaps not at this moment.
+        if level.role is Role.OTHER and level.ready and not consumers and "x-message-ttl" not in level.arguments:
+            yield problem(code=Code.UNREAD)
+        if level.role is Role.WORK and level.queue not in self.excused:
+            yield from self._of_work(level, problem)
+        if level.role is Role.PARKED and level.ready and not consumers and settings().records:
+            yield problem(code=Code.NOT_RECORDED)
+
+    def _of_work(self, level: Level, problem: Callable[..., Problem]) -> Iterator[Problem]:
+        ready, consumers, most = level.ready or 0, level.consumers or 0, self.limits.max_ready
+        if not consumers and level.unacked:
+            yield problem(
+                code=Code.HELD,
+                values={"vhost": self.vhost, "unacked": plural(level.unacked, "unacked message")},
+            )
+        elif not consumers and not ready:
+            yield problem(code=Code.IDLE)
+        elif consumers and most is not None and ready > most:
+            rate = "" if level.leaving is None else f", which take {level.leaving:.1f} messages a second"
+            yield problem(code=Code.BACKLOG, values={"consumers": plural(consumers, "consumer"), "rate": rate})
+
+    def _is_unread(self, level: Level) -> bool:
+        """Consumers of a work queue also read its quarantine queue, in turn with others."""
+        work = level.queue.removesuffix(QUARANTINE) if level.role is Role.QUARANTINE else level.queue
+        readers = [one.consumers for one in self.levels if one.queue in (level.queue, work)]
+        needs = level.role in (Role.WORK, Role.REPLY, Role.QUARANTINE) and work not in self.excused
+        return bool(needs and level.ready and not any(readers))
+
+    def _of_former(self, level: Level, problem: Callable[..., Problem]) -> Problem:
+        if not level.ready and not level.consumers:
+            command = f"manage.py rmq_delete {self._whole(level)}"
+            return problem(code=Code.EMPTY, values={"command": command})
+        if level.consumers:
+            return problem(code=Code.HANDED_OVER)
+        # Retries that return to a queue with consumers are handled.
+        returns = any(one.queue == level.home and (one.consumers or not one.abandoned) for one in self.levels)
+        if returns and level.role is Role.WAITING:
+            return problem(code=Code.RETURNING)
+        # If other consumers read the home queue, the command refuses to move it; this queue can still be moved.
+        moved = level.queue if returns else self._whole(level)
+        return problem(
+            code=Code.ABANDONED, values={"command": f"manage.py rmq_declare --recreate {moved} --move-to NEW"}
+        )
+
+    def _whole(self, level: Level) -> str:
+        """Return the queue with which a former queue is deleted or moved."""
+        known = any(one.abandoned and one.queue == level.home for one in self.levels)
+        return level.home if known else level.queue
+
+
+def in_plan(plan: Plan) -> Iterator[Problem]:
+    """Yield what differs between the code and the broker."""
+    for item in plan.of(PlanState.CREATE):
+        yield Problem(code=Code.DEFINITION_MISSING, subject=f"{item.kind} {item.name}")
+    for item in plan.of(PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED, PlanState.LEFT):
+        yield _drifted(item)
+
+
+def _drifted(item: Item) -> Problem:
+    if item.state is PlanState.LEFT:
+        return Problem(code=Code.MOVE_LEFT, subject=item.name.removesuffix(MOVING), values={"aside": item.name})
+    declaration = item.declaration
+    repair = "Define it as the broker has it, or rename it."
+    if getattr(declaration, "existing", False):
+        repair = "Define it as the broker has it, or ask its owner to change it."
+    elif isinstance(declaration, QueueDeclaration):
+        command = f"manage.py rmq_declare --recreate {shlex.quote(item.name)}"
+        repair = f"Stop its consumers and publishers, then run {command}"
+    codes = {
+        PlanState.DIFFERS: Code.DIFFERS,
+        PlanState.MISSING: Code.EXTERNAL_MISSING,
+        PlanState.REFUSED: Code.NOT_DECLARABLE,
+    }
+    values = {
+        "title": f"{item.kind.capitalize()} {item.name!r}",
+        "reason": item.text,
+        "sentence": " ".join(item.text.split()).removesuffix("."),
+        "repair": repair,
+    }
+    return Problem(code=codes[item.state], subject=f"{item.kind} {item.name}", values=values)
+
+
+def in_survey(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem]:
+    """Yield what the survey of the database shows."""
+    yield from _in_clocks(survey)
+    yield from in_outbox(survey.outbox, now, limits)
+    yield from _in_parked(survey, now, limits)
+    for control in survey.stopped:
+        yield _stopped(control, now)
+    for control in survey.halted:
+        yield _halted(control, now, limits)
+    yield from in_blocked(survey.blocked)
+
+
+def _in_clocks(survey: Survey) -> Iterator[Problem]:
+    apart = abs(survey.apart)
+    if apart > CLOCKS_APART:
+        yield Problem(
+            code=Code.CLOCKS_WRONG if apart > server.TOLERANCE else Code.CLOCKS_APART,
+            subject=survey.alias,
+            values={"difference": server.difference(survey.apart, survey.alias)},
+        )
+
+
+def in_outbox(outbox: Outbox, now: datetime, limits: Limits) -> Iterator[Problem]:
+    """Yield failed messages of the outbox, and overdue ones."""
+    if outbox.failed:
+        yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed)
+    if outbox.oldest is not None and now - outbox.oldest > limits.outbox_age:
+        values = _waited(now - outbox.oldest, limits.outbox_age)
+        yield Problem(code=Code.OUTBOX_OVERDUE, count=outbox.waiting, since=outbox.oldest, values=values)
+
+
+def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem]:
+    parked, most = survey.parked, limits.parked_age
+    if parked.count and parked.oldest is not None:
+        late = most is not None and now - parked.oldest > most
+        yield Problem(
+            code=Code.PARKED_LONG if late else Code.PARKED,
+            count=parked.count,
+            since=parked.oldest,
+            values=_waited(now - parked.oldest, most or PARKED_TOO_LONG),
+        )
+
+
+def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
+    return {
+        "span": span(waited),
+        "seconds": waited.total_seconds(),
+        "limit": most.total_seconds(),
+        "most": span(most),
+    }
+
+
+def _stopped(control: QueueControl, now: datetime) -> Problem:
+    if control.opened:
+        span_open = f" for {span(now - control.opened_at)}" if control.opened_at else ""
+        because, cause = (f": {text}" if text else "" for text in (control.cause, control.cause.removesuffix(".")))
+        values = {"span": span_open, "because": because, "cause": cause}
+        return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
+    by = f" by {control.by}" if control.by else ""
+    reason = f": {control.reason.removesuffix('.')}" if control.reason else ""
+    lasted = now - control.since if control.since else timedelta()
+    return Problem(
+        code=Code.PAUSED_LONG if lasted > PAUSED_TOO_LONG else Code.PAUSED,
+        subject=control.queue,
+        since=control.since,
+        values={"span": span(lasted), "by": f"{by}{reason}", "most": span(PAUSED_TOO_LONG)},
+    )
+
+
+def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:
+    lasted, most = now - control.halted_at if control.halted_at else timedelta(), limits.halted_age
+    error = control.halted_error
+    values = {"attempt": control.halted_attempt, "error": error, "cause": error.removesuffix(".")}
+    return Problem(
+        code=Code.HALTED_LONG if most is not None and lasted > most else Code.HALTED,
+        subject=control.queue,
+        since=control.halted_at,
+        values={**values, **_waited(lasted, most or HALTED_TOO_LONG)},
+    )
+
+
+def in_blocked(blocked: Blocked) -> Iterator[Problem]:
+    """Yield the limits of blocked messages that are reached or near."""
+    now = settings()
+    for setting, count, limit, where in (
+        ("BLOCKED_TOTAL", blocked.messages, now.blocked_total, "behind blocked keys"),
+        ("BLOCKED_PER_KEY", blocked.most, now.blocked_per_key, "behind one key"),
+    ):
+        if count >= limit * NEARLY_FULL:
+            yield Problem(
+                code=Code.BLOCKED_FULL if count >= limit else Code.BLOCKED_NEAR,
+                count=count,
+                since=blocked.oldest,
+                values={"setting": setting, "limit": limit, "where": where},
+            )
+
+
+def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Problem]:
+    """Yield what heartbeats show: vanished and disconnected processes, and different versions."""
+    known = sorted(rows, key=lambda row: (row.host, row.pid))
+    gone = [row for row in known if now - row.beat_at > VANISHED]
+    if gone:
+        names = listed(f"{row} ({span(now - row.beat_at)} ago)" for row in gone)
+        values = {"consumers": plural(len(gone), "consumer"), "names": names}
+        since = min(row.beat_at for row in gone)
+        yield Problem(code=Code.VANISHED, count=len(gone), since=since, values=values)
+    living = [row for row in known if now - row.beat_at <= VANISHED and not row.stopping]
+    for what, versions in (
+        ("the project", Counter(row.deploy for row in living)),
+        ("django-rmq-retry", Counter(row.version for row in living)),
+    ):
+        if len(versions) > 1:
+            names = ", ".join(f"{name or 'unknown'} ({count})" for name, count in versions.items())
+            yield Problem(code=Code.VERSIONS, count=len(versions), values={"what": what, "names": names})
+    away = [str(row) for row in living if not row.connected]
+    if away:
+        yield Problem(code=Code.DISCONNECTED, count=len(away), values={"names": listed(away)})
+
+
+def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> Iterator[Problem]:
+    """Yield the error groups in which messages are being parked, by the messages of the last ten minutes."""
+    growing = sorted(((count, number) for number, count in recent.items() if grows(count)), reverse=True)
+    for count, number in growing[:MOST_NAMES]:
+        yield Problem(code=Code.GROWS, subject=str(number), count=count, values={"group": groups[number]})
+    if len(growing) > MOST_NAMES:
+        yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_NAMES)
+
+
+def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
+    """Yield the requeue runs that stand still."""
+    for run in runs:
+        since = run.leased_until or run.beat_at or run.created_at
+        idle, explanation = now - since, run.explanation.removesuffix(".")
+        values: dict[str, object] = {
+            "command": f"manage.py rmq_parked requeue-run {run.pk}",
+            "explanation": explanation and f": {explanation}",
+            "span": span(idle),
+            "by": "paused itself" if run.wait else f"has been paused for {span(idle)}",
+        }
+        code = None
+        if run.state == RunState.PAUSED:
+            code = Code.RUN_PAUSED if run.wait or idle > PAUSED_TOO_LONG else None
+        elif run.wait not in USUAL_WAITS:
+            code = Code.RUN_WAITS
+        elif idle > RUN_IDLE:
+            code = Code.RUN_IDLE
+        if code is not None:
+            left = run.total - run.sent - run.skipped
+            yield Problem(code=code, subject=str(run.pk), count=left, since=since, values=values)
+
+
+def unusable(alias: str, reason: str) -> Problem:
+    """Return the problem of a database that cannot be read."""
+    return Problem(code=Code.DATABASE_UNUSABLE, subject=alias, values={"reason": reason})
+
+
+def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limits) -> Iterator[Problem]:
+    """Yield a problem if more messages are parked than a command allows, recorded or not."""
+    unrecorded = sum(level.ready or 0 for level in levels if level.role is Role.PARKED)
+    count = unrecorded + (survey.parked.count if survey else 0)
+    if limits.max_parked is not None and count > limits.max_parked:
+        yield Problem(code=Code.TOO_MANY_PARKED, count=count, values={"limit": limits.max_parked})
+
+
+def states_of(survey: Survey | None) -> Iterator[QueueState]:
+    """Return the pauses and breakers of a survey."""
+    return map(state_of, survey.stopped if survey else ())
