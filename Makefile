@@ -18,7 +18,7 @@ help:
 	@echo "make test      the tests of a push, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
 	@echo "make test-all  all tests, as each night: more faults, MariaDB, the oldest Django in full"
 	@echo "make lint      ruff, mypy, layers, spelling, missing migrations"
-	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only walks': modules and functions per message)"
+	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only once': one part)"
 	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7', '--only sweep')"
 	@echo "make foreign   the tests of pika, amqpstorm and node's amqplib on the embedded broker (ARGS='--on URL' for another)"
 	@echo "make docs      the documentation, into docs/_build"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.tooling import apt, databases, lanes, servers
+from tests.tooling import databases, lanes, servers
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -53,26 +53,7 @@ def left_by(kind: str, pid: int) -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"rmqdb-{pid}-*"))
 
 
-@pytest.mark.slow
-def test_a_test_server_exists_while_needed_and_leaves_no_files(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders: list[Path] = []
-    make = servers.folder_for
-
-    def folder_for(server: servers.Server) -> "tempfile.TemporaryDirectory[str]":
-        made = make(server)
-        folders.append(Path(made.name))
-        return made
-
-    monkeypatch.setattr(servers, "folder_for", folder_for)
-    with suppress(ZeroDivisionError), servers.private(kind) as url:
-        assert answers(url)
-        raise ZeroDivisionError
-
-    assert not answers(url)
-    assert [folder.exists() for folder in folders] == [False]
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_a_test_server_ends_with_its_parent_process(kind: str, sign: signal.Signals) -> None:
     command = [sys.executable, "-c", WAITS, kind]
@@ -88,26 +69,6 @@ def test_a_test_server_ends_with_its_parent_process(kind: str, sign: signal.Sign
     wait_until(lambda: not left_by(kind, process.pid), what="the next one has cleared up")
 
 
-@pytest.mark.slow
-def test_a_server_that_does_not_start_shows_its_last_log_lines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(servers, "free_ports", lambda _count: [port])
-
-        with pytest.raises(servers.Broken, match="did not start"), servers.private(kind):
-            pass
-
-
-def test_a_server_named_in_the_environment_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RMQ_TEST_DATABASES", "private")
-    assert servers.wanted(kind)
-    monkeypatch.setenv(databases.KINDS[kind].variable, "x://127.0.0.1:1/x")
-
-    assert not servers.wanted(kind)
-
-
 def test_a_running_server_is_used_and_no_other_is_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases.Kind, "_silence", lambda _: "")
     monkeypatch.setattr(databases, "refusal", lambda _url, _driver: "")
@@ -121,7 +82,7 @@ def test_a_running_server_is_used_and_no_other_is_started(kind: str, monkeypatch
     assert not servers.wanted(kind)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_refuses_the_login_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = databases.KINDS[kind]
     with servers.private(kind) as url:
@@ -137,35 +98,3 @@ def test_a_server_that_refuses_the_login_is_named(kind: str, monkeypatch: pytest
     assert result.summary.endswith(f"). Set {known.variable}.")
     assert result.code == 0
     assert welcome == ""
-
-
-def test_missing_servers_are_installed_without_a_service_if_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    installed: list[str] = []
-    monkeypatch.setattr(databases.Kind, "_silence", lambda _: "nothing answers")
-    monkeypatch.setattr(
-        servers.Server, "programs", property(lambda self: {"x": "x"} if self.package in installed else {})
-    )
-    monkeypatch.setattr(apt, "install_stopped", installed.append)
-    monkeypatch.setattr(apt, "may_install", lambda: False)
-    assert servers.provide_databases().count("none. Install") == 2
-    assert installed == []
-    monkeypatch.setattr(apt, "may_install", lambda: True)
-
-    assert servers.provide_databases() == (
-        "PostgreSQL: a private server of the tests' own.\nMariaDB: a private server of the tests' own."
-    )
-    assert installed == ["postgresql", "mariadb-server"]
-
-
-def test_no_service_starts_while_packages_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    policy, seen = tmp_path / "policy-rc.d", []
-    monkeypatch.setattr(apt, "POLICY", policy)
-    monkeypatch.setattr(
-        apt, "install", lambda *names: seen.append((names, policy.read_text(), policy.stat().st_mode & 0o111))
-    )
-    apt.install_stopped("postgresql")
-
-    assert seen == [(("postgresql",), "#!/bin/sh\nexit 101\n", 0o111)]
-    assert not policy.exists()

@@ -26,8 +26,6 @@ from tests.bench.scrapes import NAME as SCRAPES
 from tests.bench.scrapes import scrapes
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
 from tests.bench.waiting import waiting
-from tests.bench.walks.running import NAME as WALKS
-from tests.bench.walks.running import walks
 from tests.tooling.filled import own_database
 from tests.tooling.node import Node
 from tests.tooling.services import Services, Unavailable
@@ -95,8 +93,6 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
         findings += scrapes(node, share=QUICK_SHARE if asked.quick else 1)
     if EMBEDDED in asked.only:
         findings += waiting(WAITING // (QUICK_SHARE if asked.quick else 1))
-    if WALKS in asked.only:
-        findings += walks(node)
     if AT_REST.name in asked.only:
         rounds = [_round(node, AT_REST) for _ in range(1 if asked.quick else 3)]
         findings += report.at_rest(AT_REST, rounds)

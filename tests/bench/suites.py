@@ -217,7 +217,4 @@ AT_REST = Suite(
     ),
 )
 
-NAMES = (
-    *("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "telemetry", "walks"),
-    "idle",
-)
+NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "telemetry", "idle")
