@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler, server
 from django_rmq_retry.admin.status import alarms
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import OnceState
+from django_rmq_retry.handlers.call import OnceState
 from django_rmq_retry.health.facts import survey
 from django_rmq_retry.health.problems import Limits, in_survey
 from django_rmq_retry.health.rules import Severity

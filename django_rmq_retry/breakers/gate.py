@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import signals
-from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Settlement
@@ -108,6 +108,17 @@ def _clock(epoch: float) -> str:
     at = timezone.localtime(datetime.fromtimestamp(epoch, UTC))
     form = "H:i:s" if at.date() == timezone.localdate() else "Y-m-d H:i:s"
     return date_format(at, form)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """A halted strict-order queue."""
+
+    queue: str
+    since: float
+    attempt: int
+    error: str
+    message_id: str | None
 
 
 class PauseControl(Protocol):

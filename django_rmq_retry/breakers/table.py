@@ -16,9 +16,8 @@ from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import Q, QuerySet
 
 from django_rmq_retry import server
-from django_rmq_retry.breakers.gate import FLOWING, READ_EVERY, BreakerGate, QueueState
+from django_rmq_retry.breakers.gate import FLOWING, READ_EVERY, BreakerGate, Halt, QueueState
 from django_rmq_retry.breakers.rates import AHEAD, first_free
-from django_rmq_retry.handlers.attempt import Halt
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit

@@ -25,10 +25,11 @@ from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.heartbeat import Heartbeat
+from django_rmq_retry.consumer.surroundings import Surroundings, machine_fails
 from django_rmq_retry.embedded.wire.server import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gate, Surroundings, machine_fails
+from django_rmq_retry.handlers.attempt import Gate
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.processes import delete_vanished

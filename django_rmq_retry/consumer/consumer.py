@@ -13,9 +13,10 @@ from typing import Generic, TypeVar
 
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Line, Source
-from django_rmq_retry.consumer.attempt import Attempts, AttemptState
+from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.deadlines import Run, SlowHandlers
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
+from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.handlers.attempt import log_failure
 from django_rmq_retry.handlers.layout import parks, temporary

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol
 
 from django_rmq_retry.errors import DeadlineExceeded, NoKey
-from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery
 

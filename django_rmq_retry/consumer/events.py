@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from django_rmq_retry import forks, signals
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, notify_each
+from django_rmq_retry.breakers.gate import Halt
+from django_rmq_retry.handlers.attempt import FinishedAttempt, notify_each
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
@@ -147,9 +148,10 @@ def _write(attempt: FinishedAttempt) -> None:
     )
 
 
-def observers() -> Sequence[Callable[[FinishedAttempt], None]]:
+def observers(*, tracebacks: bool = False) -> Sequence[Callable[[FinishedAttempt], None]]:
     """Return the observers for Events; none if no signal has a receiver, so that successes cost nothing."""
-    return (Announcer(),) if any(signal.receivers for signal in ALL) else ()
+    announcers = [Announcer()] if any(signal.receivers for signal in ALL) else []
+    return (*announcers, *([log_traceback] if tracebacks else []))
 
 
 class Announcer:
@@ -182,3 +184,11 @@ class Announcer:
         except BaseException:
             # send_robust lets SystemExit and KeyboardInterrupt through, and the message has been handled already.
             log.exception("A signal receiver raised an exception that ends a process; it is ignored")
+
+
+def log_traceback(attempt: FinishedAttempt) -> None:
+    """Log the traceback of a handler that failed; the line of the verdict is in the log already."""
+    if attempt.error is not None:
+        name = attempt.subscription.name if attempt.subscription else attempt.delivery.queue
+        extra = {"event": "trace", "queue": attempt.delivery.queue}
+        log.info("Traceback of %s:", name, exc_info=attempt.error, extra=extra)

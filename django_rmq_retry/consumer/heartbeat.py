@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
-from django_rmq_retry.consumer.attempt import AttemptState
+from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id

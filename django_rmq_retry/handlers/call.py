@@ -4,12 +4,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeAlias
 
 from django_rmq_retry import forks
 from django_rmq_retry.errors import EffectsLost, NeverRan
 from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.verdict import Verdict
 from django_rmq_retry.server import OPEN_ADVICE, Left
 
 log = logging.getLogger("django_rmq_retry")
@@ -19,6 +21,28 @@ Outcome: TypeAlias = tuple[object, BaseException | None]
 
 AWAIT = "Write await before the call that makes it, in an async def handler; or call async_to_sync(function)(…)."
 RETURN = "Call a function without yield, or go through what it yields in a for loop."
+
+
+class HandlerSkipped(Exception):
+    """Raised by ``once`` if the handler must not be run; it carries the verdict that replaces the policy's."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(verdict.detail)
+
+
+class Unready(Exception):
+    """Raised if no attempt is possible now: the message stays unacked, and no attempt is counted."""
+
+
+@dataclass(slots=True)
+class OnceState:
+    """The facts that ``once`` keeps about a message that stays unacked, for its next attempt."""
+
+    begun: bool = False
+    """True if a run for the message has reached its commit."""
+    losses: int = 0
+    """The number of runs in a row that lost a database which was available again immediately."""
 
 
 def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], Any]:

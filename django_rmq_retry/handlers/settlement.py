@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.deaths import (
     DEATHS_BYTES,
@@ -92,51 +92,51 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
 def settle(
     verdict: Verdict,
     delivery: Delivery,
-    subscription: Subscription,
+    subscription: Subscription | None,
+    park: str,
     *,
     now: int,
     nonce: int = 0,
     traceparent: str = "",
+    unread: bool = False,
 ) -> Settlement:
     """Return the settlement that carries out a verdict; ``now`` is in milliseconds since the epoch.
 
     The nonce distinguishes a parked message without an id from another one with the same bytes. Copies carry the trace
-    context of the attempt, if there is one.
+    context of the attempt, if there is one. ``unread`` parks a message with its headers as bytes, not decoded.
     """
-    if verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after:
-        return put_back(delivery, subscription, in_place=False)
-    verdict = feasible(verdict, delivery, subscription)
-    if verdict.kind is Kind.ACK or verdict.kind is Kind.DISCARD:
-        return DONE
+    if verdict.kind is Kind.PARK:
+        copy = parked_copy(
+            verdict, delivery, subscription, park, now=now, nonce=nonce, traceparent=traceparent, unread=unread
+        )
+        return Settlement(instruction=Instruction.ACK, copy=copy)
     if verdict.kind is Kind.HALT:
         return Settlement(
             instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_WAIT
         )
-    if verdict.kind is Kind.PARK:
-        name = subscription.name
-        return park_copy(
-            verdict, delivery, subscription.park, handler=name, now=now, nonce=nonce, traceparent=traceparent
-        )
-    try:
-        hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now, traceparent=traceparent))
-        return subscription.policy.via.carry(subscription.route, delivery, hop)
-    except UndecodableHeaders as error:
-        unreadable = park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
-        return settle(unreadable, delivery, subscription, now=now, nonce=nonce, traceparent=traceparent)
+    if verdict.kind is not Kind.RETRY or subscription is None:
+        return DONE
+    if _goes_back(verdict):
+        return put_back(delivery, subscription, in_place=False)
+    hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now, traceparent=traceparent))
+    return subscription.policy.via.carry(subscription.route, delivery, hop)
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
-    """Return the verdict, or a replacement if it cannot be carried out.
+    """Return the verdict, or one that parks a message whose retry cannot be counted.
 
-    With ack="auto" the broker has dropped the message already. Headers that fill the AMQP frame leave no room for the
-    count of attempts, so the message is parked instead of retried.
+    Headers that fill the AMQP frame leave no room for the count of attempts.
     """
-    if subscription.ack == "auto" and verdict.kind in {Kind.PARK, Kind.RETRY, Kind.HALT}:
-        return lost(verdict)
-    if verdict.kind is not Kind.RETRY or len(delivery.raw) <= ROOM or not subscription.policy.via.stamps:
+    roomless = verdict.kind is Kind.RETRY and len(delivery.raw) > ROOM and subscription.policy.via.stamps
+    if not roomless or _goes_back(verdict):
         return verdict
     detail = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
     return park(Reason.PERMANENT, f"{detail}: {verdict.error or verdict.detail}", verdict.error)
+
+
+def _goes_back(verdict: Verdict) -> bool:
+    """True if the message only returns to its queue."""
+    return verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after
 
 
 def lost(verdict: Verdict) -> Verdict:
@@ -181,12 +181,6 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_WAIT)
 
 
-def unhandled(verdict: Verdict, delivery: Delivery, work_queue: WorkQueue, *, now: int, nonce: int = 0) -> Settlement:
-    """Park a message without an attempt, because no handler takes it or its headers cannot be read."""
-    uncounted = replace(verdict, counted=False)
-    return park_copy(uncounted, delivery, work_queue.park, handler="", now=now, nonce=nonce)
-
-
 def no_handler(delivery: Delivery) -> Verdict:
     """Return the verdict that parks a message that no handler takes."""
     kind = f" of type {delivery.type!r}" if delivery.type else ""
@@ -203,23 +197,46 @@ def unsettled(broken: Exception, verdict: Verdict) -> Verdict:
     return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
 
 
-def park_copy(
+def parked_copy(
     verdict: Verdict,
     delivery: Delivery,
+    subscription: Subscription | None,
     park: str,
     *,
-    handler: str,
     now: int,
     nonce: int = 0,
     traceparent: str = "",
-) -> Settlement:
-    """Park a message: a confirmed copy into the parked queue, then the ack."""
-    stamp = _after(verdict, delivery, now=now, traceparent=traceparent)
-    if not verdict.counted:
-        # Add the attempts that only the broker has counted: the stamp does not include them.
-        stamp = stamp._replace(attempts=failed_attempts(delivery))
-    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if message_id(delivery) else nonce)
-    put = {**stamp._replace(wait=0).headers(), **about_parking}
+    unread: bool = False,
+) -> Message:
+    """Return the copy for the parked queue ``park``; ``subscription`` is None if the message was not attempted."""
+    if subscription is None:
+        verdict = replace(verdict, counted=False)
+    if unread:
+        # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
+        stamp = Stamp(
+            attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
+            exchange=short(delivery.exchange, SHORT_STRING_LIMIT),
+            routing_key=short(delivery.routing_key, SHORT_STRING_LIMIT),
+            queue=delivery.queue,
+        )
+    else:
+        stamp = _after(verdict, delivery, now=now, traceparent=traceparent)._replace(wait=0)
+        if not verdict.counted:
+            # Add the attempts that only the broker has counted: the stamp does not include them.
+            stamp = stamp._replace(attempts=failed_attempts(delivery))
+    handler = "" if subscription is None else subscription.name
+    nonce = 0 if message_id(delivery) else nonce
+    put = {**stamp.headers(), **parked_headers(verdict, handler=handler, now=now, nonce=nonce)}
+    properties, leading = None if unread else _with_parked_headers(delivery, put), b""
+    if properties is None:
+        # The original properties become one value of bytes.
+        kept, leading = kept_properties(delivery.raw)
+        properties = Properties(delivery_mode=2, message_id=message_id(delivery), headers=Headers.of({**put, **kept}))
+    return Message(body=leading + delivery.body, exchange="", routing_key=park, properties=properties)
+
+
+def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properties | None:
+    """Return the message's properties with these headers; None if they are unreadable or leave no room for them."""
     try:
         known = delivery.properties
         if len(known.headers.raw) <= ROOM // 2 and (died := deaths_as_text(known.headers)):
@@ -229,36 +246,9 @@ def park_copy(
         if known.headers.raw:
             headers = with_brokers(headers, known.headers)
         properties = copied_properties(known, headers)
-        readable = len(headers.raw) <= ROOM
     except UndecodableHeaders:
-        readable = False
-    if not readable:
-        return _in_bytes(delivery, park, put)
-    copy = Message(body=delivery.body, exchange="", routing_key=park, properties=properties)
-    return Settlement(instruction=Instruction.ACK, copy=copy)
-
-
-def parked_in_bytes(
-    verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int
-) -> Settlement:
-    """Park a message whose content makes ``park_copy`` fail: its headers are copied as bytes and not decoded."""
-    # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
-    stamp = Stamp(
-        attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
-        exchange=short(delivery.exchange, SHORT_STRING_LIMIT),
-        routing_key=short(delivery.routing_key, SHORT_STRING_LIMIT),
-        queue=delivery.queue,
-    )
-    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if message_id(delivery) else nonce)
-    return _in_bytes(delivery, park, {**stamp.headers(), **about_parking})
-
-
-def _in_bytes(delivery: Delivery, park: str, put: Mapping[str, object]) -> Settlement:
-    """Return the settlement with a copy whose headers hold the original properties as one value of bytes."""
-    kept, leading = kept_properties(delivery.raw)
-    properties = Properties(delivery_mode=2, message_id=message_id(delivery), headers=Headers.of({**put, **kept}))
-    copy = Message(body=leading + delivery.body, exchange="", routing_key=park, properties=properties)
-    return Settlement(instruction=Instruction.ACK, copy=copy)
+        return None
+    return properties if len(headers.raw) <= ROOM else None
 
 
 def with_brokers(headers: Headers, came: Headers) -> Headers:

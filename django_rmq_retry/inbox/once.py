@@ -16,8 +16,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq_retry import forks, server
 from django_rmq_retry.errors import EffectsLost, UndecodableHeaders
-from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
-from django_rmq_retry.handlers.call import log_left_open
+from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready, log_left_open
 from django_rmq_retry.handlers.subscription import Named, Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.codecs import decoded

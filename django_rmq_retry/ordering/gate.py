@@ -7,12 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Hashable
+from dataclasses import replace
 
 from django.db import InterfaceError, OperationalError, connections, transaction
 
 from django_rmq_retry.errors import HeadersTooLarge
-from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.handlers.settlement import park_copy
+from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
 from django_rmq_retry.messages.history import Reason
@@ -62,7 +62,7 @@ class Order:
         """The tokens of deliveries that have waited unacked because the limits were exceeded, with their queues."""
         self._log_at = 0.0
 
-    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | Verdict | None:
         if subscription.order_by is None:
             return None
         if _channel_closed(delivery):
@@ -72,7 +72,7 @@ class Order:
         if not blocked:
             return None
         key = text_digest(subscription.name, delivery.key or "")
-        return self._wait_behind(delivery, subscription, key) if key in blocked else None
+        return self._wait_behind(delivery, key) if key in blocked else None
 
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
@@ -108,7 +108,7 @@ class Order:
                 self._slowed = {one: where for one, where in self._slowed.items() if where != queue}
             return self._blocked[queue]
 
-    def _wait_behind(self, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
+    def _wait_behind(self, delivery: Delivery, key: str) -> Settlement | Verdict | None:
         """Store the message behind the one that goes first; None if it is that one, or if its key is not blocked."""
         slowed = self._slowed.pop(delivery.token, None) is not None
         try:
@@ -123,8 +123,7 @@ class Order:
             return Settlement(instruction=Instruction.KEEP, hold=FULL)
         except (HeadersTooLarge, ValueError) as error:
             text = f"The message cannot wait behind a failed message with its ordering key: {error}"
-            verdict, now = park(Reason.PERMANENT, text, ErrorNote.of(error)), time.time_ns() // 1_000_000
-            return park_copy(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=now)
+            return replace(park(Reason.PERMANENT, text, ErrorNote.of(error)), counted=False)
         except NotStored as error:
             using = database()
             if asked_anew(connections[using], BlockedKey.objects.using(using).exists) is None:

@@ -19,7 +19,8 @@ from django.db import router
 from django.db.models import Exists, OuterRef, QuerySet
 
 from django_rmq_retry import server
-from django_rmq_retry.handlers.attempt import FinishedAttempt, named_by_handler, ruled
+from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.identity import attempt_identities, attempt_identity

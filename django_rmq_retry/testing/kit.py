@@ -23,11 +23,12 @@ from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import Pace
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.events import Announcer, Events
+from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.embedded.direct_broker import DirectBroker, Sent
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeaders
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gate, Surroundings
+from django_rmq_retry.handlers.attempt import Gate
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec

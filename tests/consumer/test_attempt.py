@@ -301,7 +301,7 @@ def test_a_hop_of_a_long_delay_counts_no_attempt() -> None:
     waiting = {"rmq-retry-wait": 5000, "rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}
     settlement = bench.settle(delivery(headers=waiting))
 
-    assert bench.log == []
+    assert "run" not in bench.log
     assert bench.book.notes == []
     assert copy_in(settlement).headers["rmq-retry-attempts"] == 1
     assert copy_in(settlement).properties.expiration == "5000"

@@ -14,7 +14,7 @@ from django_rmq_retry.consumer import deadlines as room
 from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run, SlowHandlers
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
-from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.handlers.call import Unready
 from tests.handlers.factories import delivery, subscription
 from tests.tooling.waiting import wait_until
 

@@ -7,7 +7,7 @@ import pytest
 from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.messages import DONE, Settlement
 from django_rmq_retry.policies import ACK, Verdict, retry
 from tests.consumer.attempts import attempts_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
-from django_rmq_retry.handlers import Match, Subscription, attempt
+from django_rmq_retry.handlers import Match, Subscription, grouping
 from django_rmq_retry.handlers.subscription import Fingerprint
 from django_rmq_retry.messages import Settlement, encode_properties
 from django_rmq_retry.messages.parked_copy import Parked
@@ -141,7 +141,7 @@ def test_an_earlier_group_header_is_replaced() -> None:
 
 def test_no_fingerprint_is_computed_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(attempt, "traced", asked.append)
+    monkeypatch.setattr(grouping, "traced", asked.append)
     book = Book()
 
     settled(charge, delivery(), attempts=2, book=book)

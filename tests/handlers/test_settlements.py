@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Message, Park, Republish, RetryThenPark, StopTheLine
-from django_rmq_retry.handlers import work_queues_of
-from django_rmq_retry.handlers.settlement import settle, unhandled, waits_on
+from django_rmq_retry.handlers.settlement import settle, waits_on
 from django_rmq_retry.messages import (
     DONE,
     ErrorNote,
@@ -27,7 +26,7 @@ from django_rmq_retry.messages import (
 )
 from django_rmq_retry.messages.header_names import OURS, STAMPED
 from django_rmq_retry.policies import ACK, Failure, Policy, Verdict, discard, halt, park, retry
-from tests.handlers.factories import NOW, arrived, delivery, subscription
+from tests.handlers.factories import NOW, arrived, delivery, settled, subscription
 
 CHARGE = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
 FRAME = 131_072 - 8 - 12
@@ -42,7 +41,7 @@ class BankDown(Exception):
 
 
 def parked_copy(one: Delivery, verdict: Verdict = GAVE_UP) -> Message:
-    settlement = settle(verdict, one, CHARGE, now=NOW)
+    settlement = settled(verdict, one, CHARGE)
     assert settlement.instruction is Instruction.ACK
     assert not settlement.ack_first
     assert settlement.copy is not None
@@ -53,7 +52,7 @@ def failing(error: BaseException, policy: Policy, one: Delivery) -> Message:
     """The parked copy of a delivery whose handler raised this, by the policy's own judgement."""
     one = replace(one, attempt=10**6)
     verdict = policy.judge(Failure(delivery=one, error=error))
-    copy = settle(verdict, one, subscription(policy), now=NOW).copy
+    copy = settled(verdict, one, subscription(policy)).copy
     assert copy is not None
     return copy
 
@@ -65,24 +64,24 @@ def ours(copy: Message) -> dict[str, object]:
 class TestVerdicts:
     @pytest.mark.parametrize("verdict", [ACK, discard("Superseded")], ids=["ack", "discard"])
     def test_a_success_or_discard_is_only_acknowledged(self, verdict: Verdict) -> None:
-        assert settle(verdict, delivery(), CHARGE, now=NOW) is DONE
+        assert settled(verdict, delivery(), CHARGE) is DONE
         assert Settlement(instruction=Instruction.ACK) == DONE
 
     def test_a_halt_keeps_the_message_unacked(self) -> None:
         line = subscription(StopTheLine())
 
-        assert settle(halt(7.5), delivery(), line, now=NOW) == Settlement(instruction=Instruction.KEEP, hold=7.5)
+        assert settled(halt(7.5), delivery(), line) == Settlement(instruction=Instruction.KEEP, hold=7.5)
 
     def test_a_retry_goes_by_the_carrier_of_its_policy(self) -> None:
-        copy = settle(retry(30), delivery(), CHARGE, now=NOW).copy
+        copy = settled(retry(30), delivery(), CHARGE).copy
 
         assert copy is not None
         assert copy.routing_key == "payments.retry.30s"
 
     def test_the_first_copy_records_exchange_and_routing_key(self) -> None:
-        first = settle(retry(30), delivery(exchange="main", routing_key="pay.cash"), CHARGE, now=NOW).copy
+        first = settled(retry(30), delivery(exchange="main", routing_key="pay.cash"), CHARGE).copy
         assert first is not None
-        second = settle(retry(30), arrived(first, queue="payments"), CHARGE, now=NOW + 30_000).copy
+        second = settled(retry(30), arrived(first, queue="payments"), CHARGE, now=NOW + 30_000).copy
         assert second is not None
 
         for copy in (first, second):
@@ -96,7 +95,7 @@ class TestVerdicts:
             attempts=4, since=5, wait=60_000, exchange="main", routing_key="pay", queue="shop", summary="#4 old"
         )
         one = delivery(exchange="ledger", routing_key="post", headers=before.headers())
-        copy = settle(retry(30, ErrorNote(kind="BankDown", text="")), one, CHARGE, now=NOW).copy
+        copy = settled(retry(30, ErrorNote(kind="BankDown", text="")), one, CHARGE).copy
 
         assert copy is not None
         assert ours(copy) == {
@@ -111,7 +110,7 @@ class TestVerdicts:
 
     def test_a_message_with_names_that_are_not_utf_8_is_retried(self) -> None:
         one = delivery(exchange="\udcff", routing_key="a\udc80")
-        copy = settle(retry(30), one, CHARGE, now=NOW).copy
+        copy = settled(retry(30), one, CHARGE).copy
 
         assert copy is not None
         assert copy.headers["rmq-retry-routing-key"] == b"a\x80"
@@ -192,7 +191,7 @@ class TestParking:
         one = delivery()
         for attempt in range(1, 5):
             one = replace(one, attempt=attempt)
-            copy = settle(retry(30, GAVE_UP.error), one, CHARGE, now=NOW + attempt).copy
+            copy = settled(retry(30, GAVE_UP.error), one, CHARGE, now=NOW + attempt).copy
             assert copy is not None
             one = arrived(copy, queue="payments")
         one = replace(one, attempt=5)
@@ -207,14 +206,14 @@ class TestParking:
 
     @pytest.mark.parametrize(("wait", "said"), [(1234.5678, ", waits 1234.6 s"), (0.0, "")])
     def test_the_summary_shows_each_wait_with_one_decimal(self, wait: float, said: str) -> None:
-        copy = settle(retry(wait, GAVE_UP.error), delivery(), CHARGE, now=NOW).copy
+        copy = settled(retry(wait, GAVE_UP.error), delivery(), CHARGE).copy
 
         assert copy is not None
         assert copy.headers["rmq-retry-summary"] == f"#1 BankDown: timeout{said}"
 
     def test_an_uncounted_retry_writes_no_attempt_and_no_summary(self) -> None:
         verdict = replace(retry(30, GAVE_UP.error), counted=False)
-        copy = settle(verdict, delivery(), CHARGE, now=NOW).copy
+        copy = settled(verdict, delivery(), CHARGE).copy
 
         assert copy is not None
         assert "rmq-retry-summary" not in copy.headers
@@ -243,8 +242,7 @@ class TestParking:
         assert "rmq-retry-wait" not in parked_copy(delivery(headers={"rmq-retry-wait": 60_000})).headers
 
     def test_a_message_without_handler_is_parked_in_its_queues_parked_queue(self) -> None:
-        (work_queue,) = work_queues_of([CHARGE])
-        settlement = unhandled(park(Reason.UNHANDLED, "No handler takes it."), delivery(), work_queue, now=NOW)
+        settlement = settle(park(Reason.UNHANDLED, "No handler takes it."), delivery(), None, CHARGE.park, now=NOW)
 
         assert settlement.copy is not None
         assert settlement.copy.routing_key == "payments.parked"
@@ -264,17 +262,15 @@ class TestParking:
     def test_parking_without_a_handler_counts_no_attempt(
         self, headers: dict[str, object], attempts: int | None
     ) -> None:
-        (work_queue,) = work_queues_of([CHARGE])
-        settlement = unhandled(park(Reason.UNHANDLED, "None."), delivery(headers=headers), work_queue, now=NOW)
+        settlement = settle(park(Reason.UNHANDLED, "None."), delivery(headers=headers), None, CHARGE.park, now=NOW)
 
         assert settlement.copy is not None
         assert settlement.copy.headers.get("rmq-retry-attempts") == attempts
         assert "rmq-retry-summary" not in settlement.copy.headers
 
     def test_parking_with_an_unreadable_count_counts_no_attempt(self) -> None:
-        (work_queue,) = work_queues_of([CHARGE])
         unreadable = delivery(raw=b"\x20")
-        settlement = unhandled(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, work_queue, now=NOW)
+        settlement = settle(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, None, CHARGE.park, now=NOW)
 
         assert settlement.copy is not None
         assert "rmq-retry-attempts" not in settlement.copy.headers
@@ -370,14 +366,14 @@ class TestHostileContent:
         headers = {"rmq-retry-summary": summary, "rmq-retry-queue": "payments"}
         one = delivery(exchange="e" * 255, routing_key=queue_key, headers=headers, attempt=5)
         verdict = RetryThenPark().judge(Failure(delivery=one, error=error))
-        copy = settle(verdict, one, subscription(RetryThenPark(), name="h" * 5000), now=NOW).copy
+        copy = settled(verdict, one, subscription(RetryThenPark(), name="h" * 5000)).copy
 
         assert copy is not None
         assert len(Headers.of(ours(copy)).raw) < 4096
 
-    @given(st.binary(max_size=300), st.sampled_from([GAVE_UP, retry(30), park(Reason.UNDECODABLE_HEADERS, "x")]))
+    @given(st.binary(max_size=300), st.sampled_from([GAVE_UP, park(Reason.UNDECODABLE_HEADERS, "x")]))
     def test_any_property_bytes_can_be_parked(self, raw: bytes, verdict: Verdict) -> None:
-        copy = settle(verdict, delivery(raw=raw), CHARGE, now=NOW).copy
+        copy = settled(verdict, delivery(raw=raw), CHARGE).copy
 
         assert copy is not None
         encode_properties(copy.properties)
@@ -391,7 +387,7 @@ class TestRoomInTheFrame:
         return delivery(headers={"baggage": value}, message_id="m-1")
 
     def test_a_copy_that_fits_into_a_frame_is_sent_unpacked(self) -> None:
-        copy = settle(retry(30), self.big(100_000), CHARGE, now=NOW).copy
+        copy = settled(retry(30), self.big(100_000), CHARGE).copy
 
         assert copy is not None
         assert copy.routing_key == "payments.retry.30s"
@@ -401,7 +397,7 @@ class TestRoomInTheFrame:
     def test_a_message_without_room_to_count_its_attempts_is_parked(self, via: Any) -> None:
         charge = subscription(RetryThenPark(via=via))
         one = self.big(130_000)
-        copy = settle(retry(30, ErrorNote(kind="BankDown", text="timeout")), one, charge, now=NOW).copy
+        copy = settled(retry(30, ErrorNote(kind="BankDown", text="timeout")), one, charge).copy
 
         assert copy is not None
         assert copy.routing_key == "payments.parked"
@@ -429,7 +425,7 @@ class TestRoomInTheFrame:
     def test_a_dead_letter_loop_needs_no_room_for_headers(self) -> None:
         loop = subscription(RetryThenPark(via=DeadLetter(exchange="retry", queue="wait", after=30)))
 
-        assert settle(retry(30), self.big(130_000), loop, now=NOW) == Settlement(instruction=Instruction.REJECT)
+        assert settled(retry(30), self.big(130_000), loop) == Settlement(instruction=Instruction.REJECT)
 
 
 def test_every_stamp_header_is_removed_before_a_new_stamp() -> None:

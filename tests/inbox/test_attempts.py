@@ -3,19 +3,21 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
 from django_rmq_retry import Breaker, Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready, log_outside_failure
+from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.messages import DONE, Reason, Settlement
 from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
 from tests.consumer.attempts import attempts_of
 from tests.handlers.factories import delivery
 
+CHARGE = Subscription(
+    name="h", run=print, queue=Queue("payments"), policy=RetryThenPark(attempts=3), park="payments.parked", once=True
+)
 PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
 
 
@@ -48,11 +50,7 @@ def attempts(
             raise says
         return says
 
-    gated: dict[str, Any] = {"breaker": Breaker(share=0.5)} if gate else {}
-    policy = RetryThenPark(attempts=3)
-    one = Subscription(
-        name="h", run=print, queue=Queue("payments"), policy=policy, park="payments.parked", once=True, **gated
-    )
+    one = replace(CHARGE, breaker=Breaker(share=0.5)) if gate else CHARGE
     journals, gates = (events or Events(lambda: 1.0),), () if gate is None else (gate,)
     return attempts_of(one, journals=journals, gates=gates, once=once).settlement
 
@@ -100,8 +98,9 @@ def test_an_unavailable_database_is_an_uncounted_retry_for_the_gate() -> None:
 
 
 def test_unavailability_is_logged_in_one_line_and_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    log_outside_failure(Unready("No database."), 5.0)
-    log_outside_failure(OSError("the disk is full"), 5.0)
+    bench = attempts_of(CHARGE)
+    bench.after_outside_failure(delivery(), Unready("No database."))
+    bench.after_outside_failure(delivery(), OSError("the disk is full"))
 
     assert [(one.levelno, one.getMessage(), bool(one.exc_info)) for one in caplog.records] == [
         (logging.WARNING, "No database. The message stays unacked for 5.0 s.", False),

@@ -12,7 +12,7 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.errors import EffectsLost
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import OnceState
+from django_rmq_retry.handlers.call import OnceState
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.testing import isolated_handlers

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
+from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named
 from django_rmq_retry.inbox.once import LONGEST, insert, name_for, once, present
 from django_rmq_retry.messages import Reason

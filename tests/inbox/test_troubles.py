@@ -14,7 +14,7 @@ from django.db import DatabaseError, DataError, OperationalError, connection, co
 
 from django_rmq_retry import Delivery, Park, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
+from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.inbox import once as running
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry

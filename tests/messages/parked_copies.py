@@ -1,24 +1,29 @@
 """Copies in parked queues and copies of requeues, as consumers and operators make them."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from django_rmq_retry import Delivery, Message
-from django_rmq_retry.handlers import WorkQueue
-from django_rmq_retry.handlers.settlement import park_copy, unhandled
+from django_rmq_retry import Delivery, Message, RetryThenPark
+from django_rmq_retry.handlers import Subscription, WorkQueue, settlement
 from django_rmq_retry.messages import Settlement
 from django_rmq_retry.messages.parked_copy import Original, Parked, read_parked, requeued
 from django_rmq_retry.policies import Verdict
-from tests.handlers.factories import NOW, arrived
+from tests.handlers.factories import NOW, arrived, subscription
 
 HOMES = {"payments.parked": "payments"}
 """The work queue of each parked queue."""
 
 
-def copy_of(settlement: Settlement | None) -> Message:
+def copy_of(ended: Settlement | None) -> Message:
     """The copy that a settlement publishes; there must be one."""
-    assert settlement is not None
-    assert settlement.copy is not None
-    return settlement.copy
+    assert ended is not None
+    assert ended.copy is not None
+    return ended.copy
+
+
+@lru_cache
+def charge(name: str) -> Subscription:
+    return subscription(RetryThenPark(), name=name)
 
 
 def parked_copy(
@@ -31,12 +36,12 @@ def parked_copy(
     nonce: int = 0,
 ) -> Message:
     """The copy that a consumer sends to the parked queue when a handler has failed."""
-    return copy_of(park_copy(verdict, failed, park, handler=handler, now=now, nonce=nonce))
+    return settlement.parked_copy(verdict, failed, charge(handler), park, now=now, nonce=nonce)
 
 
 def unhandled_copy(verdict: Verdict, arrival: Delivery, work_queue: WorkQueue, *, nonce: int = 0) -> Message:
     """The copy that a consumer sends to the parked queue when no handler takes a message."""
-    return copy_of(unhandled(verdict, arrival, work_queue, now=NOW, nonce=nonce))
+    return settlement.parked_copy(verdict, arrival, None, work_queue.park, now=NOW, nonce=nonce)
 
 
 def read_back(copy: Message | Delivery, homes: Mapping[str, str] = HOMES) -> Parked:

@@ -9,12 +9,12 @@ from django.db import OperationalError, connection, connections
 
 from django_rmq_retry import Delivery, Message
 from django_rmq_retry.consumer.assembly import _away
-from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.messages import Headers, Properties, Settlement
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering import gate, keys
 from django_rmq_retry.ordering.keys import unblock
+from django_rmq_retry.policies import Verdict
 from django_rmq_retry.testing import RmqTest
 from tests.handlers.factories import delivery
 from tests.inbox.test_troubles import POSTGRESQL, SQLITE, end_own, not_on
@@ -164,8 +164,8 @@ def test_a_lost_commit_answer_stores_a_message_without_an_id_once(
 ) -> None:
     wait_behind, losses = gate.Order._wait_behind, iter(range(2))
 
-    def lost(self: gate.Order, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
-        settlement = wait_behind(self, delivery, subscription, key)
+    def lost(self: gate.Order, delivery: Delivery, key: str) -> Settlement | Verdict | None:
+        settlement = wait_behind(self, delivery, key)
         if next(losses, None) is not None:
             raise OperationalError("the server closed the connection unexpectedly")
         return settlement

@@ -1,0 +1,98 @@
+"""The state of a delivery, and the memory of those that stay unacked for their next attempt."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from django_rmq_retry.errors import NoKey, UndecodableBody
+from django_rmq_retry.handlers.call import OnceState, Outcome
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.hooks import AroundAttempt
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
+from django_rmq_retry.policies.verdict import ACK, Verdict
+
+
+@dataclass(slots=True, eq=False, repr=False)  # error trackers send the repr of local variables, and it has the data
+class AttemptState:
+    """The state of one delivery from its arrival to its settlement. Only the steps of the pipeline write it."""
+
+    arrival: Delivery
+    """The delivery as the source passed it in."""
+    delivery: Delivery
+    """The delivery as the handler receives it, once it is decoded."""
+    earlier: int = 0
+    """Attempts already made while the message was unacked."""
+    began: float = 0.0
+    plain: bool = False
+    """True for a first arrival without headers: no count, stamp or condition has to be read."""
+    subscription: Subscription | None = None
+    number: int = 1
+    data: object = None
+    key: str | None = None
+    fresh: bool = False
+    """True if the data were decoded to compute the ordering key and no handler has received them yet."""
+    unreadable: UndecodableBody | NoKey | None = None
+    once: OnceState | None = None
+    outcome: Outcome | None = None
+    """The handler's answer and error. Once it is set, no later failure may run the handler again."""
+    error: BaseException | None = None
+    """The error that led to the verdict."""
+    verdict: Verdict = ACK
+    gates_left: tuple[int, Verdict] | None = None
+    """The index of the first gate that has not seen the verdict, and the verdict after the gates before it."""
+    settlement: Settlement = DONE
+    settled: bool = False
+    """True if the settlement is final: no later failure changes it."""
+    outside_failures: int = 0
+    """Failures outside the handler that the message itself may have caused."""
+    around: AroundAttempt | None = None
+    """The attempt as its hooks see it; None if there are none."""
+    traceparent: str = ""
+    """The W3C trace context of the attempt, if a hook has set one."""
+
+
+class Unacked:
+    """The states of the messages that stay unacked. Shared by all worker threads."""
+
+    def __init__(self, ordered: Collection[str]) -> None:
+        self._ordered = ordered
+        self._states: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
+        self._has_kept = False  # True once a message has stayed unacked: until then no delivery is looked up
+        self._halted: dict[str, tuple[bytes, str, int]] = {}
+        """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
+
+        The broker may redeliver that message over another channel, as a new delivery.
+        """
+
+    def state_of(self, arrival: Delivery) -> AttemptState:
+        """Return the state of a message that stayed unacked, or a new state."""
+        state = self._states.get(arrival) if self._has_kept else None
+        if state is not None:
+            state.arrival = arrival
+            return state
+        state = AttemptState(arrival, arrival)
+        if self._halted:
+            body, key, attempts = self._halted.pop(arrival.queue, (b"", "", 0))
+            if arrival.redelivered and (body, key) == (arrival.body, arrival.routing_key):
+                state.earlier = attempts
+        return state
+
+    def keep(self, state: AttemptState, arrival: Delivery) -> None:
+        """Keep the state as long as the consumer has the delivery: it may return to its queue instead."""
+        # A state that refers to its delivery would never be dropped, so it refers to a copy meanwhile.
+        state.arrival = arrival.ready(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
+        if state.delivery is arrival:
+            state.delivery = state.arrival
+        self._states[arrival], self._has_kept = state, True
+        if arrival.queue in self._ordered:
+            self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier
+
+    def ended(self, state: AttemptState) -> Settlement:
+        """Return the settlement, and keep the state of a message that stays unacked for its next attempt."""
+        settlement = state.settlement
+        if settlement.instruction is Instruction.KEEP:
+            state.outcome, state.error, state.settled, state.outside_failures = None, None, False, 0
+            self.keep(state, state.arrival)
+        elif self._has_kept:
+            self._states.pop(state.arrival, None)
+        return settlement
