@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST, check, check_seconds
+from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST, check, check_seconds, plural
 from django_rmq_retry.arguments import Kind as Argument
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
@@ -119,6 +119,8 @@ class RetryThenPark(Policy):
     budget: float | None = None
     """The time in seconds, from the first failure, within which the last retry must start."""
     via: Carrier = field(default_factory=Ladder)
+    backoff_in_use: Backoff = field(init=False, repr=False, compare=False)
+    """The given back-off, or the default of the carrier."""
 
     def __post_init__(self) -> None:
         check_attempts(self.attempts)
@@ -141,31 +143,28 @@ class RetryThenPark(Policy):
                 f"{type(self.via).__name__} writes no retry history into a message, so the age and number of its "
                 "failures are unknown. Omit budget and schedules, or use via=Ladder()."
             )
-        # DEFAULT_BACKOFF was set by an earlier __post_init__ if the policy was copied with another carrier.
-        if self.backoff is None or self.backoff is DEFAULT_BACKOFF:
-            default = DEFAULT_UNACKED if self.via.keeps_unacked else DEFAULT_BACKOFF
-            object.__setattr__(self, "backoff", Fixed(pace) if pace else default)
+        default = DEFAULT_UNACKED if self.via.keeps_unacked else DEFAULT_BACKOFF
+        object.__setattr__(self, "backoff_in_use", self.backoff or (Fixed(pace) if pace else default))
 
     @property
     def waits(self) -> tuple[tuple[Backoff, int | None], ...]:
         scheduled = ((schedule.backoff, schedule.attempts) for schedule in self.schedules.values())
-        return ((self.backoff or DEFAULT_BACKOFF, self.attempts), *scheduled)
+        return ((self.backoff_in_use, self.attempts), *scheduled)
 
     def rule(self, failure: Failure) -> Verdict:
-        cause = _cause(failure.error) or ErrorNote.of(failure.error)
+        cause = _note_of(failure.error)
         if not isinstance(failure.error, Retry) and not self._retryable(failure.error):
             return park(Reason.PERMANENT, f"Non-retryable: {cause}", cause)
         attempts, backoff = self._schedule(failure.error)
+        made = plural(failure.attempt, "attempt")
         if attempts is not None and failure.attempt >= attempts:
-            return park(Reason.EXHAUSTED, f"Gave up after {_times(failure.attempt)}: {cause}", cause)
+            return park(Reason.EXHAUSTED, f"Gave up after {made}: {cause}", cause)
         delay = _own_delay(failure.error, self.via)
         if delay is None:
             delay = backoff.delay(failure.attempt, failure.chance)
         if self.budget is not None and failure.age + delay > self.budget:
-            spent = (
-                f"Gave up after {_times(failure.attempt)}: the next one would exceed the budget of {self.budget:g} s"
-            )
-            return park(Reason.EXHAUSTED, f"{spent}: {cause}", cause)
+            spent = f"the next one would exceed the budget of {self.budget:g} s"
+            return park(Reason.EXHAUSTED, f"Gave up after {made}: {spent}: {cause}", cause)
         return retry(delay, cause)
 
     def _retryable(self, error: BaseException) -> bool:
@@ -180,7 +179,7 @@ class RetryThenPark(Policy):
         for kind, schedule in self.schedules.items():
             if isinstance(error, kind) or isinstance(error.__cause__, kind):
                 return schedule.attempts, schedule.backoff
-        return self.attempts, self.backoff or DEFAULT_BACKOFF
+        return self.attempts, self.backoff_in_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +202,11 @@ class StopTheLine(Policy):
         object.__setattr__(self, "park_on", error_types("park_on", self.park_on))
 
     def rule(self, failure: Failure) -> Verdict:
-        cause = _cause(failure.error) or ErrorNote.of(failure.error)
+        cause = _note_of(failure.error)
         if not isinstance(failure.error, Retry) and _matches(failure.error, self.park_on):
             return park(Reason.PERMANENT, f"Non-retryable: {cause}", cause)
         if self.attempts is not None and failure.attempt >= self.attempts:
-            return park(Reason.EXHAUSTED, f"Gave up after {_times(failure.attempt)}: {cause}", cause)
+            return park(Reason.EXHAUSTED, f"Gave up after {plural(failure.attempt, 'attempt')}: {cause}", cause)
         delay = _own_delay(failure.error, self.via)
         if delay is None:
             delay = self.backoff.delay(failure.attempt, failure.chance)
@@ -229,7 +228,7 @@ class OneShot(Policy):
         check(self, park=FLAG)
 
     def rule(self, failure: Failure) -> Verdict:
-        cause = _cause(failure.error) or ErrorNote.of(failure.error)
+        cause = _note_of(failure.error)
         if self.park:
             return park(Reason.EXHAUSTED, f"Gave up after 1 attempt: {cause}", cause)
         return discard(f"One attempt, answered with the error: {cause}", cause)
@@ -240,7 +239,7 @@ class AutoAck(OneShot):
     """The policy of a handler with ``ack="auto"``: the broker deletes a message when it delivers it, so no retry."""
 
     def rule(self, failure: Failure) -> Verdict:
-        cause = _cause(failure.error) or ErrorNote.of(failure.error)
+        cause = _note_of(failure.error)
         return discard(f"It is lost, because its handler has ack='auto': {cause}", cause)
 
 
@@ -259,6 +258,10 @@ def _own_delay(error: BaseException, via: Carrier) -> float | None:
     return min(error.after, LONGEST)
 
 
+def _note_of(error: BaseException) -> ErrorNote:
+    return _cause(error) or ErrorNote.of(error)
+
+
 def _cause(error: BaseException) -> ErrorNote | None:
     """Return the ``__cause__`` of a Retry, Park or Discard, or a Retry's own reason; None for any other error."""
     if not isinstance(error, (Retry, Park, Discard)):
@@ -266,10 +269,6 @@ def _cause(error: BaseException) -> ErrorNote | None:
     if error.__cause__ is not None:
         return ErrorNote.of(error.__cause__)
     return ErrorNote(kind=ErrorNote.of(error).kind, text=short(error.reason)) if isinstance(error, Retry) else None
-
-
-def _times(attempts: int) -> str:
-    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
 
 
 def uncounted_retry(verdict: Verdict, policy: Policy) -> Verdict:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.consumer import process
-from django_rmq_retry.consumer.process import Liveness
+from django_rmq_retry.consumer import liveness, memory
+from django_rmq_retry.consumer.liveness import LivenessFile, Pulse
 from tests.tooling.waiting import wait_until
 
 
@@ -26,7 +26,7 @@ class Io:
 
 @pytest.fixture
 def io(monkeypatch: pytest.MonkeyPatch) -> Io:
-    monkeypatch.setattr(process, "EVERY", 0.0)
+    monkeypatch.setattr(liveness, "WRITE_SECONDS", 0.0)
     return Io()
 
 
@@ -35,8 +35,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "live.json"
 
 
-def alive(path: Path, io: Io) -> Liveness:
-    return Liveness(path, lambda: {"queues": ("payments.charge",)}, ask=io.asked.append)
+def alive(path: Path, io: Io) -> Pulse:
+    file = LivenessFile(path, lambda: {"queues": ("payments.charge",)})
+    return Pulse([file.beat], ask=io.asked.append)
 
 
 def read(path: Path) -> Any:
@@ -46,28 +47,28 @@ def read(path: Path) -> Any:
 def test_no_heartbeat_is_written_before_the_io_thread_answers(path: Path, io: Io) -> None:
     live = alive(path, io)
 
-    live.beat()
-    live.beat()
+    live.tick()
+    live.tick()
 
     assert not path.exists()
 
 
 def test_each_answer_allows_one_heartbeat(path: Path, io: Io) -> None:
     live = alive(path, io)
-    live.beat()
+    live.tick()
     io.answer()
-    live.beat()
+    live.tick()
     path.unlink()
-    live.beat()
+    live.tick()
     deaf = path.exists()
     io.answer()
-    live.beat()
+    live.tick()
 
     assert (deaf, path.exists()) == (False, True)
 
 
 def test_the_liveness_file_has_pid_and_time(path: Path) -> None:
-    process.write(path, {"queues": ("payments.charge",)})
+    liveness.write(path, {"queues": ("payments.charge",)})
     told = read(path)
 
     assert told["queues"] == ["payments.charge"]
@@ -75,9 +76,9 @@ def test_the_liveness_file_has_pid_and_time(path: Path) -> None:
 
 
 def test_a_write_leaves_nothing_else_behind(path: Path) -> None:
-    process.write(path, {})
+    liveness.write(path, {})
     with pytest.raises(TypeError):
-        process.write(path, {1j: 1})  # type: ignore[dict-item]  # no JSON key
+        liveness.write(path, {1j: 1})  # type: ignore[dict-item]  # no JSON key
 
     assert list(path.parent.iterdir()) == [path]
 
@@ -87,15 +88,15 @@ def test_a_file_that_cannot_be_written_is_reported_once(
 ) -> None:
     live = alive(tmp_path / "missing" / "live.json", io)
     for _ in range(3):
-        live.beat()
+        live.tick()
         io.answer()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_the_liveness_file_is_removed_at_the_end(path: Path, io: Io) -> None:
-    live = alive(path, io)
-    process.write(path, {})
+def test_the_liveness_file_is_removed_at_the_end(path: Path) -> None:
+    live = LivenessFile(path, dict)
+    liveness.write(path, {})
     live.end()
     live.end()
 
@@ -103,23 +104,23 @@ def test_the_liveness_file_is_removed_at_the_end(path: Path, io: Io) -> None:
 
 
 def test_old_and_missing_files_are_not_fresh(path: Path, tmp_path: Path) -> None:
-    process.write(path, {})
-    new = process.fresh([path])
+    liveness.write(path, {})
+    new = liveness.fresh([path])
     os.utime(path, (1, 1))
 
-    assert (new, process.fresh([path]), process.fresh([tmp_path / "none"])) == (True, False, False)
+    assert (new, liveness.fresh([path]), liveness.fresh([tmp_path / "none"])) == (True, False, False)
 
 
 def test_a_process_measures_its_memory() -> None:
-    before = process.used()
-    held = bytearray(os.urandom(1)) * (64 * process.MB)
+    before = memory.used()
+    held = bytearray(os.urandom(1)) * (64 * memory.MB)
 
-    wait_until(lambda: process.used() - before > 50 * process.MB, timeout=2)
-    assert len(held) == 64 * process.MB
+    wait_until(lambda: memory.used() - before > 50 * memory.MB, timeout=2)
+    assert len(held) == 64 * memory.MB
 
 
 def test_too_much_memory_is_a_reason_to_stop() -> None:
-    little, much = process.Memory(1), process.Memory(100_000)
+    little, much = memory.MemoryLimit(1), memory.MemoryLimit(100_000)
     why = little() or ""
 
     assert (why.endswith("MB of memory are in use, and the limit is 1 MB"), little.exceeded) == (True, True)

@@ -13,7 +13,8 @@ from django.utils import autoreload
 
 from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
-from django_rmq_retry.consumer.process import Process, Start, supervised
+from django_rmq_retry.consumer.process import Process, supervised
+from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import Above, LastRow
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
