@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.recreation import delete_exchanges, delete_queues
+from django_rmq_retry.amqp.deletion import delete_exchanges, delete_queues
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.handlers import registry

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.recreation import Move, Recreation
+from django_rmq_retry.amqp.move import Move
+from django_rmq_retry.amqp.recreation import Recreation
 from django_rmq_retry.amqp.session import Question, Session
 from tests.amqp.declared import declare, session_on
 from tests.amqp.recreated import OLD, bodies, fill, recreate

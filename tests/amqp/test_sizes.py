@@ -12,7 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.recreation import Move, MoveStopped, for_good
+from django_rmq_retry.amqp.move import Move, MoveStopped, for_good
 from django_rmq_retry.errors import MessageTooLarge
 from tests.amqp.declared import session_on
 from tests.amqp.live import calling, publishing, to

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from django_rmq_retry import Delivery, Ladder, Message
-from django_rmq_retry.amqp.recreation import EXPIRATION
+from django_rmq_retry.amqp.move import EXPIRATION
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.messages import Instruction, encode_properties
 from django_rmq_retry.messages.header_names import ADDED, ANSWER, OURS, TICKET

@@ -8,16 +8,14 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import __version__
 from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.deletion import Deleted, delete_queues, stale
 from django_rmq_retry.amqp.inspection import look
 from django_rmq_retry.amqp.recreation import (
-    Deleted,
     Departed,
     Departure,
     Doubt,
     Recreated,
     Recreation,
-    delete_queues,
-    stale,
 )
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
-from django_rmq_retry.amqp.recreation import TRIAL, Deleted, Doubt, delete_exchanges, delete_queues, stale
+from django_rmq_retry.amqp.deletion import Deleted, delete_exchanges, delete_queues, stale
+from django_rmq_retry.amqp.recreation import TRIAL, Doubt
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.broker_status import WATCHING
 from django_rmq_retry.management.command import (
