@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import Connection, IoThread
+from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Cause, Done, Publisher, PublishResult
 from django_rmq_retry.amqp.frames import DIRECT_PREFIX, marshal_publish
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, Properties, decode_properties, encode_properties

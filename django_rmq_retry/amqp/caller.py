@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import Connection, IoThread
+from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.frames import Received, check_address, marshal_publish
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.link import Link
 from django_rmq_retry.amqp.refusals import above
 from django_rmq_retry.errors import (

@@ -19,11 +19,20 @@ FRAME_MAX = 131_072
 HEADERS_MOST = FRAME_MAX - 4096
 """The largest header table in bytes, which leaves 4096 bytes of the frame for the other properties."""
 CLASS_BASIC = 60
+BASIC = CLASS_BASIC << 16
+BASIC_PUBLISH, BASIC_DELIVER = BASIC | 40, BASIC | 60
+BASIC_ACK, BASIC_REJECT, BASIC_NACK = BASIC | 80, BASIC | 90, BASIC | 120
+ACK_FRAME = struct.Struct(">BHIIQBB")
+"""A whole ack, nack or reject: type, channel, payload size, class and method, delivery tag, bits, end of frame.
+
+The bits are 'multiple' for an ack, 'multiple' and 'requeue' for a nack, and 'requeue' for a reject.
+"""
+ACK_SIZE = 13
+"""The size of its payload."""
 
 DIRECT_PREFIX = f"{DIRECT}."
 """The beginning of each address that RabbitMQ writes into the reply_to of a request."""
 _DIRECT_PREFIX = DIRECT_PREFIX.encode()
-_PUBLISH = (CLASS_BASIC << 16) | 40
 _SHORT_STRING_LIMIT = 255
 _FRAME = struct.Struct(">BHI")
 # Frame type, channel, size of payload, class and method, the reserved ticket.
@@ -74,7 +83,7 @@ def marshal_publish(
         raise _too_large(raw_properties, frame_max)
     place = b"%b%b%b" % (short_string(exchange), short_string(routing_key), b"\1" if mandatory else b"\0")
     pieces = [
-        _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 6 + len(place), _PUBLISH, 0),
+        _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 6 + len(place), BASIC_PUBLISH, 0),
         place,
         _END,
         _HEADER_FRAME.pack(FRAME_HEADER, channel_number, header_size, CLASS_BASIC, 0, len(body)),

@@ -14,7 +14,7 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 from pika import BlockingConnection
 
 from django_rmq_retry.amqp.address import Access, Secret
-from django_rmq_retry.amqp.connection import UNROUTABLE, parameters
+from django_rmq_retry.amqp.connection import parameters
 from django_rmq_retry.amqp.frames import text_of
 from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, Refusal, error_text
 from django_rmq_retry.amqp.rows import (
@@ -30,6 +30,7 @@ from django_rmq_retry.amqp.rows import (
     rows_of,
 )
 from django_rmq_retry.amqp.session import Session, passively
+from django_rmq_retry.amqp.sizes import UNROUTABLE
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.message import Delivery

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 
 from django_rmq_retry.amqp.address import Access, Host
-from django_rmq_retry.amqp.connection import Connection, IoThread, parameters
+from django_rmq_retry.amqp.connection import Connection, parameters
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.refusals import cause_of, denied, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
 

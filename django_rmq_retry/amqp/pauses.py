@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.amqp.io_thread import IoThread
+from django_rmq_retry.amqp.open_line import OpenLine
 
 SETTLED_LOOK_SECONDS = 0.05
 

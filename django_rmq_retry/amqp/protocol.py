@@ -24,7 +24,11 @@ from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapte
 from pika.exceptions import InvalidFrameError
 
 from django_rmq_retry.amqp.frames import (
-    CLASS_BASIC,
+    ACK_FRAME,
+    ACK_SIZE,
+    BASIC,
+    BASIC_ACK,
+    BASIC_DELIVER,
     FRAME_BODY,
     FRAME_END,
     FRAME_HEADER,
@@ -41,16 +45,11 @@ from django_rmq_retry.amqp.transport import Opening, Transport
 
 log = logging.getLogger("django_rmq_retry")
 
-_BASIC = CLASS_BASIC << 16
-_ACK = _BASIC | 80
 # consume-ok, cancel, cancel-ok, return, deliver, get-ok, get-empty, ack, nack
-_HANDLED = frozenset(_BASIC | number for number in (21, 30, 31, 50, 60, 71, 72, 80, 120))
+_HANDLED = frozenset(BASIC | number for number in (21, 30, 31, 50, 60, 71, 72, 80, 120))
 _WITH_CONTENT = (spec.Basic.Deliver, spec.Basic.Return, spec.Basic.GetOk)
 _frame_start = struct.Struct(">BHI").unpack_from
 _method_id = struct.Struct(">I").unpack_from
-# A whole basic.ack: type, channel, payload size, class and method, delivery tag, multiple, end of frame.
-_ack_frame = struct.Struct(">BHIIQBB")
-_ACK_SIZE = 13
 
 # End position, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
 Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
@@ -63,8 +62,6 @@ LARGE = 65536
 INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
 OTHER: Cut = (-1, 0, b"", 0, False, b"", b"", b"")
 
-_DELIVER = (CLASS_BASIC << 16) | 60
-_CONTENT_CLASS = CLASS_BASIC << 16
 # The last byte of a frame and the first byte of the next, shifted left of a channel number.
 _END_THEN_HEADER = (FRAME_END << 24) | (FRAME_HEADER << 16)
 _END_THEN_BODY = (FRAME_END << 24) | (FRAME_BODY << 16)
@@ -334,16 +331,16 @@ class BasicProtocol(AbstractStreamProtocol):
         """Pass on the acks at the current position; pika would take ten times as long for each."""
         start, confirms = self._at, self._services.confirms
         try:
-            while confirms and end - self._at >= _ack_frame.size:
-                kind, number, size, method, tag, multiple, last = _ack_frame.unpack_from(buffer, self._at)
+            while confirms and end - self._at >= ACK_FRAME.size:
+                kind, number, size, method, tag, multiple, last = ACK_FRAME.unpack_from(buffer, self._at)
                 confirm = confirms.get(number)
-                if confirm is None or (kind, size, method, last) != (FRAME_METHOD, _ACK_SIZE, _ACK, FRAME_END):
+                if confirm is None or (kind, size, method, last) != (FRAME_METHOD, ACK_SIZE, BASIC_ACK, FRAME_END):
                     return
-                self._at += _ack_frame.size
+                self._at += ACK_FRAME.size
                 confirm(tag, multiple & 1 == 1)
         finally:
             if self._at > start:
-                self._services.count(self._at - start, frames=(self._at - start) // _ack_frame.size)
+                self._services.count(self._at - start, frames=(self._at - start) // ACK_FRAME.size)
 
     def _frame(self, buffer: bytes, end: int) -> None:
         """Handle one frame, or pass it to pika."""
@@ -384,13 +381,13 @@ def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per f
     if end - at < 12:  # noqa: PLR2004 the first five fields
         return OTHER
     kind, number, size, method, tag_size = _method(buffer, at)
-    if kind != FRAME_METHOD or method != _DELIVER:
+    if kind != FRAME_METHOD or method != BASIC_DELIVER:
         return OTHER
     content = at + 7 + size
     if end < content + 20:
         return OTHER if _is_other(buffer, content, end, _END_THEN_HEADER + number) else INCOMPLETE
     marker, header_size, content_class, body_size = _content(buffer, content)
-    if marker != _END_THEN_HEADER + number or content_class != _CONTENT_CLASS or header_size < 12:  # noqa: PLR2004
+    if marker != _END_THEN_HEADER + number or content_class != BASIC or header_size < 12:  # noqa: PLR2004
         return OTHER
     body = content + 8 + header_size
     if not 0 < body_size <= LARGE:

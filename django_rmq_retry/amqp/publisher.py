@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pika.exceptions import ChannelClosed, NoFreeChannels
 
 from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import Connection, IoThread
+from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import (
     CONFIRMED,
     Cause,
@@ -25,6 +25,7 @@ from django_rmq_retry.amqp.contracts import (
     unwritable,
 )
 from django_rmq_retry.amqp.frames import check_address, marshal_publish, text_of
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.link import HEALTHY, Link
 from django_rmq_retry.amqp.refusals import above, channel_closed, limit_in
 from django_rmq_retry.errors import HeadersTooLarge, PublishError
@@ -32,7 +33,7 @@ from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
 
 if TYPE_CHECKING:
-    from django_rmq_retry.amqp.connection import Timer
+    from django_rmq_retry.amqp.io_thread import Timer
     from django_rmq_retry.amqp.protocol import Channel
 
 log = logging.getLogger("django_rmq_retry")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.io_thread import IoThread
+from django_rmq_retry.amqp.open_line import OpenLine
 
 if TYPE_CHECKING:
-    from django_rmq_retry.amqp.connection import Timer
+    from django_rmq_retry.amqp.io_thread import Timer
 
 FIRST_LOOK_SECONDS = 0.05
 LOOK_SECONDS = 1.0

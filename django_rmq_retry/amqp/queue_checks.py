@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pika.exceptions import ChannelClosedByBroker
 
-from django_rmq_retry.amqp.channel import OpenLine
 from django_rmq_retry.amqp.connection import Connection
+from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Named, passively
 from django_rmq_retry.topology.declarations import QueueDeclaration

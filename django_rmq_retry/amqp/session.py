@@ -12,7 +12,8 @@ from pika.adapters.select_connection import IOLoop
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from django_rmq_retry.amqp.address import Access, Host
-from django_rmq_retry.amqp.connection import Connection, hide_pika_logs, parameters, show_pika_logs
+from django_rmq_retry.amqp.connection import Connection, parameters
+from django_rmq_retry.amqp.pika_logs import hide_pika_logs, show_pika_logs
 from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import Refusal, cause_of, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable

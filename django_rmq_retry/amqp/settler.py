@@ -12,7 +12,7 @@ from django_rmq_retry.messages.deaths import rejectable
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
 
 if TYPE_CHECKING:
-    from django_rmq_retry.amqp.connection import Timer
+    from django_rmq_retry.amqp.io_thread import Timer
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -10,10 +10,11 @@ from pika.exceptions import NoFreeChannels
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.answers import Answers
-from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.connection import Connection, IoThread
+from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.link import Link
+from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.amqp.pauses import Pauses
 from django_rmq_retry.amqp.quarantine_turns import QuarantineTurns
 from django_rmq_retry.amqp.queue_checks import ExistenceCheck, report_emptiness

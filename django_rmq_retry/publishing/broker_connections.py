@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from functools import cached_property
 
 from django_rmq_retry.amqp.caller import PikaCaller
-from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.contracts import Caller, Publisher
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.conf import settings
 

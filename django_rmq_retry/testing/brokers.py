@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.caller import PikaCaller
-from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.contracts import Caller, Line, Publisher, Receiver
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import peek
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource

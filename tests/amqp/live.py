@@ -11,7 +11,7 @@ from typing import Any
 from django_rmq_retry import Delivery, Message
 from django_rmq_retry.amqp import Access, Done, Line, Publisher
 from django_rmq_retry.amqp.caller import PikaCaller
-from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.source import PikaSource

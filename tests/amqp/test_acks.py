@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.amqp.channel import Acks
+from django_rmq_retry.amqp.acks import Acks
 
 ACK, REJECT, NACK = 80, 90, 120
 Step = tuple[str, list[int]]

@@ -6,7 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.amqp import Line, channel
+from django_rmq_retry.amqp import Line, open_line
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import has, ready
 from tests.amqp.live import consuming
@@ -45,8 +45,8 @@ def test_a_process_buffers_messages_only_up_to_its_limits(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int, str]
 ) -> None:
     messages, size, kind = limits
-    monkeypatch.setattr(channel, "MOST_WAITING", messages)
-    monkeypatch.setattr(channel, "MOST_BYTES", size)
+    monkeypatch.setattr(open_line, "MOST_WAITING", messages)
+    monkeypatch.setattr(open_line, "MOST_BYTES", size)
     fill(amqp, 1, kind=kind)
     amqp.queue_purge("q")
     taken: list[Delivery] = []

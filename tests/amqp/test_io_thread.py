@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.errors import MessageUnsent
 from tests.amqp.live import calling, io_thread, publishing, to
 from tests.tooling.waiting import wait_until

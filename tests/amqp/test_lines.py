@@ -9,7 +9,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import Line
-from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.messages import Instruction
 from tests.amqp.offline import Wire, delivery, method, wire
 

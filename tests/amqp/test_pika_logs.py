@@ -8,7 +8,7 @@ import pytest
 from pika.exceptions import AMQPConnectionError
 
 from django_rmq_retry.amqp import link
-from django_rmq_retry.amqp.connection import LOGGERS
+from django_rmq_retry.amqp.pika_logs import LOGGERS
 from django_rmq_retry.errors import BrokerUnreachable
 from tests.amqp.declared import session_on
 from tests.amqp.test_link import gone, linked

@@ -13,7 +13,7 @@ from typing import Any
 
 from django_rmq_retry import Delivery, Message
 from django_rmq_retry.amqp import Done, PublishResult, source
-from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers import WorkQueue
 from django_rmq_retry.messages import Instruction

@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group
 from django.db import connection, connections
 
 from django_rmq_retry import Delivery, Fixed, Queue, RetryThenPark, handler
-from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.open_line import OpenLine
 from tests.tooling.waiting import wait_until
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(0.1))

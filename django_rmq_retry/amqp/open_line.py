@@ -1,18 +1,17 @@
 """A queue consumed on its own channel: the subscription, its unacked deliveries and its collected acks."""
 
 import logging
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pika import frame, spec
 from pika.amqp_object import Method
 from pika.exceptions import ChannelClosedByBroker
 
+from django_rmq_retry.amqp.acks import Acks
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.frames import Received
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("django_rmq_retry")
 
-# Type, channel, payload size, class and method, delivery tag, bits (multiple; of a nack also requeue), end of frame.
-_FRAME = struct.Struct(">BHIIQBB").pack
-_METHOD, _SIZE, _END = 1, 13, 0xCE
-_ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
-_REQUEUE_NACK, _REQUEUE_REJECT = 2, 1
-
 TIMEOUT = "x-consumer-timeout"
 UNTIMED: dict[str, object] = {TIMEOUT: 4_000_000_000}
 """A consumer timeout of 46 days in milliseconds, below the longest timer of Erlang.
@@ -40,44 +33,6 @@ It takes precedence over the timeouts of policy, queue and broker.
 MOST_WAITING, MOST_BYTES = 1000, 16 << 20
 """The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
 OnProcessed = Callable[[bool], None]
-
-
-class Acks:
-    """The delivery tags of one channel that are settled, so that a slow message does not delay the acks of others."""
-
-    def __init__(self, channel_number: int) -> None:
-        self._frame = partial(_FRAME, _METHOD, channel_number, _SIZE)
-        self._low = 0
-        # Settled tags above an unsettled one.
-        self._ahead: set[int] = set()
-
-    def acks(self, tags: Iterable[int]) -> Iterator[bytes]:
-        """Return the frames that acknowledge these tags, none of which was settled before."""
-        new = list(tags)
-        self._done(new)
-        under = [tag for tag in new if tag <= self._low]
-        if under:
-            # Every tag up to the highest is settled here, and the broker has not received its ack yet.
-            yield self._frame(_ACK, max(under), int(len(under) > 1), _END)
-        for tag in new:
-            if tag > self._low:
-                yield self._frame(_ACK, tag, 0, _END)
-
-    def nack(self, tag: int, *, requeue: bool) -> bytes:
-        self._done((tag,))
-        return self._frame(_NACK, tag, _REQUEUE_NACK if requeue else 0, _END)
-
-    def counted_requeue(self, tag: int) -> bytes:
-        self._done((tag,))
-        return self._frame(_REJECT, tag, _REQUEUE_REJECT, _END)
-
-    def _done(self, tags: Iterable[int]) -> None:
-        ahead, low = self._ahead, self._low
-        ahead.update(tags)
-        while low + 1 in ahead:
-            low += 1
-            ahead.discard(low)
-        self._low = low
 
 
 class Owner(Protocol):

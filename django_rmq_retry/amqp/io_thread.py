@@ -1,0 +1,159 @@
+"""The I/O thread, which owns the connections: other threads pass functions to it."""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakSet
+
+from pika.adapters.select_connection import IOLoop
+
+from django_rmq_retry.amqp.pika_logs import hide_pika_logs, show_pika_logs
+from django_rmq_retry.errors import MessageUnsent
+from django_rmq_retry.messages.message import Message
+
+if TYPE_CHECKING:
+    from django_rmq_retry.amqp.connection import Connection
+
+log = logging.getLogger("django_rmq_retry")
+
+Timer: TypeAlias = object
+"""A running timer of an `IoThread`, for ``cancel``."""
+Call = Callable[[], None]
+
+
+class IoThread:
+    """A thread with an event loop. ``call`` may be used from any thread, ``later`` and ``cancel`` only on this one."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = IOLoop()
+        self.pid = os.getpid()
+        self._calls: deque[Call] = deque()
+        self._woken = False
+        self._answered, self._unanswered = True, 0
+        self._ending: list[Call] = []
+        self.connections: WeakSet[Connection] = WeakSet()
+        """The connections that run on this thread."""
+        self._began = self._ended = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._began = True
+
+    @property
+    def alive(self) -> bool:
+        # Read at every publish; the thread's own is_alive() would cost more than everything else there.
+        return self._began and not self._ended and self.pid == os.getpid()
+
+    def check_waiting(self, message: Message) -> None:
+        """Raise MessageUnsent on this thread: it would wait for itself, and nothing of the process would be sent."""
+        if self.current:
+            said = (
+                "it was published on the I/O thread, which sends it and would wait for itself. Publish it from another "
+                "thread; a log handler that publishes needs a logging.handlers.QueueListener"
+            )
+            raise MessageUnsent(message.exchange, message.routing_key, said=said)
+
+    @property
+    def current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def call(self, call: Call) -> None:
+        """Run a function on the I/O thread soon, after those passed in before; many calls cost one wake-up."""
+        self._calls.append(call)
+        if not self._woken:
+            self._woken = True
+            try:
+                self.loop.add_callback_threadsafe(self._drain)
+            except BaseException:
+                # Such as a lack of memory: the next call wakes the loop.
+                self._woken = False
+                raise
+
+    def unanswered(self) -> int:
+        """Check that the loop still runs, and return how many checks in a row it has left unanswered.
+
+        The result is not in seconds, because the time of a SIGSTOP would count.
+        """
+        if self._answered:
+            self._answered, self._unanswered = False, 0
+            self.call(self._answer)
+        else:
+            self._unanswered += 1
+        return self._unanswered
+
+    def at_end(self, call: Call) -> None:
+        """Run a function when the loop has ended, for any reason; immediately if it has ended already."""
+        self._ending.append(call)
+        if self._ended:
+            call()
+
+    def later(self, seconds: float, call: Call) -> Timer:
+        """Run a function after this many seconds. Call it on the I/O thread only; pass the result to ``cancel``."""
+        return self.loop.call_later(seconds, lambda: self._guarded(call))
+
+    def cancel(self, timer: Timer) -> None:
+        self.loop.remove_timeout(timer)  # type: ignore[arg-type]  # made by call_later
+
+    def stop(self, *, timeout: float) -> bool:
+        """End the loop; return True if the thread ended in time."""
+        self.call(self.loop.stop)
+        if not self.current:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def _drain(self) -> None:
+        """Run all functions passed to ``call``, also those that they pass in turn, which need no wake-up."""
+        calls = self._calls
+        while True:
+            while calls:
+                try:
+                    calls.popleft()()
+                except Exception as error:  # noqa: BLE001 - the other functions still run
+                    self._failed(error)
+            self._woken = False
+            # A function added before this assignment caused no wake-up, so check again; one added after it causes
+            # a wake-up that may find nothing to do.
+            if not calls:
+                return
+            self._woken = True
+
+    def _guarded(self, call: Call) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a timer's error must not end the loop
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """End all connections: the function's work may be half done, and the broker redelivers."""
+        log.error("A function failed on the I/O thread; its connections are closed and opened again", exc_info=error)
+        for connection in list(self.connections):
+            connection.services.fail(error)
+
+    def _run(self) -> None:
+        hide_pika_logs()
+        try:
+            self.loop.start()
+        except BaseException as error:
+            log.critical("The I/O thread ended: %s: %s", type(error).__name__, error, exc_info=True)
+        finally:
+            self._ended = True
+            for call in self._ending:
+                self._last(call)
+            self.loop.close()
+            show_pika_logs()
+
+    def _last(self, call: Call) -> None:
+        """Run a function of ``at_end``; the others still run, because threads wait for the results they report."""
+        try:
+            call()
+        except Exception:
+            log.exception(
+                "A function failed at the end of the I/O thread; the others still run", extra={"event": "io_end"}
+            )
