@@ -5,7 +5,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
 
 from pika.adapters.select_connection import IOLoop
@@ -22,6 +22,16 @@ log = logging.getLogger("django_rmq_retry")
 Timer: TypeAlias = object
 """A running timer of an `IoThread`, for ``cancel``."""
 Call = Callable[[], None]
+
+
+class Loop(Protocol):
+    """The part of an I/O thread that runs functions, for those who need no more of it."""
+
+    def call(self, call: Callable[[], None], /) -> None: ...
+
+    def later(self, seconds: float, call: Callable[[], None], /) -> Timer: ...
+
+    def cancel(self, timer: Timer, /) -> None: ...
 
 
 class IoThread:

@@ -5,14 +5,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from django_rmq_retry.amqp.contracts import Cause, Done, Line, Outcome, Publisher, PublishResult
+from django_rmq_retry.amqp.io_thread import Loop, Timer
 from django_rmq_retry.messages.deaths import rejectable
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.io_thread import Timer
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -68,16 +66,6 @@ class Sender(Protocol):
     """The part of a publisher that sends answers."""
 
     def send(self, message: Message, done: Done, /) -> None: ...
-
-
-class Loop(Protocol):
-    """The part of an I/O thread that the settler uses."""
-
-    def call(self, call: Callable[[], None], /) -> None: ...
-
-    def later(self, seconds: float, call: Callable[[], None], /) -> "Timer": ...
-
-    def cancel(self, timer: "Timer", /) -> None: ...
 
 
 class SettledLine(Protocol):

@@ -9,7 +9,7 @@ from functools import partial
 from pika.exceptions import NoFreeChannels
 
 from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.answers import Answers
+from django_rmq_retry.amqp.answers import answers_on
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
 from django_rmq_retry.amqp.io_thread import IoThread
@@ -57,7 +57,7 @@ class PikaSource:
         They are checked until all were found once; one that vanishes later may come back.
         """
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
-        self._answers = Answers(io, access, publisher)
+        self._answers = answers_on(io, access, publisher)
         self._settler = Settler(io, publisher, answers=self._answers, again=self.arrived, renew=self._renew)
         self.settle = self._settler.settle
         """Settles a delivery; see ``Source``."""

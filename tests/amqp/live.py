@@ -22,9 +22,10 @@ PATIENCE = 10.0
 
 
 class Seen:
-    """A receiver that keeps its calls."""
+    """A receiver that keeps its calls, which come on the I/O thread ``io``."""
 
-    def __init__(self) -> None:
+    def __init__(self, io: IoThread) -> None:
+        self.io = io
         self.arrivals: SimpleQueue[Delivery] = SimpleQueue()
         self.servers: list[Server] = []
         self.losses: list[tuple[str, float]] = []
@@ -59,6 +60,7 @@ class Held:
 
     def __init__(self) -> None:
         self.sent: SimpleQueue[tuple[Message, Done]] = SimpleQueue()
+        self.closed = 0
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         self.sent.put((message, done))
@@ -70,7 +72,7 @@ class Held:
         raise NotImplementedError
 
     def close(self) -> None:
-        raise NotImplementedError
+        self.closed += 1
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def consuming(
     with io_thread() as io:
         access = Access.parse(url, **options)
         copies = publisher or PikaPublisher(io, access)
-        source, seen = PikaSource(io, access, copies, needs=needs), Seen()
+        source, seen = PikaSource(io, access, copies, needs=needs), Seen(io)
         source.start(lines, seen)
         try:
             yield source, seen

@@ -1,7 +1,7 @@
 """A connection without a socket: what is fed comes in as from the broker, what is sent is kept."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,31 @@ from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.amqp.protocol import BasicProtocol, IoServices
 
+Call = Callable[[], None]
 Received = tuple[str, int, bool, str, str, bytes, bytes]
+
+
+class ManualLoop:
+    """An I/O thread that is the test's own; its timers run when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Call]] = []
+
+    def call(self, call: Call) -> None:
+        call()
+
+    def later(self, seconds: float, call: Call) -> tuple[float, Call]:
+        self.timers.append((seconds, call))
+        return self.timers[-1]
+
+    def cancel(self, timer: object) -> None:
+        self.timers = [one for one in self.timers if one is not timer]
+
+    def tick(self) -> None:
+        """Run the timers that wait now."""
+        due, self.timers = self.timers, []
+        for _, call in due:
+            call()
 
 
 class OneByOne(BasicProtocol):

@@ -3,7 +3,6 @@
 import base64
 import logging
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,14 +13,15 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.amqp import Access, Cause, Line, Outcome
-from django_rmq_retry.amqp import answers as room
-from django_rmq_retry.amqp.answers import INTERNAL_ERROR, Answers, family_of
+from django_rmq_retry.amqp import CONFIRMED, Cause, Line, Outcome, PublishResult
+from django_rmq_retry.amqp.answers import INTERNAL_ERROR, MOST_WAITING_ANSWERS, Answers
 from django_rmq_retry.amqp.contracts import unanswered
+from django_rmq_retry.amqp.reply_addresses import MOST_REMEMBERED, ReplyAddresses, family_of
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.errors import MessageUnsent
 from django_rmq_retry.messages import Headers, Instruction, Settlement
-from tests.amqp.live import Held, Seen, calling, consuming, io_thread, publishing, to
+from tests.amqp.live import Held, Seen, calling, consuming, publishing, to
+from tests.amqp.offline import ManualLoop
 from tests.amqp.test_calls import answering, ask, question
 from tests.tooling.waiting import wait_until
 
@@ -209,24 +209,6 @@ def test_new_callers_get_answers_during_a_flood_of_forged_addresses(broker_url: 
     assert took < 5
 
 
-def test_a_flood_of_invented_nodes_does_not_delay_a_real_node() -> None:
-    held, honest = Held(), forged(elsewhere(1000))
-    tried: list[str] = []
-    with io_thread() as io:
-        answers = Answers(io, Access.parse("amqp://127.0.0.1:1"), Held())
-        answers._untried = held  # type: ignore[assignment]  # a broker that has met none of these nodes
-        for number in range(1, 101):
-            answer = to(forged(elsewhere(number)), mandatory=False)
-            io.call(lambda answer=answer: answers.send(answer, lambda *_: None))  # type: ignore[misc]
-        io.call(lambda: answers.send(to(honest, mandatory=False), lambda *_: None))
-        while honest not in tried:
-            message, done = held.sent.get(timeout=5)
-            tried.append(message.routing_key)
-            io.call(lambda done=done: done(LOST))  # type: ignore[misc]
-
-    assert len(tried) <= 3
-
-
 @pytest.mark.contract
 def test_an_answer_given_before_a_stop_arrives(broker_url: str, amqp: BlockingChannel) -> None:
     amqp.queue_declare("work")
@@ -240,58 +222,73 @@ def test_an_answer_given_before_a_stop_arrives(broker_url: str, amqp: BlockingCh
         assert caller.wait(1, 5) == [b"re: last"]
 
 
-@pytest.mark.contract
-def test_the_idle_connection_for_untried_addresses_is_closed(
-    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "IDLE", 0.1)
-    amqp.queue_declare("work")
-    with callers(broker_url, 2) as asking, consuming(broker_url, WORK) as (source, seen):
-        for caller in asking:
-            caller.ask(b"1")
-            work(source, seen, 1)
-            assert caller.wait(1, 5) == [b"re: 1"]
-            wait_until(lambda: source._answers._untried._link.connection is None, 5)
-        asking[0].ask(b"2")
-        work(source, seen, 1)
+class Sending:
+    """Answers whose connections are the test's: to addresses that worked, and to untried ones."""
 
-        assert asking[0].wait(2, 5) == [b"re: 1", b"re: 2"]
-        assert source._answers._untried._link.connection is None
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self.proven, self.untried, self.addresses = Held(), Held(), ReplyAddresses()
+        self.ended: list[PublishResult] = []
+        self.answers = Answers(
+            self.loop,
+            Held(),
+            proven=self.proven,
+            untried=self.untried,
+            addresses=self.addresses,
+            patience=10,
+        )
+
+    def send(self, address: str) -> None:
+        self.answers.send(to(address, mandatory=False), self.ended.append)
+
+    def end(self, publisher: Held, result: PublishResult) -> str:
+        """Let the publish that was sent first end so; return its address."""
+        message, done = publisher.sent.get(timeout=1)
+        done(result)
+        return message.routing_key
 
 
-@pytest.mark.contract
-def test_answers_lost_with_a_node_are_sent_again(broker_url: str, amqp: BlockingChannel) -> None:
-    amqp.queue_declare("work")
-    sure = Held()
-    with callers(broker_url, 1) as (caller,), consuming(broker_url, WORK) as (source, seen):
-        real, source._answers._sure = source._answers._sure, sure  # type: ignore[assignment]  # its connection cannot be lost on demand
-        for count, body in enumerate((b"1", b"2"), start=1):
-            caller.ask(body)
-            work(source, seen, 1)
-            if count == 1:
-                assert caller.wait(1, 5) == [b"re: 1"]
-        _, done = sure.sent.get(timeout=5)
-        source._io.call(lambda: done(LOST))
+def test_a_flood_of_invented_nodes_does_not_delay_a_real_node() -> None:
+    sending, honest = Sending(), forged(elsewhere(1000))
+    for number in range(1, 101):
+        sending.send(forged(elsewhere(number)))
+    sending.send(honest)
 
-        assert caller.wait(2, 5) == [b"re: 1", b"re: 2"]
-        source._answers._sure = real
+    assert honest in [sending.end(sending.untried, LOST) for _ in range(3)]
+
+
+def test_the_idle_connection_for_untried_addresses_is_closed() -> None:
+    sending = Sending()
+    for number in range(2):
+        sending.send(forged(elsewhere(1), b"%d" % number))
+        sending.end(sending.untried, CONFIRMED)
+    (_, first), (_, second) = sending.loop.timers
+    first()
+    assert sending.untried.closed == 0
+    second()
+
+    assert (sending.untried.closed, sending.ended) == (1, [CONFIRMED] * 2)
+
+
+def test_answers_lost_with_a_node_are_sent_again() -> None:
+    sending, address = Sending(), forged(elsewhere(1))
+    sending.send(address)
+    sending.end(sending.untried, CONFIRMED)
+    sending.send(address)
+    sending.end(sending.proven, LOST)
+
+    assert sending.end(sending.untried, CONFIRMED) == address
+    assert sending.ended == [CONFIRMED] * 2
 
 
 def test_a_flood_of_reply_addresses_fills_no_memory(caplog: pytest.LogCaptureFixture) -> None:
-    ended: list[str] = []
-    with io_thread() as io:
-        answers = Answers(io, Access.parse("amqp://127.0.0.1:1"), Held())
-        answers._untried = Held()  # type: ignore[assignment]  # a broker that does not answer
-        for number in range(5000):
-            answer = to(forged(elsewhere(number)), mandatory=False)
-            io.call(lambda answer=answer: answers.send(answer, lambda *_: ended.append("ended")))  # type: ignore[misc]
-            answers._refused.add(number)
-        over = threading.Event()
-        io.call(over.set)
-        assert over.wait(30)
+    sending = Sending()
+    for number in range(5000):
+        sending.send(forged(elsewhere(number)))
+        sending.addresses.refused.add(number)
 
-        assert (len(answers._waiting), answers.under_way, len(answers._refused._times)) == (1000, 1001, 4096)
-    assert ended == []
+    assert (sending.answers.under_way, len(sending.addresses.refused)) == (MOST_WAITING_ANSWERS + 1, MOST_REMEMBERED)
+    assert sending.ended == []
     assert [one.split(" the last")[0] for one in caplog.messages] == [
         "1 answers were dropped for their direct reply-to address,"
     ]

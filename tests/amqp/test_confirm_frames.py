@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pika import spec
 
 from django_rmq_retry.amqp import Outcome
+from django_rmq_retry.amqp.confirm_channel import ConfirmChannel, PendingPublish
 from django_rmq_retry.amqp.protocol import BasicProtocol
-from django_rmq_retry.amqp.publisher import ConfirmChannel, Pending
 from tests.amqp.live import to
 from tests.amqp.offline import HEARTBEAT, OneByOne, Wire, delivery, method, wire
 
@@ -27,7 +27,7 @@ def publish(at: Wire, ends: list[Outcome]) -> ConfirmChannel:
     """A confirm channel with number 2 and one publish on its way."""
     channel = ConfirmChannel(at.connection, closed=lambda _: None)
     at.feed(method(spec.Channel.OpenOk(), channel=2) + method(spec.Confirm.SelectOk(), channel=2))
-    channel.send(Pending(to("q"), b"\0\0", deadline=1e9, done=lambda result: ends.append(result.kind)))
+    channel.send(PendingPublish(to("q"), b"\0\0", deadline=1e9, done=lambda result: ends.append(result.kind)))
     return channel
 
 

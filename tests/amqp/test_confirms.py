@@ -12,8 +12,8 @@ from pika.exceptions import ConnectionClosedByBroker
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import Outcome, PublishResult
+from django_rmq_retry.amqp.confirm_channel import NEVER, ConfirmChannel, PendingPublish
 from django_rmq_retry.amqp.frames import RawProperties
-from django_rmq_retry.amqp.publisher import NEVER, ConfirmChannel, Pending
 from django_rmq_retry.messages import Headers, encode_properties
 from tests.amqp.live import to
 from tests.amqp.offline import Wire, method, wire
@@ -36,9 +36,9 @@ class Confirms:
         for one in methods:
             self.at.feed(method(one, channel=2))
 
-    def send(self, name: str, message: Message | None = None, *, deadline: float = 100.0) -> Pending:
+    def send(self, name: str, message: Message | None = None, *, deadline: float = 100.0) -> PendingPublish:
         made = message or to("q", message_id=name)
-        pending = Pending(
+        pending = PendingPublish(
             made,
             encode_properties(made.properties),
             deadline=deadline,
@@ -241,7 +241,9 @@ def test_a_publish_that_waits_for_its_channel_ends_at_its_deadline() -> None:
         ends: Ends = []
         channel = ConfirmChannel(at.connection, closed=lambda _: None)
         channel.send(
-            Pending(to("q"), b"\0\0", deadline=5, done=lambda result: ends.append(("a", result.kind, result.text)))
+            PendingPublish(
+                to("q"), b"\0\0", deadline=5, done=lambda result: ends.append(("a", result.kind, result.text))
+            )
         )
         channel.forget(5.0)
 

@@ -140,7 +140,7 @@ def test_a_pause_right_after_subscribing_can_be_resumed(
 
     def pause() -> None:
         source.pause("q")
-        source._io.call(paused.set)
+        seen.io.call(paused.set)
 
     for _ in range(5):
         paused.clear()
@@ -161,7 +161,7 @@ def test_a_quiesced_consumer_takes_no_new_message(broker_url: str, amqp: Blockin
         source.settle(seen.next(), DONE)
         source.quiesce()
         heard = threading.Event()
-        source._io.call(heard.set)
+        seen.io.call(heard.set)
         assert heard.wait(5)
         fill(amqp, b"2", b"3")
 
@@ -204,7 +204,7 @@ def test_a_copy_confirmed_after_a_lost_connection_acknowledges_nothing(broker_ur
         _, done = held.sent.get(timeout=5)
         line.cut()
         again = seen.next()
-        source._io.call(lambda: done(CONFIRMED))
+        seen.io.call(lambda: done(CONFIRMED))
         source.stop()
         assert seen.has_drained.wait(15)
 
@@ -414,7 +414,7 @@ def test_a_halted_message_is_redelivered_after_each_lost_connection(broker_url: 
             arrival = seen.next()
             arrivals.append((arrival.body, arrival.redelivered))
             source.settle(arrival, Settlement(instruction=Instruction.KEEP, hold=60))
-            source._io.call(line.cut)
+            seen.io.call(line.cut)
 
         assert arrivals == [(b"1", False), (b"1", True), (b"1", True)]
 

@@ -26,7 +26,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def source(url: str, *lines: Line) -> Iterator[tuple[patience.PikaSource, Seen]]:
     with io_thread() as io:
         publisher = publisher_on(io, url)
-        made, seen = source_on(io, url, publisher, patient=True), Seen()
+        made, seen = source_on(io, url, publisher, patient=True), Seen(io)
         made.start(lines, seen)
         try:
             yield made, seen

@@ -6,6 +6,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.messages import DONE, Instruction, Settlement
+from tests.amqp.line_between import between
 from tests.amqp.live import consuming
 from tests.amqp.test_consumers import depth, fill, queue, quiet
 from tests.tooling.waiting import wait_until
@@ -135,12 +136,12 @@ def test_a_pause_returns_a_waiting_unacked_message_to_its_place(broker_url: str,
 def test_a_pause_outlives_the_connection(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     queue(amqp, "other")
-    with consuming(broker_url, LINE, OTHER) as (source, seen):
+    with between(broker_url) as way, consuming(way.url, LINE, OTHER) as (source, seen):
         wait_until(lambda: consumers(amqp) == 1)
         source.pause("q")
         wait_until(lambda: not consumers(amqp))
         fill(amqp, b"1")
-        source._io.call(source._link.connection.close)  # type: ignore[union-attr]
+        way.cut()
         wait_until(lambda: len(seen.servers) > 1)
         fill(amqp, b"2", name="other")
         assert seen.next().body == b"2"

@@ -12,7 +12,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp.quarantine_turns import LONGEST_TURN_SECONDS, QuarantineTurns
 from django_rmq_retry.messages import DONE
+from tests.amqp.line_between import between
 from tests.amqp.live import Seen, consuming
+from tests.amqp.offline import ManualLoop
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -49,25 +51,6 @@ def depths(amqp: BlockingChannel) -> list[int]:
     return [amqp.queue_declare(name, passive=True).method.message_count or 0 for name in NAMES]
 
 
-class Loop:
-    """An I/O thread whose timers run when the test says so."""
-
-    def __init__(self) -> None:
-        self.timers: list[Callable[[], None]] = []
-
-    def later(self, _seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        self.timers.append(call)
-        return call
-
-    def cancel(self, timer: Callable[[], None]) -> None:
-        self.timers.remove(timer)
-
-    def tick(self) -> None:
-        due, self.timers = self.timers, []
-        for call in due:
-            call()
-
-
 class FakeLine:
     """A quarantine line; the test answers its questions."""
 
@@ -90,8 +73,8 @@ class FakeLine:
         self.subscribed = True
 
 
-def turns(*lines: FakeLine) -> tuple[Any, Loop, list[FakeLine]]:
-    loop: Any = Loop()
+def turns(*lines: FakeLine) -> tuple[Any, ManualLoop, list[FakeLine]]:
+    loop: Any = ManualLoop()
     over: list[Any] = []
     made: Any = QuarantineTurns(loop, exists=lambda _line: None, ended=over.append)
     for line in lines:
@@ -183,10 +166,10 @@ def test_quarantine_takes_one_message_at_a_time_queue_by_queue(
 def test_a_lost_connection_counts_only_for_the_quarantined_message_in_turn(broker_url: str, fill: Fill) -> None:
     for name in NAMES:
         fill(name, b"1")
-    with consuming(broker_url, *LINES) as (source, seen):
+    with between(broker_url) as way, consuming(way.url, *LINES) as (source, seen):
         tried = seen.next()
         assert nothing_arrives(seen)
-        source._io.call(lambda: source._link.connection.close())  # type: ignore[union-attr]  # noqa: PLW0108
+        way.cut()
         arrivals = {}
         for _ in NAMES:
             arrival = seen.next()

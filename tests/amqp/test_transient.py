@@ -110,7 +110,7 @@ def test_after_a_closed_channel_a_consumer_continues_on_the_same_queue(vhost: Vh
         subscribed(source)
         before, unknown = queues(vhost), 99999
         line: Any = source._lines["cache"]
-        source._io.call(lambda: line._channel.basic_ack(unknown))
+        seen.io.call(lambda: line._channel.basic_ack(unknown))
         wait_until(lambda: not line.open, what="the channel is closed")
         tell(b"1")
 
@@ -123,7 +123,7 @@ def test_after_its_queue_is_deleted_a_consumer_declares_a_new_one(vhost: Vhost, 
         subscribed(source)
         line: Any = source._lines["cache"]
         first = source._named["cache"]
-        source._io.call(lambda: line._channel.queue_delete(first))
+        seen.io.call(lambda: line._channel.queue_delete(first))
         wait_until(lambda: source._named.get("cache", first) != first, what="a new queue")
         tell(b"1")
 
