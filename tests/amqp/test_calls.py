@@ -13,11 +13,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp.caller import PikaCaller
-from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, RmqRetryError
-from django_rmq_retry.messages import Headers
-from tests.amqp.line_between import between
+from django_rmq_retry.errors import CallUnanswered, MessageReturned
 from tests.amqp.live import calling, to
-from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 
@@ -131,84 +128,6 @@ def test_unexpected_answers_disturb_no_call(broker_url: str) -> None:
     with answering(broker_url, babble), calling(broker_url) as caller:
         assert ask(caller, b"a") == b"re: a"
         assert ask(caller, b"b") == b"re: b"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        question(headers=Headers.of({"big": "x" * 140_000})),
-        question(message_id="x" * 300),
-        question(key="k" * 300),
-        Message(body="text", routing_key="asked"),  # type: ignore[arg-type]  # a codec that is wrong
-    ],
-    ids=["headers", "id", "key", "body"],
-)
-def test_an_unwritable_call_raises_at_once_and_disturbs_no_other_call(broker_url: str, message: Message) -> None:
-    with answering(broker_url), calling(broker_url) as caller:
-        with pytest.raises(MessageUnsent):
-            caller.call(message, timeout=3)
-
-        assert ask(caller) == b"re: ?"
-
-
-def test_a_call_to_a_missing_exchange_raises_and_the_next_call_is_answered(broker_url: str) -> None:
-    with answering(broker_url), calling(broker_url) as caller:
-        assert ask(caller) == b"re: ?"
-        with pytest.raises(RmqRetryError, match="no exchange 'missing'"):
-            caller.call(question(exchange="missing"), timeout=3)
-
-        assert ask(caller, b"again") == b"re: again"
-
-
-def test_a_call_raises_on_a_lost_connection_and_the_next_is_answered(broker_url: str, amqp: BlockingChannel) -> None:
-    amqp.queue_declare("asked")
-    with between(broker_url) as line, calling(line.url) as caller, ThreadPoolExecutor() as pool:
-        waits = pool.submit(ask, caller, timeout=8)
-        wait_until(lambda: amqp.queue_declare("asked", passive=True).method.message_count, 5)
-        line.cut()
-        with pytest.raises(CallUnanswered, match="connection was lost"):
-            waits.result(4)
-        with answering(broker_url):
-            assert ask(caller, b"new") == b"re: new"
-
-
-def test_a_call_survives_a_connection_lost_while_its_size_is_tested(broker_url: str) -> None:
-    large = b"x" * 5_000_000
-
-    def testing(caller: PikaCaller) -> bool:
-        connection = caller._link.connection
-        return (
-            connection is not None and len([one for one in connection.services.channels.values() if one.is_open]) == 2
-        )
-
-    with (
-        answering(broker_url),
-        between(broker_url) as line,
-        calling(line.url) as caller,
-        ThreadPoolExecutor() as pool,
-    ):
-        assert ask(caller) == b"re: ?"
-        line.slow()
-        waits = pool.submit(caller.call, question(large, correlation_id="large"), timeout=20)
-        wait_until(lambda: testing(caller), 5, what="the test of the size has begun")
-        line.cut()
-        line.speak()
-
-        assert waits.result(20).body == b"re: " + large
-
-
-def test_wrong_credentials_are_reported_at_once(broker_url: str) -> None:
-    with calling(broker_url.replace("guest:guest", "guest:wrong-pass")) as caller:
-        for _ in range(2):
-            with pytest.raises(RmqRetryError, match="user name or password") as caught:
-                ask(caller, timeout=8)
-
-    assert "wrong-pass" not in str(caught.value)
-
-
-def test_a_call_to_the_embedded_broker_is_refused_with_an_explanation() -> None:
-    with calling("embedded://") as caller, pytest.raises(RmqRetryError, match="needs no server"):
-        ask(caller, timeout=3)
 
 
 def test_a_caller_that_was_closed_opens_again_when_it_is_used(broker_url: str) -> None:

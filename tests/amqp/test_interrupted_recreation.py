@@ -14,13 +14,17 @@ from tests.amqp.recreated import OLD, bodies, fill, recreate
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.contract
+NIGHTLY = pytest.mark.nightly
 
 
 class Killed(Exception):
     """Stands for kill -9."""
 
 
-@pytest.mark.parametrize("step", range(1, 40))
+# Each night at every step.
+@pytest.mark.parametrize(
+    "step", [step if step % 4 == 1 else pytest.param(step, marks=NIGHTLY) for step in range(1, 40)]
+)
 def test_recreation_killed_at_any_step_and_repeated_loses_nothing(
     step: int, vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,7 +52,7 @@ def test_recreation_killed_at_any_step_and_repeated_loses_nothing(
     assert set(bodies(amqp)) >= {b"0", b"1", b"2"} | ({b"meanwhile"} if asked == step else set())
 
 
-@pytest.mark.parametrize("copies", [1, 150, 301, 450, 599])
+@pytest.mark.parametrize("copies", [150, 450, *(pytest.param(copies, marks=NIGHTLY) for copies in (1, 301, 599))])
 def test_recreation_killed_during_a_move_and_repeated_loses_nothing(
     copies: int, vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
