@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from django.core.signals import setting_changed
 
 from django_rmq_retry import forks
-from django_rmq_retry.amqp.frames import HEADERS_MOST
+from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.messages.history import TRACE_CONTEXT, traceparent
@@ -71,8 +71,8 @@ class AroundPublish:
         """Add headers to the message, in place of those with the same names."""
         known = self.message.properties
         changed = known.headers.replacing(put=headers)
-        if len(changed.raw) > HEADERS_MOST:
-            raise HeadersTooLarge(len(changed.raw), limit=HEADERS_MOST)
+        if len(changed.raw) > MOST_HEADER_BYTES:
+            raise HeadersTooLarge(len(changed.raw), limit=MOST_HEADER_BYTES)
         self.message = replace(self.message, properties=replace(known, headers=changed))
 
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("django_rmq_retry")
 
-REOPEN = 0.2
+REOPEN_SECONDS = 0.2
 """Seconds until a channel that the broker closed is opened again."""
-CLOSE_TIMEOUT = 2.0
+CLOSE_SECONDS = 2.0
 
 
 class Request:
@@ -89,7 +89,7 @@ class PikaCaller:
         closed = threading.Event()
         self._io.call(lambda: self._close(closed.set))
         if not self._io.current:
-            closed.wait(CLOSE_TIMEOUT)
+            closed.wait(CLOSE_SECONDS)
 
     def _close(self, closed: Callable[[], None]) -> None:
         self._dialling = False
@@ -196,7 +196,7 @@ class PikaCaller:
             return
         log.warning("The channel for calls was closed: %s %s", reason.reply_code, reason.reply_text)
         self._end_sent(f"{reason.reply_code} {reason.reply_text}")
-        self._io.later(REOPEN, self._reopen)
+        self._io.later(REOPEN_SECONDS, self._reopen)
 
     def _reopen(self) -> None:
         connection = self._link.connection

@@ -8,7 +8,16 @@ from pika.exceptions import AMQPError
 from django_rmq_retry.amqp.inspection import Inspector
 from django_rmq_retry.amqp.refusals import LOCKED, Refusal
 from django_rmq_retry.amqp.rows import Row
-from django_rmq_retry.amqp.session import OWN, Named, Session, binding, declaring, passively, right_for, wanted
+from django_rmq_retry.amqp.session import (
+    METHOD_FIELDS,
+    Named,
+    Session,
+    binding,
+    declaring,
+    passively,
+    right_for,
+    wanted,
+)
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
@@ -107,7 +116,7 @@ def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> di
 def by_row(declaration: Named, row: Row) -> tuple[Difference, ...] | None:
     """Return the differences from a row of the management API; None if only the broker itself can find them."""
     here = wanted(declaration)
-    there = {**{name: row.get(name, here[name]) for name in OWN if name in here}, **row["arguments"]}
+    there = {**{name: row.get(name, here[name]) for name in METHOD_FIELDS if name in here}, **row["arguments"]}
     if isinstance(declaration, QueueDeclaration):
         # A queue without a type is classic. A declaration without a type gets the virtual host's default, however.
         if "x-queue-type" not in here and row["type"] != "classic":

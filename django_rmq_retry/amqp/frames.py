@@ -16,7 +16,7 @@ FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_END = 1, 2, 3, 0xCE
 FRAME_OVERHEAD = 8
 FRAME_MAX = 131_072
 """The frame size in bytes that RabbitMQ and pika negotiate; a consumer refuses a broker with less."""
-HEADERS_MOST = FRAME_MAX - 4096
+MOST_HEADER_BYTES = FRAME_MAX - 4096
 """The largest header table in bytes, which leaves 4096 bytes of the frame for the other properties."""
 CLASS_BASIC = 60
 BASIC = CLASS_BASIC << 16

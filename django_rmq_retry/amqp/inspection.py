@@ -22,9 +22,9 @@ from django_rmq_retry.amqp.rows import (
     EXCHANGES,
     PERMISSIONS,
     QUEUES,
-    Kind,
     Misshapen,
     Row,
+    RowKind,
     decoded,
     row_of,
     rows_of,
@@ -37,16 +37,16 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.topology.declarations import QueueDeclaration
 
 UNAUTHORIZED = 401
-LARGEST = 128 * 1024 * 1024
+LARGEST_ANSWER_BYTES = 128 * 1024 * 1024
 """The largest accepted answer in bytes; that of a virtual host with fifty thousand queues is smaller."""
-CHUNK = 65536
-PATIENCE = 6
+CHUNK_BYTES = 65536
+LONGEST_ANSWER_TIMEOUTS = 6
 """The longest time for a whole answer that arrives in small pieces, in multiples of the timeout."""
 
-LAG = 11.0
+LAG_SECONDS = 11.0
 """Seconds by which the management API may lag: it collects figures every 5 s and shows them with the next ones."""
-_STEP = 0.5
-_REST, _REST_STEP = 2.0, 0.05
+_LOOK_SECONDS = 0.5
+_REST_SECONDS, _REST_LOOK_SECONDS = 2.0, 0.05
 """Seconds to wait for a quorum queue to drop a basic.get client, which it counts as a consumer for a moment longer."""
 _HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
 
@@ -113,14 +113,14 @@ class Inspector:
     def _here(self) -> str:
         return quote(self.vhost, safe="")
 
-    def _one(self, path: str, kind: Kind) -> Row | None:
+    def _one(self, path: str, kind: RowKind) -> Row | None:
         try:
             body = self._get(path)
             return None if body is None else row_of(decoded(body), kind)
         except Misshapen as error:
             raise StrangeAnswer(self.shown, kind.one, str(error)) from None
 
-    def _every(self, path: str, kind: Kind) -> list[Row]:
+    def _every(self, path: str, kind: RowKind) -> list[Row]:
         try:
             body = self._get(path)
             if body is None:
@@ -138,7 +138,7 @@ class Inspector:
         login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         try:
-            until = time.monotonic() + PATIENCE * self.timeout
+            until = time.monotonic() + LONGEST_ANSWER_TIMEOUTS * self.timeout
             with _opener().open(request, timeout=self.timeout) as answer:
                 return _whole(answer, until)
         except HTTPError as error:
@@ -158,10 +158,10 @@ class Inspector:
 def _whole(answer: HTTPResponse, until: float) -> bytes:
     """Return the whole answer; its size and its time are limited."""
     body = bytearray()
-    while chunk := answer.read1(CHUNK):
+    while chunk := answer.read1(CHUNK_BYTES):
         body += chunk
-        if len(body) > LARGEST:
-            raise ValueError(f"its answer has more than {LARGEST} bytes")
+        if len(body) > LARGEST_ANSWER_BYTES:
+            raise ValueError(f"its answer has more than {LARGEST_ANSWER_BYTES} bytes")
         if time.monotonic() > until:
             raise TimeoutError("its answer does not come to an end")
     return bytes(body)
@@ -229,12 +229,12 @@ def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
 
 def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
     """Return the same as ``look``, but first wait a moment for consumers that may be leaving."""
-    deadline = time.monotonic() + _REST
+    deadline = time.monotonic() + _REST_SECONDS
     while True:
         holding = look(session, inspector, queue)
         if holding is None or not holding.consumers or time.monotonic() > deadline:
             return holding
-        time.sleep(_REST_STEP)
+        time.sleep(_REST_LOOK_SECONDS)
 
 
 def refused_read(session: Session, queue: str) -> Refusal | None:
@@ -283,11 +283,11 @@ def try_publish(session: Session) -> PublishTest:
 def watch(session: Session, inspector: Inspector | None, queues: Iterable[str]) -> dict[str, Holding]:
     """Return the queues that exist, checked until the management API's lag has passed or none of them is idle."""
     seen = {queue: look_at_rest(session, inspector, queue) for queue in queues}
-    for _ in range(round(LAG / _STEP) if inspector is not None else 0):
+    for _ in range(round(LAG_SECONDS / _LOOK_SECONDS) if inspector is not None else 0):
         idle = [queue for queue, found in seen.items() if found and not found.consumers and not found.hidden]
         if not idle:
             break
-        time.sleep(_STEP)
+        time.sleep(_LOOK_SECONDS)
         seen |= {queue: look(session, inspector, queue) for queue in idle}
     return {queue: found for queue, found in seen.items() if found is not None}
 

@@ -10,14 +10,14 @@ from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.refusals import cause_of, denied, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
 
-FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
-MOST_REFUSALS, DELETED_AFTER = 5, 30.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 15.0
+MOST_VHOST_REFUSALS, VHOST_DELETED_SECONDS = 5, 30.0
 """Refusals in a row, and seconds since the first of them, after which a virtual host that existed before counts as
 deleted. A user that is made again has no rights until they are granted, which may take some seconds.
 """
-FRAME = 131_072
+SMALLEST_FRAME_BYTES = 131_072
 """RabbitMQ's own frame_max; a smaller one is refused, because headers that fill it must fit into a copy, too."""
-HEALTHY = 5.0
+HEALTHY_SECONDS = 5.0
 """Seconds after which a connection counts as healthy, and its loss is followed by a short wait only."""
 
 
@@ -33,7 +33,7 @@ class Link:
         opened: Callable[[Connection], None],
         lost: Callable[[str, float], None],
         refused: Callable[[BaseException], None],
-        healthy: float = HEALTHY,
+        healthy: float = HEALTHY_SECONDS,
     ) -> None:
         self.connection: Connection | None = None
         self._io = io
@@ -43,7 +43,7 @@ class Link:
         self._lost = lost
         self._refused = refused
         self._healthy = healthy
-        self._wait = FIRST_WAIT
+        self._wait = FIRST_WAIT_SECONDS
         self._tries = 0
         self._since = 0.0
         self._ever = False
@@ -97,7 +97,7 @@ class Link:
             connection.close()
             return
         self.connection, self._dialled = connection, None
-        if connection.frame_max < FRAME:
+        if connection.frame_max < SMALLEST_FRAME_BYTES:
             error = BrokerUnfit(_small_frames(self._access.shown, connection.frame_max))
             self.close(lambda: self._refused(error))
             return
@@ -128,7 +128,7 @@ class Link:
         self._missing = self._missing + 1 if denied(cause) else 0
         if self._missing == 1:
             self._missing_since = time.monotonic()
-        return self._missing >= MOST_REFUSALS and time.monotonic() - self._missing_since >= DELETED_AFTER
+        return self._missing >= MOST_VHOST_REFUSALS and time.monotonic() - self._missing_since >= VHOST_DELETED_SECONDS
 
     def _give_up(self, error: BaseException) -> None:
         self._wanted = False
@@ -142,7 +142,7 @@ class Link:
             self._ended()
             return
         if time.monotonic() - self._since >= self._healthy:
-            self._wait = FIRST_WAIT
+            self._wait = FIRST_WAIT_SECONDS
         self._again(error_text(reason))
 
     def _ended(self) -> None:
@@ -151,7 +151,7 @@ class Link:
             closed()
 
     def _again(self, reason: str) -> None:
-        wait, self._wait = self._wait, min(LONGEST_WAIT, random.uniform(FIRST_WAIT, self._wait * 3))
+        wait, self._wait = self._wait, min(LONGEST_WAIT_SECONDS, random.uniform(FIRST_WAIT_SECONDS, self._wait * 3))
         self._lost(reason, wait)
         self._io.later(wait, self._dial)
 
@@ -159,5 +159,5 @@ class Link:
 def _small_frames(address: str, most: int) -> str:
     return (
         f"The broker at {address} takes frames of {most} bytes, and a message whose headers need more could neither be "
-        f"retried nor parked. Set frame_max = {FRAME}, RabbitMQ's default, in rabbitmq.conf."
+        f"retried nor parked. Set frame_max = {SMALLEST_FRAME_BYTES}, RabbitMQ's default, in rabbitmq.conf."
     )

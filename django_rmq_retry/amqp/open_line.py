@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("django_rmq_retry")
 
-TIMEOUT = "x-consumer-timeout"
-UNTIMED: dict[str, object] = {TIMEOUT: 4_000_000_000}
+CONSUMER_TIMEOUT = "x-consumer-timeout"
+UNTIMED_CONSUMER: dict[str, object] = {CONSUMER_TIMEOUT: 4_000_000_000}
 """A consumer timeout of 46 days in milliseconds, below the longest timer of Erlang.
 
 It takes precedence over the timeouts of policy, queue and broker.
 """
-MOST_WAITING, MOST_BYTES = 1000, 16 << 20
+MOST_WAITING_DELIVERIES, MOST_WAITING_BYTES = 1000, 16 << 20
 """The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
 OnProcessed = Callable[[bool], None]
 
@@ -84,11 +84,15 @@ class OpenLine:
         self.retired = False
         """True once the line is given up: deliveries in flight are settled here, and none gets another attempt."""
         self._bytes = 0
-        self._sending = self._cancelling = False
-        """The first is true while the broker sends deliveries, the second from the request to stop until its answer."""
+        """The bytes of the deliveries in flight, counted on auto-ack lines only."""
+        self._sending = False
+        """True while the broker may send deliveries: from the subscription until a cancel is confirmed."""
+        self._cancelling = False
+        """True from a cancel until it is confirmed."""
         self._pending: list[OnProcessed] = []
-        """The callbacks for the answer that is pending; later callbacks, in ``_next``, wait for the next answer."""
+        """The callbacks that the next answer of the broker ends."""
         self._next: list[OnProcessed] = []
+        """Later callbacks: their answer is requested once the pending one has arrived."""
         connection.channel(on_open_callback=self._opened)
 
     @property
@@ -183,7 +187,7 @@ class OpenLine:
         self._take_more()
 
     def _take_more(self) -> None:
-        full = self.in_flight > MOST_WAITING // 2 or self._bytes > MOST_BYTES // 2
+        full = self.in_flight > MOST_WAITING_DELIVERIES // 2 or self._bytes > MOST_WAITING_BYTES // 2
         if not full and not self._quiet and not self._sending and self.open and self._tag:
             self._sending = True
             self._send(spec.Basic.Consume(queue=self.name, consumer_tag=self._tag, no_ack=True, nowait=True))
@@ -238,7 +242,7 @@ class OpenLine:
         def declared(frame: "frame.Method[Any]") -> None:
             self.name = frame.method.queue
             log.info(
-                "Queue %r is %r on this connection",
+                "Queue %r of this connection is named %r by the broker",
                 *(self.line.queue, self.name),
                 extra={"event": "queue_named", "queue": self.line.queue, "own_name": self.name},
             )
@@ -269,7 +273,7 @@ class OpenLine:
             self.name,
             self._receive,
             auto_ack=self.line.auto_ack,
-            arguments=UNTIMED if self._untimed else None,
+            arguments=UNTIMED_CONSUMER if self._untimed else None,
             callback=lambda frame: self._subscribed(frame.method.consumer_tag),
         )
 
@@ -283,7 +287,7 @@ class OpenLine:
         _, number, redelivered, exchange, routing_key, raw, body = received
         if self.line.auto_ack:
             self._bytes += len(body)
-            if self.in_flight + 1 >= MOST_WAITING or self._bytes >= MOST_BYTES:
+            if self.in_flight + 1 >= MOST_WAITING_DELIVERIES or self._bytes >= MOST_WAITING_BYTES:
                 # RabbitMQ applies no prefetch without acknowledgements and does not support channel.flow.
                 self._cancel()
         elif self._quiet:
@@ -318,7 +322,7 @@ class OpenLine:
         self._end_pending(processed=False)
         if not self._open:
             return
-        if self._untimed and isinstance(reason, ChannelClosedByBroker) and TIMEOUT in reason.reply_text:
+        if self._untimed and isinstance(reason, ChannelClosedByBroker) and CONSUMER_TIMEOUT in reason.reply_text:
             # RabbitMQ 4.3 takes no timeout for a classic queue, where it has none; a queue of others may be one.
             self._untimed = False
             self._connection.channel(on_open_callback=self._opened)

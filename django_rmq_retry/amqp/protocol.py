@@ -56,7 +56,7 @@ Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
 
 # The largest body in bytes cut in one step: above it, the body itself costs more time than its frames, and waiting for
 # all of it would keep two copies.
-LARGE = 65536
+LARGEST_CUT_BYTES = 65536
 
 # The results without a delivery: the rest has not arrived yet, or it is not the plain case.
 INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
@@ -390,7 +390,7 @@ def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per f
     if marker != _END_THEN_HEADER + number or content_class != BASIC or header_size < 12:  # noqa: PLR2004
         return OTHER
     body = content + 8 + header_size
-    if not 0 < body_size <= LARGE:
+    if not 0 < body_size <= LARGEST_CUT_BYTES:
         return OTHER
     if end < body + 8:
         return OTHER if _is_other(buffer, body, end, _END_THEN_BODY + number) else INCOMPLETE

@@ -16,7 +16,7 @@ from django_rmq_retry.amqp.confirm_channel import NEVER, ConfirmChannel, Pending
 from django_rmq_retry.amqp.connection import PUBLISHING, Connection
 from django_rmq_retry.amqp.contracts import Cause, Done, PublishResult, unanswered, unsent, unwritable
 from django_rmq_retry.amqp.io_thread import IoThread
-from django_rmq_retry.amqp.link import HEALTHY, Link
+from django_rmq_retry.amqp.link import HEALTHY_SECONDS, Link
 from django_rmq_retry.errors import PublishError
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import encode_properties
@@ -102,7 +102,7 @@ class PikaPublisher:
         *,
         purpose: str = PUBLISHING,
         to_callers: bool = False,
-        healthy: float = HEALTHY,
+        healthy: float = HEALTHY_SECONDS,
         losses: int = logging.WARNING,
         first: First | None = None,
     ) -> None:

@@ -166,7 +166,7 @@ class Recreation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departed:
+class RemovedQueue:
     """The result of removing a queue that no handler uses any longer, and the queues that belonged to it."""
 
     queue: str
@@ -175,7 +175,7 @@ class Departed:
     kept: dict[str, str]
 
 
-class Departure:
+class QueueRemoval:
     """Moves the messages of a former queue and the queues that belonged to it elsewhere, then deletes these queues.
 
     ``targets`` names the target queue for each. Messages in a queue without a target return by themselves.
@@ -187,7 +187,7 @@ class Departure:
         self._family = {former.queue.name: former for former in family}
         self._targets = targets
 
-    def run(self, queue: str, confirm: Confirm) -> Departed:
+    def run(self, queue: str, confirm: Confirm) -> RemovedQueue:
         """Move the messages and delete the queues.
 
         If the process is killed at any point, run it again: a message may be duplicated, and none is lost of those that
@@ -202,7 +202,7 @@ class Departure:
         # Queues that feed another one are deleted first.
         order = sorted(self._family, key=lambda name: self._family[name].queue.role is not Role.WAITING)
         done = delete_queues(self._declarer, order, feeders=waiting)
-        return Departed(queue=queue, moved=moved, deleted=done.deleted, kept=done.refused)
+        return RemovedQueue(queue=queue, moved=moved, deleted=done.deleted, kept=done.refused)
 
     def _check(self, confirm: Confirm) -> None:
         seen = watch(self._session, self._declarer.inspector, self._family)

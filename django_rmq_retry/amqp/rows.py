@@ -8,9 +8,9 @@ from typing import Any
 Row = Mapping[str, Any]
 Check = Callable[[object], bool]
 
-_ABOVE = 2**63
+_HUGE_NUMBER = 2**63
 """No number of a broker is as large, and larger ones would not fit into times and floats."""
-_EXCERPT = 60
+_EXCERPT_CHARACTERS = 60
 _COUNTS = (*("messages", "messages_ready", "messages_unacknowledged", "messages_dlx", "messages_delayed", "consumers"),)
 _ENDS = ("source", "destination", "destination_type", "routing_key")
 _RIGHTS = ("configure", "write", "read")
@@ -29,7 +29,7 @@ def _is_table(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_ABOVE < value < _ABOVE
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_HUGE_NUMBER < value < _HUGE_NUMBER
 
 
 def _is_count(value: object) -> bool:
@@ -45,7 +45,7 @@ def _is_stats(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RowKind:
     """What a request asks for."""
 
     many: str
@@ -58,7 +58,7 @@ class Kind:
     """Those that each row of a list must have."""
 
 
-QUEUES = Kind(
+QUEUES = RowKind(
     many="a list of queues",
     one="a queue",
     fields={
@@ -70,21 +70,21 @@ QUEUES = Kind(
     needed=frozenset({"name", "type", "arguments"}),
     named=frozenset({"name"}),
 )
-EXCHANGES = Kind(
+EXCHANGES = RowKind(
     many="a list of exchanges",
     one="an exchange",
     fields={"name": _is_text, "type": _is_text, "arguments": _is_table},
     needed=frozenset({"name", "type", "arguments"}),
     named=frozenset({"name"}),
 )
-BINDINGS = Kind(
+BINDINGS = RowKind(
     many="a list of bindings",
     one="a binding",
     fields={**dict.fromkeys(_ENDS, _is_text), "arguments": _is_table},
     needed=frozenset({*_ENDS, "arguments"}),
     named=frozenset({*_ENDS, "arguments"}),
 )
-PERMISSIONS = Kind(
+PERMISSIONS = RowKind(
     many="a list of permissions",
     one="the permissions of a user",
     fields=dict.fromkeys(_RIGHTS, _is_text),
@@ -101,19 +101,19 @@ def decoded(body: bytes) -> object:
         raise Misshapen("it is not JSON") from None
 
 
-def rows_of(answer: object, kind: Kind) -> list[Row]:
+def rows_of(answer: object, kind: RowKind) -> list[Row]:
     """Return the rows of a list."""
     if not isinstance(answer, list):
         raise Misshapen(f"it is {_words(answer)}")
     return [_checked(row, kind, kind.named) for row in answer]
 
 
-def row_of(answer: object, kind: Kind) -> Row:
+def row_of(answer: object, kind: RowKind) -> Row:
     """Return the row of one object."""
     return _checked(answer, kind, kind.needed)
 
 
-def _checked(row: object, kind: Kind, needed: frozenset[str]) -> Row:
+def _checked(row: object, kind: RowKind, needed: frozenset[str]) -> Row:
     if not isinstance(row, dict):
         raise Misshapen(f"{kind.one} is {_words(row)}")
     clean = dict(row)
@@ -139,7 +139,7 @@ def _words(value: object) -> str:
         return "a list"
     if isinstance(value, dict):
         return "an object"
-    if isinstance(value, int) and not -_ABOVE < value < _ABOVE:
+    if isinstance(value, int) and not -_HUGE_NUMBER < value < _HUGE_NUMBER:
         return "a huge number"
     text = json.dumps(value)
-    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"

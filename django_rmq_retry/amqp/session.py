@@ -19,14 +19,14 @@ from django_rmq_retry.amqp.refusals import Refusal, cause_of, error_text, refusa
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Server
 
-Done = Callable[[Any], None]
-Question = Callable[[Channel, Done], object]
+Answered = Callable[[Any], None]
+Question = Callable[[Channel, Answered], object]
 
-PATIENCE = 30.0
+ANSWER_SECONDS = 30.0
 """Seconds to wait for one answer; a cluster without a majority never answers."""
 
 Named = ExchangeDeclaration | QueueDeclaration
-OWN = ("type", "durable", "exclusive", "auto_delete", "internal")
+METHOD_FIELDS = ("type", "durable", "exclusive", "auto_delete", "internal")
 """Properties that are fields of the method, not arguments; refusals and the management API use these names, too."""
 
 
@@ -36,7 +36,7 @@ class Session:
     ``session.ask(lambda channel, done: channel.queue_declare(name, passive=True, callback=done))``.
     """
 
-    def __init__(self, access: Access, *, purpose: str = "command", patience: float = PATIENCE) -> None:
+    def __init__(self, access: Access, *, purpose: str = "command", patience: float = ANSWER_SECONDS) -> None:
         self.access = access
         self.patience = patience
         self._purpose = purpose
@@ -186,8 +186,8 @@ def wanted(declaration: Named) -> dict[str, object]:
 
 def declaring(declaration: Named, values: Mapping[str, object]) -> Question:
     """Return a request to declare a queue or exchange with these values; None leaves an argument out."""
-    own: dict[str, Any] = {name: value for name, value in values.items() if name in OWN}
-    arguments = {name: value for name, value in values.items() if name not in OWN and value is not None}
+    own: dict[str, Any] = {name: value for name, value in values.items() if name in METHOD_FIELDS}
+    arguments = {name: value for name, value in values.items() if name not in METHOD_FIELDS and value is not None}
     name = declaration.name
     if isinstance(declaration, QueueDeclaration):
         name = "" if declaration.named_by_broker else name

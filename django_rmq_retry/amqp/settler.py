@@ -14,11 +14,11 @@ from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Messa
 
 log = logging.getLogger("django_rmq_retry")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 _UNDECLARED = (Cause.NO_EXCHANGE, Cause.NO_ROUTE)
-LARGE_PAUSE = 300.0
+LARGE_COPY_PAUSE_SECONDS = 300.0
 """Seconds until a copy above the broker's size limit is tried again: it fails until that limit is raised."""
-SPREAD = 0.25
+PAUSE_JITTER = 0.25
 """Jitter, as a fraction of the pause: copies that failed together are retried at different times."""
 
 
@@ -208,7 +208,7 @@ class Settler:
         elif settlement.ack_first:
             self._ack_first(delivery, settlement.instruction, settlement.copy)
         else:
-            self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
+            self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE_SECONDS)
 
     def _copy(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
         """Publish the copy until the broker confirms it; only then settle the delivery."""
@@ -241,13 +241,13 @@ class Settler:
                 wait,
                 " Declare what is missing with `manage.py rmq_declare`." if result.cause in _UNDECLARED else "",
             )
-            longer = min(pause * 2, LONGEST_PAUSE)
+            longer = min(pause * 2, LONGEST_PAUSE_SECONDS)
             self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
 
         self._publisher.send(copy, done)
 
     def _about(self, pause: float) -> float:
-        return pause * (1 + SPREAD * (2 * self._chance() - 1))
+        return pause * (1 + PAUSE_JITTER * (2 * self._chance() - 1))
 
     def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
         if delivery.channel.open:
@@ -266,7 +266,7 @@ class Settler:
             )
             line.instruct(delivery, Instruction.REJECT)
             return
-        wait = self._about(LARGE_PAUSE)
+        wait = self._about(LARGE_COPY_PAUSE_SECONDS)
         log.error(
             "Message %r of queue %r is too large to be copied (%s); it stays unacked, and its place is taken until the "
             "broker takes it: copied again in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
@@ -275,7 +275,7 @@ class Settler:
             reason,
             wait,
         )
-        self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
+        self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE_SECONDS))
 
     def _ack_first(self, delivery: Delivery, instruction: Instruction, copy: Message) -> None:
         """Ack the delivery, then publish the copy, but only if the broker has the ack: otherwise it is a duplicate."""

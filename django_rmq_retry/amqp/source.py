@@ -26,15 +26,15 @@ from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")
 
-RESUBSCRIBE = 0.5
-MOST_TRIES = 8
+RESUBSCRIBE_SECONDS = 0.5
+MOST_SUBSCRIBE_TRIES = 8
 """Tries in a row at subscribing to a queue that once granted it: its leader may be moving."""
-CHECK_EVERY = 0.05
-LAST_ANSWERS = 2.0
+STOP_LOOK_SECONDS = 0.05
+LAST_ANSWERS_SECONDS = 2.0
 """Seconds to wait at the end for answers to be confirmed."""
-TRY_AGAIN = 30.0
+LOOK_AGAIN_SECONDS = 30.0
 """Seconds after which a patient source tries again to consume a queue that it could not consume."""
-MOST_UNANSWERED = 120
+MOST_UNANSWERED_LOOKS = 120
 """Checks in a row, two a second, that the I/O thread may leave unanswered before the source counts as dead."""
 
 
@@ -84,7 +84,7 @@ class PikaSource:
 
     @property
     def alive(self) -> bool:
-        return self._io.alive and self._io.unanswered() < MOST_UNANSWERED
+        return self._io.alive and self._io.unanswered() < MOST_UNANSWERED_LOOKS
 
     @property
     def ready(self) -> bool:
@@ -167,11 +167,11 @@ class PikaSource:
             return
         tries = self._tries[queue] = self._tries.get(queue, 0) + 1
         existed = queue in self._granted or (queue in self._existing and not forbidden(reason))
-        verdict = unrecoverable(reason, granted=existed and tries < MOST_TRIES)
+        verdict = unrecoverable(reason, granted=existed and tries < MOST_SUBSCRIBE_TRIES)
         if verdict is not None:
             self._failed(QueueUnusable(queue, verdict[0], advice=verdict[1]))
             return
-        wait = min(RESUBSCRIBE * tries, 5.0)
+        wait = min(RESUBSCRIBE_SECONDS * tries, 5.0)
         log.warning("Queue %r: %s; subscribing again in %.1f s", queue, interruption_text(reason), wait)
         self._io.later(wait, lambda: self._open_line(queue))
 
@@ -264,10 +264,15 @@ class PikaSource:
         queue = error.queue
         if queue not in self._unusable:
             self._unusable.add(queue)
-            log.warning("%s Looking again every %g s.", error, TRY_AGAIN, extra={"event": "unusable", "queue": queue})
+            log.warning(
+                "%s Looking again every %g s.",
+                error,
+                LOOK_AGAIN_SECONDS,
+                extra={"event": "unusable", "queue": queue},
+            )
         if queue not in self._awaited:
             self._awaited.add(queue)
-            self._io.later(TRY_AGAIN, lambda: self._try_again(queue))
+            self._io.later(LOOK_AGAIN_SECONDS, lambda: self._try_again(queue))
 
     def _try_again(self, queue: str) -> None:
         self._awaited.discard(queue)
@@ -286,11 +291,11 @@ class PikaSource:
         self._settler.flush()
         open_lines = [line for line in self._lines.values() if line.open]
         if (self._settler.copying or not all(line.quiet for line in open_lines)) and self._link.connection is not None:
-            self._io.later(CHECK_EVERY, self._stop)
+            self._io.later(STOP_LOOK_SECONDS, self._stop)
             return
-        self._end_by = self._end_by or time.monotonic() + LAST_ANSWERS
+        self._end_by = self._end_by or time.monotonic() + LAST_ANSWERS_SECONDS
         if self._answers.under_way and time.monotonic() < self._end_by:
-            self._io.later(CHECK_EVERY, self._stop)
+            self._io.later(STOP_LOOK_SECONDS, self._stop)
             return
         self._answers.close()
         for line in self._lines.values():

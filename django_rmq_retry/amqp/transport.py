@@ -13,7 +13,7 @@ from contextlib import suppress
 from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamProtocol, AbstractStreamTransport
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
-ONE_READ = ONE_WRITE = 65536
+MOST_READ_BYTES = MOST_WRITTEN_BYTES = 65536
 _TLS_READS = 4
 """Reads for each readable event with TLS, where one read returns at most one record of 16 KiB."""
 _NOT_NOW = (BlockingIOError, InterruptedError)
@@ -73,7 +73,7 @@ class Transport(AbstractStreamTransport):
     def _read(self) -> bool:
         """Pass on the bytes of one read; return False if there are none now."""
         try:
-            data = self._sock.recv(ONE_READ)
+            data = self._sock.recv(MOST_READ_BYTES)
         except (*_NOT_NOW, ssl.SSLWantReadError):
             return False
         except ssl.SSLWantWriteError:
@@ -110,7 +110,7 @@ class Transport(AbstractStreamTransport):
         """Remove and return the bytes of the next system call; bounded, because unsent bytes are joined again."""
         pieces = [self._out.popleft()]
         size = len(pieces[0])
-        while self._out and size < ONE_WRITE:
+        while self._out and size < MOST_WRITTEN_BYTES:
             pieces.append(self._out.popleft())
             size += len(pieces[-1])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

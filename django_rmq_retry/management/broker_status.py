@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry import server
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.inspection import LAG
+from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.amqp.levels import Gauged, Level, gauge
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
@@ -35,7 +35,7 @@ from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
-WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
+WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
 SIGNS = {
     PlanState.CREATE: "+",
     PlanState.SAME: "=",

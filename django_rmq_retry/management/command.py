@@ -24,7 +24,7 @@ from django.utils import timezone
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import Inspector, WouldLose
 from django_rmq_retry.amqp.refusals import Refusal
-from django_rmq_retry.amqp.session import PATIENCE, Session
+from django_rmq_retry.amqp.session import ANSWER_SECONDS, Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
@@ -420,7 +420,7 @@ def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
     access = settings().access()
     if timeout is not None:
         access = replace(access, connect_timeout=timeout)
-    with Session(access, purpose="command", patience=timeout or PATIENCE) as session:
+    with Session(access, purpose="command", patience=timeout or ANSWER_SECONDS) as session:
         yield Declarer(session, inspector(timeout=timeout))
 
 

@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq_retry.amqp.contracts import PublishResult
-from django_rmq_retry.amqp.frames import HEADERS_MOST, check_address, check_writable
+from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES, check_address, check_writable
 from django_rmq_retry.arguments import check_seconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
@@ -142,8 +142,8 @@ def encoded(headers: Mapping[str, object]) -> Headers:
         encoded = Headers.of(headers) if headers else EMPTY
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"The headers cannot be encoded: {str(error).removesuffix('.')}.") from error
-    if len(encoded.raw) > HEADERS_MOST:
-        raise HeadersTooLarge(len(encoded.raw), limit=HEADERS_MOST)
+    if len(encoded.raw) > MOST_HEADER_BYTES:
+        raise HeadersTooLarge(len(encoded.raw), limit=MOST_HEADER_BYTES)
     return encoded
 
 

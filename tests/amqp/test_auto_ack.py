@@ -45,8 +45,8 @@ def test_a_process_buffers_messages_only_up_to_its_limits(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int, str]
 ) -> None:
     messages, size, kind = limits
-    monkeypatch.setattr(open_line, "MOST_WAITING", messages)
-    monkeypatch.setattr(open_line, "MOST_BYTES", size)
+    monkeypatch.setattr(open_line, "MOST_WAITING_DELIVERIES", messages)
+    monkeypatch.setattr(open_line, "MOST_WAITING_BYTES", size)
     fill(amqp, 1, kind=kind)
     amqp.queue_purge("q")
     taken: list[Delivery] = []

@@ -230,7 +230,7 @@ def test_a_queue_that_was_deleted_and_declared_again_is_consumed_again(broker_ur
 def test_a_deleted_queue_raises_queue_unusable_after_some_attempts(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "RESUBSCRIBE", 0.02)
+    monkeypatch.setattr(room, "RESUBSCRIBE_SECONDS", 0.02)
     queue(amqp)
     with consuming(broker_url, LINE) as (_, seen):
         fill(amqp, b"1")
@@ -290,7 +290,7 @@ def test_a_reconnect_does_not_check_waiting_queues_again(broker_url: str, amqp: 
 def test_a_queue_missing_after_a_reconnect_raises_after_some_attempts(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "RESUBSCRIBE", 0.02)
+    monkeypatch.setattr(room, "RESUBSCRIBE_SECONDS", 0.02)
     queue(amqp)
     with between(broker_url) as line, consuming(line.url, LINE) as (_, seen):
         fill(amqp, b"1")

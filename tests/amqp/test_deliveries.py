@@ -10,7 +10,7 @@ from pika import spec
 from pika.exceptions import InvalidFrameError
 
 from django_rmq_retry.amqp.frames import NAMES_KEPT, Places, Tags
-from django_rmq_retry.amqp.protocol import LARGE, BasicProtocol
+from django_rmq_retry.amqp.protocol import LARGEST_CUT_BYTES, BasicProtocol
 from tests.amqp.offline import HEARTBEAT, OneByOne, Received, Wire, delivery, method, wire
 
 NAMES = st.sampled_from([b"", b"q", "schlüssel".encode(), b"\xff\xfe", b"k" * 255]) | st.binary(max_size=20)
@@ -71,7 +71,7 @@ def test_a_stream_fed_byte_by_byte_gives_the_same() -> None:
         assert [values[6] for values in at.received] == [b"a", b"", b"b" * 30, b"c"]
 
 
-@pytest.mark.parametrize("size", [LARGE - 1, LARGE, LARGE + 1, 3 * LARGE])
+@pytest.mark.parametrize("size", [LARGEST_CUT_BYTES + more for more in (-1, 0, 1, 131_072)])
 def test_a_large_body_arrives_whole(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     data = delivery(body[:size], part=131064) + delivery(b"next", delivery_tag=2)

@@ -89,7 +89,7 @@ def test_the_connection_of_a_refusal_is_closed() -> None:
 
 
 def test_a_management_answer_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "LARGEST", 1000)
+    monkeypatch.setattr(inspection, "LARGEST_ANSWER_BYTES", 1000)
 
     with (
         api(says(b'"' + b"x" * 2000 + b'"')) as (inspector, _asked),

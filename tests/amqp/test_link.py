@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp import link as linking
-from django_rmq_retry.amqp.link import FIRST_WAIT, LONGEST_WAIT, MOST_REFUSALS, Link
+from django_rmq_retry.amqp.link import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, MOST_VHOST_REFUSALS, Link
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.amqp.line_between import between
 from tests.amqp.live import io_thread, publishing, to
@@ -55,8 +55,8 @@ def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(linking, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(linking, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(linking, "LONGEST_WAIT_SECONDS", 0.05)
 
 
 def gone() -> str:
@@ -70,7 +70,7 @@ def test_a_lost_connection_comes_back(broker_url: str) -> None:
         line.cut()
         wait_until(lambda: len(told.opened) == 2)
 
-    assert [wait for _, wait in told.lost] == [FIRST_WAIT]
+    assert [wait for _, wait in told.lost] == [FIRST_WAIT_SECONDS]
 
 
 def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.Monk
         wait_until(lambda: len(told.lost) == 6)
 
     assert [wait for _, wait in told.lost] == [0.25, 0.75, 2.25, 6.75, 15.0, 15.0]
-    assert chosen[0] == (FIRST_WAIT, 0.75)
-    assert LONGEST_WAIT == 15.0
+    assert chosen[0] == (FIRST_WAIT_SECONDS, 0.75)
+    assert LONGEST_WAIT_SECONDS == 15.0
 
 
 @pytest.mark.usefixtures("quick")
@@ -146,7 +146,9 @@ def test_a_user_who_has_no_rights_for_some_seconds_is_tried_again(vhost: Vhost) 
     with linked(vhost.url) as told:
         wait_until(lambda: told.opened)
         management.delete_vhost(name)
-        wait_until(lambda: len(told.lost) > MOST_REFUSALS + 2 or told.refused, what="it is refused again and again")
+        wait_until(
+            lambda: len(told.lost) > MOST_VHOST_REFUSALS + 2 or told.refused, what="it is refused again and again"
+        )
         management.create_vhost(name)
         wait_until(lambda: len(told.opened) == 2 or told.refused, what="it is connected")
 
@@ -155,7 +157,7 @@ def test_a_user_who_has_no_rights_for_some_seconds_is_tried_again(vhost: Vhost) 
 
 @pytest.mark.usefixtures("quick")
 def test_a_virtual_host_that_is_refused_for_long_is_reported(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking, "DELETED_AFTER", 0.5)
+    monkeypatch.setattr(linking, "VHOST_DELETED_SECONDS", 0.5)
     with linked(vhost.url) as told:
         wait_until(lambda: told.opened)
         vhost.management.delete_vhost(vhost.name)

@@ -19,7 +19,7 @@ LINES = [Line(queue="there", prefetch=10), Line(queue="missing", prefetch=10)]
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "TRY_AGAIN", 0.3)
+    monkeypatch.setattr(patience, "LOOK_AGAIN_SECONDS", 0.3)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def test_a_queue_without_read_right_delays_no_other_queue(
 def test_reconnects_do_not_shorten_the_wait_for_a_missing_queue(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "TRY_AGAIN", 600.0)
+    monkeypatch.setattr(patience, "LOOK_AGAIN_SECONDS", 600.0)
     waits: list[float] = []
     with source(vhost.url, Line(queue="missing", prefetch=1)) as (made, seen):
         later = made._io.later

@@ -10,9 +10,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery, Message
 from django_rmq_retry.amqp import CONFIRMED, Line, Outcome
 from django_rmq_retry.amqp.settler import (
-    FIRST_PAUSE,
-    LARGE_PAUSE,
-    LONGEST_PAUSE,
+    FIRST_PAUSE_SECONDS,
+    LARGE_COPY_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
     Settler,
 )
 from django_rmq_retry.amqp.source import PikaSource
@@ -107,7 +107,7 @@ def test_a_copy_that_is_not_stored_is_sent_again_and_its_message_stays(
     one.end(Outcome.CONFIRMED)
 
     assert one.line.acked == [b"1"]
-    assert pauses == [0.5, 1, 2, 4, 8, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == [0.5, 1, 2, 4, 8, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
     assert caplog.text.count("the message stays unacked") == 7
 
 
@@ -117,7 +117,7 @@ def test_copies_that_failed_together_are_sent_again_with_jitter(chance: float, s
     one.settle(COPY)
     one.end(Outcome.NACKED)
 
-    assert one.pause() == FIRST_PAUSE * share
+    assert one.pause() == FIRST_PAUSE_SECONDS * share
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_copy_too_large_stays_unacked_where_a_rejection_would_harm_it(
     assert one.line.told == ([Instruction.REJECT] if rejected else [])
     assert ("it stays unacked" in caplog.text) is not rejected
     if not rejected:
-        assert one.pause() == LARGE_PAUSE
+        assert one.pause() == LARGE_COPY_PAUSE_SECONDS
         one.end(Outcome.CONFIRMED)
         assert one.line.acked == [b"1"]
 

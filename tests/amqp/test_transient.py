@@ -165,7 +165,7 @@ def test_consumers_declare_and_share_a_named_transient_queue(
 def test_a_consumer_waits_until_a_named_exclusive_queue_is_free(
     vhost: Vhost, tell: Tell_all, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "RESUBSCRIBE", 0.05)
+    monkeypatch.setattr(room, "RESUBSCRIBE_SECONDS", 0.05)
     line = line_of(vhost, Queue("cache", type="classic", exclusive=True, bindings=[NEWS.bind("eur")]))
     with consuming(vhost.url, line) as (one, _):
         subscribed(one)

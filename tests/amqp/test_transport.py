@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.amqp.transport import ONE_WRITE, Opening, Transport
+from django_rmq_retry.amqp.transport import MOST_WRITTEN_BYTES, Opening, Transport
 
 
 class Socket:
@@ -91,12 +91,12 @@ class Made:
 
 def test_waiting_bytes_are_written_in_order_with_one_call() -> None:
     made = Made()
-    made.write(b"a", b"b" * ONE_WRITE, b"c", b"d")
+    made.write(b"a", b"b" * MOST_WRITTEN_BYTES, b"c", b"d")
     made.writable()
     made.write(b"e")
     made.writable()
 
-    assert made.sock.sent == [b"a" + b"b" * ONE_WRITE, b"cd", b"e"]
+    assert made.sock.sent == [b"a" + b"b" * MOST_WRITTEN_BYTES, b"cd", b"e"]
     assert made.writer_changes == (2, 2)
     assert made.transport.get_write_buffer_size() == 0
 

@@ -152,7 +152,7 @@ def the_loop_raises(once: Once, work_queue: WorkQueue) -> WorkQueue:
 
 
 def the_loop_stands_still(once: Once, work_queue: WorkQueue) -> WorkQueue:
-    source.MOST_UNANSWERED = 4
+    source.MOST_UNANSWERED_LOOKS = 4
 
     def stand_still() -> None:
         threading.Event().wait()

@@ -11,11 +11,11 @@ from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.deletion import Deleted, delete_queues, stale
 from django_rmq_retry.amqp.inspection import look
 from django_rmq_retry.amqp.recreation import (
-    Departed,
-    Departure,
     Doubt,
+    QueueRemoval,
     Recreated,
     Recreation,
+    RemovedQueue,
 )
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG
@@ -85,7 +85,7 @@ class Command(RmqCommand):
             if not looks_only:
                 self._remember(it, topology, plan)
             address = it.session.access.shown
-        gone = _departed(recreated) if isinstance(recreated, Departed) else pruned
+        gone = _removed(recreated) if isinstance(recreated, RemovedQueue) else pruned
         if options["json"]:
             self.document(
                 "declare/1",
@@ -160,7 +160,7 @@ class Command(RmqCommand):
 
     def _recreate(
         self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options
-    ) -> Recreated | Departed:
+    ) -> Recreated | RemovedQueue:
         if it.inspector is not None:
             self.say(WATCHING)
         queue, move_to = options["recreate"], options["move_to"]
@@ -173,7 +173,7 @@ class Command(RmqCommand):
             return Recreation(it, topology, queue, move_to=move_to).run(confirm)
         family = [one for one in former if queue in (one.queue.name, one.home)]
         check_known("queue on this broker", [queue], [one.queue.name for one in family])
-        return Departure(it, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
+        return QueueRemoval(it, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
 
     def _remember(self, it: Declarer, topology: Topology, plan: Plan) -> None:
         why = save(it, topology, plan, homes=homes_of(registry.work_queues()), version=__version__)
@@ -219,8 +219,8 @@ class Command(RmqCommand):
         if plan.of(PlanState.UNSEEN):
             self.say('Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
-    def _report_changes(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
-        if isinstance(recreated, Departed):
+    def _report_changes(self, recreated: Recreated | RemovedQueue | None, pruned: Deleted) -> None:
+        if isinstance(recreated, RemovedQueue):
             self.line(f"{_moved(recreated.moved, f' of the former queue {recreated.queue!r}')}.")
         elif recreated is not None and recreated.done:
             self.line(f"Queue {recreated.queue!r} was recreated, and {_moved(recreated.moved)}.")
@@ -232,7 +232,7 @@ class Command(RmqCommand):
             self.line(f"Queue {name!r} was kept: {reason}", "WARNING")
 
 
-def _departed(done: Departed) -> Deleted:
+def _removed(done: RemovedQueue) -> Deleted:
     return Deleted(deleted=done.deleted, refused=done.kept)
 
 
