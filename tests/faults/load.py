@@ -68,10 +68,10 @@ def under_load(url: str | Sequence[str]) -> Iterator[list[Load]]:
 
 
 def goes_on(loads: Sequence[Load]) -> None:
-    """Wait until each has a hundred more confirms."""
+    """Wait until each has thirty more confirms."""
     before = [len(load.confirmed) for load in loads]
     wait_until(
-        lambda: all(len(load.confirmed) > old + 100 for load, old in zip(loads, before, strict=True)),
+        lambda: all(len(load.confirmed) > old + 30 for load, old in zip(loads, before, strict=True)),
         40,
         what="both publishers continue",
     )

@@ -128,14 +128,14 @@ class Scene:
         words = ("tests.faults.worker", str(self.folder), str(number))
         return self._started(*words, project="tests.settings", root=root)
 
-    def command(self, *options: str, log: Path | None = None) -> Worker:
+    def command(self, *options: str, url: str = "", log: Path | None = None) -> Worker:
         """Start ``manage.py rmq_consume``, for a scene with the policy "ladder"."""
         words = ("django", "rmq_consume", "--max-runtime", "120", *options)
-        return self._started(*words, project="tests.faults.project.settings", log=log)
+        return self._started(*words, project="tests.faults.project.settings", url=url, log=log)
 
-    def _started(self, *words: str, project: str, log: Path | None = None, root: Path = ROOT) -> Worker:
+    def _started(self, *words: str, project: str, url: str = "", log: Path | None = None, root: Path = ROOT) -> Worker:
         log = log or self.folder / f"worker-{len(self.workers)}.log"
-        own = {"FAULTS_FOLDER": str(self.folder), "FAULTS_URL": self.vhost.url}
+        own = {"FAULTS_FOLDER": str(self.folder), "FAULTS_URL": url or self.vhost.url}
         env = {**os.environ, **own, "PYTHONPATH": str(root), "DJANGO_SETTINGS_MODULE": project}
         command = [sys.executable, "-m", *words]
         with log.open("wb") as out:

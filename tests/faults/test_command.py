@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from tests.amqp.line_between import between
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
@@ -12,18 +13,19 @@ pytestmark = pytest.mark.slow
 
 def test_rmq_consume_loses_nothing_through_cut_connections_and_a_crash(scene: Scene) -> None:
     scene.declare()
-    worker = scene.command("--threads", "2", "--processes", "2")
-    scene.publish(range(100, 120))
-    wait_until(lambda: len(scene.did()) == 20, 20, what="both processes may work")
-    pids = {entry["pid"] for entry in scene.diary.entries("did")}
+    with between(scene.vhost.url) as way:
+        worker = scene.command("--threads", "2", "--processes", "2", url=way.url)
+        scene.publish(range(100, 120))
+        wait_until(lambda: len(scene.did()) == 20, 20, what="both processes may work")
+        pids = {entry["pid"] for entry in scene.diary.entries("did")}
 
-    scene.publish(range(1, 20), fails=1)
-    scene.publish(range(20, 25), hopeless=True)
-    wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
-    scene.publish([0], dies=True)
-    scene.publish(range(25, 40), fails=2)
+        scene.publish(range(1, 20), fails=1)
+        scene.publish(range(20, 25), hopeless=True)
+        way.cut()
+        scene.publish([0], dies=True)
+        scene.publish(range(25, 40), fails=2)
 
-    scene.finish([*range(40), *range(100, 120)], worker, timeout=60)
+        scene.finish([*range(40), *range(100, 120)], worker, timeout=60)
     assert set(scene.parked()) >= {(0, "worker_stopped"), *((one, "permanent") for one in range(20, 25))}
     assert {entry["pid"] for entry in scene.diary.entries("did")} - pids
 

@@ -7,6 +7,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
 from django_rmq_retry.errors import MessageUnsent
+from tests.amqp.line_between import Between, between
 from tests.amqp.live import publishing
 from tests.faults.scene import Scene, Worker
 from tests.tooling.waiting import wait_until
@@ -32,11 +33,6 @@ def grant(scene: Scene) -> Iterator[Grant]:
     management.call("DELETE", f"users/{name}")
 
 
-def cut(scene: Scene) -> None:
-    """A connection caches its permissions."""
-    wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
-
-
 def working(scene: Scene, worker: Worker) -> None:
     scene.publish([100], fails=1)
     wait_until(lambda: scene.did()[100] == 1, 60, what=f"it works; {worker.said}")
@@ -53,12 +49,19 @@ def test_a_consumer_needs_no_right_to_declare(scene: Scene, grant: Grant) -> Non
     assert scene.parked() == [(5, "permanent")]
 
 
-def test_failed_messages_stay_in_their_queue_without_the_write_right(scene: Scene, grant: Grant) -> None:
+@pytest.fixture
+def way(grant: Grant) -> Iterator[Between]:
+    """The broker through a proxy, for a user who has all rights but to declare. A connection caches its permissions."""
+    with between(grant(write=ALL, read=ALL)) as way:
+        yield way
+
+
+def test_failed_messages_stay_in_their_queue_without_the_write_right(scene: Scene, grant: Grant, way: Between) -> None:
     scene.declare()
-    worker = scene.worker(url=grant(write=ALL, read=ALL))
+    worker = scene.worker(url=way.url)
     working(scene, worker)
     grant(read=ALL)
-    cut(scene)
+    way.cut()
     scene.publish(range(3), fails=1)
     scene.publish(range(3, 6))
 
@@ -89,14 +92,14 @@ def test_a_publish_raises_without_the_write_right_and_arrives_with_it(scene: Sce
     assert scene.did() == {0: 1}
 
 
-def test_a_consumer_without_read_right_ends_only_after_a_reconnect(scene: Scene, grant: Grant) -> None:
+def test_a_consumer_without_read_right_ends_only_after_a_reconnect(scene: Scene, grant: Grant, way: Between) -> None:
     scene.declare()
-    worker = scene.worker(url=grant(write=ALL, read=ALL))
+    worker = scene.worker(url=way.url)
     working(scene, worker)
     grant(write=ALL)
     scene.publish([0])
     wait_until(lambda: scene.did()[0] == 1, 60, what="what was granted lasts as long as its channel")
-    cut(scene)
+    way.cut()
 
     assert worker.ended(timeout=40) == 4
     assert "Give the user the right to read it." in worker.said
