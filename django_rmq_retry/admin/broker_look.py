@@ -11,8 +11,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.inspection import Inspector
 from django_rmq_retry.amqp.levels import Gauged, Level, gauge
+from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError

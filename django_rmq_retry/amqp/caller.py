@@ -20,6 +20,7 @@ from django_rmq_retry.errors import (
     MessageReturned,
     MessageTooLarge,
     MessageUnsent,
+    PublishError,
     RmqRetryError,
     UndecodableHeaders,
 )
@@ -121,9 +122,7 @@ class PikaCaller:
             sizes.test(size, lambda: self._send(request))
             return
         if sizes.limit is not None and size > sizes.limit:
-            self._open.pop(message.properties.correlation_id or "", None)
-            reason = above(size, sizes.limit)
-            request.end(error=MessageTooLarge(message.exchange, message.routing_key, said=reason))
+            self._fail(request, MessageTooLarge, above(size, sizes.limit))
             return
         try:
             check_address(message)
@@ -137,8 +136,7 @@ class PikaCaller:
                 frame_max=connection.frame_max,
             )
         except Exception as error:  # noqa: BLE001 - one question must not end the thread of all others
-            self._open.pop(message.properties.correlation_id or "", None)
-            request.end(error=MessageUnsent(message.exchange, message.routing_key, said=str(error)))
+            self._fail(request, MessageUnsent, str(error))
             return
         connection.send_raw(frames)
         request.sent = True
@@ -184,11 +182,14 @@ class PikaCaller:
 
     def _returned(self, _channel: object, method: object, properties: object, _body: bytes) -> None:
         name = decode_properties(properties.raw).correlation_id or ""  # type: ignore[attr-defined]  # RawProperties
-        request = self._open.pop(name, None)
+        request = self._open.get(name)
         if request is not None:
-            message = request.message
-            reason: str = method.reply_text  # type: ignore[attr-defined]  # Basic.Return
-            request.end(error=MessageReturned(message.exchange, message.routing_key, said=reason))
+            self._fail(request, MessageReturned, method.reply_text)  # type: ignore[attr-defined]  # Basic.Return
+
+    def _fail(self, request: Request, error: type[PublishError], reason: str) -> None:
+        message = request.message
+        self._forget(message.properties.correlation_id or "")
+        request.end(error=error(message.exchange, message.routing_key, said=reason))
 
     def _channel_closed(self, _channel: object, reason: BaseException) -> None:
         """End all requests that were sent: one to a missing exchange closes the channel on which all answers arrive."""

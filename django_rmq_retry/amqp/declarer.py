@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pika.exceptions import AMQPError
 
-from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.refusals import LOCKED, Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.amqp.session import (

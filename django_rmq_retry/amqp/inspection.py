@@ -1,47 +1,23 @@
 """The contents of queues: counts, bindings, and messages read without removing them."""
 
-import base64
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from http.client import HTTPException, HTTPResponse
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from pika import BlockingConnection
 
-from django_rmq_retry.amqp.address import Access, Secret
+from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import parameters
 from django_rmq_retry.amqp.frames import text_of
-from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, Refusal, error_text
-from django_rmq_retry.amqp.rows import (
-    BINDINGS,
-    EXCHANGES,
-    PERMISSIONS,
-    QUEUES,
-    Misshapen,
-    Row,
-    RowKind,
-    decoded,
-    row_of,
-    rows_of,
-)
+from django_rmq_retry.amqp.management_api import Inspector
+from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.amqp.session import Session, passively
 from django_rmq_retry.amqp.sizes import UNROUTABLE
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
+from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.topology.declarations import QueueDeclaration
-
-UNAUTHORIZED = 401
-LARGEST_ANSWER_BYTES = 128 * 1024 * 1024
-"""The largest accepted answer in bytes; that of a virtual host with fifty thousand queues is smaller."""
-CHUNK_BYTES = 65536
-LONGEST_ANSWER_TIMEOUTS = 6
-"""The longest time for a whole answer that arrives in small pieces, in multiples of the timeout."""
 
 LAG_SECONDS = 11.0
 """Seconds by which the management API may lag: it collects figures every 5 s and shows them with the next ones."""
@@ -49,122 +25,6 @@ _LOOK_SECONDS = 0.5
 _REST_SECONDS, _REST_LOOK_SECONDS = 2.0, 0.05
 """Seconds to wait for a quorum queue to drop a basic.get client, which it counts as a consumer for a moment longer."""
 _HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
-
-
-class StrangeAnswer(BrokerUnreachable):
-    """The management API, or what answers in its place, did not return what was asked for."""
-
-    def __init__(self, address: str, what: str, reason: str) -> None:
-        super().__init__(address, f"the management API answered something that is not {what} ({reason})")
-        text = f"The management API at {address} answered something that is not {what}: {reason}."
-        self.args = (f"{text} Check RMQ_RETRY['OPERATORS']['MANAGEMENT_URL'].",)
-
-
-class _Staying(HTTPRedirectHandler):
-    """Follows no redirect: Python would send the credentials to any address that an answer names."""
-
-    def redirect_request(self, *_redirect: Any, **_more: Any) -> None:
-        return None
-
-
-@cache
-def _opener() -> OpenerDirector:
-    """Make the opener at first use: it loads the system's CA certificates, and few processes need it."""
-    return build_opener(_Staying)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspector:
-    """A reader of one virtual host by the management API.
-
-    ``Inspector(url=Secret("http://app:secret@rabbit:15672"), vhost="pay")``.
-    """
-
-    url: Secret
-    vhost: str = "/"
-    timeout: float = 5.0
-
-    @property
-    def shown(self) -> str:
-        """The URL without the password."""
-        parts = urlsplit(self.url.reveal())
-        user = f"{parts.username}@" if parts.username else ""
-        return f"{parts.scheme}://{user}{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
-
-    def queue(self, name: str) -> Row | None:
-        return self._one(f"queues/{self._here}/{quote(name, safe='')}", QUEUES)
-
-    def exchange(self, name: str) -> Row | None:
-        return self._one(f"exchanges/{self._here}/{quote(name, safe='')}", EXCHANGES)
-
-    def queues(self) -> dict[str, Row]:
-        """Return every queue of the virtual host by its name."""
-        return {row["name"]: row for row in self._every(f"queues/{self._here}", QUEUES)}
-
-    def bindings(self) -> list[Row]:
-        """Return every binding of the virtual host except the default exchange's implicit ones."""
-        return [row for row in self._every(f"bindings/{self._here}", BINDINGS) if row["source"]]
-
-    def permission(self, user: str) -> Row | None:
-        """Return the patterns of a user's permissions; the API's own user needs the tag ``administrator``."""
-        return self._one(f"permissions/{self._here}/{quote(user, safe='')}", PERMISSIONS)
-
-    @property
-    def _here(self) -> str:
-        return quote(self.vhost, safe="")
-
-    def _one(self, path: str, kind: RowKind) -> Row | None:
-        try:
-            body = self._get(path)
-            return None if body is None else row_of(decoded(body), kind)
-        except Misshapen as error:
-            raise StrangeAnswer(self.shown, kind.one, str(error)) from None
-
-    def _every(self, path: str, kind: RowKind) -> list[Row]:
-        try:
-            body = self._get(path)
-            if body is None:
-                # The broker has this virtual host, so its management API has the list.
-                raise BrokerUnreachable(self.shown, f"the management API answers {MISSING}")
-            return rows_of(decoded(body), kind)
-        except Misshapen as error:
-            raise StrangeAnswer(self.shown, kind.many, str(error)) from None
-
-    def _get(self, path: str) -> bytes | None:
-        """Return the body of the answer; None if the API does not have that object."""
-        parts = urlsplit(self.url.reveal())
-        place = parts.netloc.rpartition("@")[2]
-        request = Request(f"{parts.scheme}://{place}{parts.path.rstrip('/')}/api/{path}")  # noqa: S310  # settings: http(s)
-        login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
-        request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
-        try:
-            until = time.monotonic() + LONGEST_ANSWER_TIMEOUTS * self.timeout
-            with _opener().open(request, timeout=self.timeout) as answer:
-                return _whole(answer, until)
-        except HTTPError as error:
-            error.close()  # it holds the connection, and stays with the exception that is raised in its place
-            if error.code == MISSING:
-                return None
-            if error.code in (UNAUTHORIZED, FORBIDDEN):
-                reason = "the management API refuses this user, or its tag for that virtual host is missing"
-                raise BrokerRefused(self.shown, reason) from None
-            raise BrokerUnreachable(self.shown, f"the management API answers {error.code}") from None
-        except URLError as error:
-            raise BrokerUnreachable(self.shown, f"the management API: {error_text(error.reason)}") from None
-        except (OSError, HTTPException, ValueError) as error:
-            raise BrokerUnreachable(self.shown, f"the management API: {error_text(error)}") from None
-
-
-def _whole(answer: HTTPResponse, until: float) -> bytes:
-    """Return the whole answer; its size and its time are limited."""
-    body = bytearray()
-    while chunk := answer.read1(CHUNK_BYTES):
-        body += chunk
-        if len(body) > LARGEST_ANSWER_BYTES:
-            raise ValueError(f"its answer has more than {LARGEST_ANSWER_BYTES} bytes")
-        if time.monotonic() > until:
-            raise TimeoutError("its answer does not come to an end")
-    return bytes(body)
 
 
 class WouldLose(RmqRetryError):

@@ -62,12 +62,6 @@ class Copies:
                 then()
 
 
-class Sender(Protocol):
-    """The part of a publisher that sends answers."""
-
-    def send(self, message: Message, done: Done, /) -> None: ...
-
-
 class SettledLine(Protocol):
     """The part of an open line that the settler uses; the token of each delivery names its line and its tag."""
 
@@ -95,14 +89,14 @@ class Settler:
         io: Loop,
         publisher: Publisher,
         *,
-        answers: Sender | None = None,
+        answer: Callable[[Message, Done], None],
         again: Callable[[Delivery], None],
         renew: Callable[[Delivery, float], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._io = io
         self._publisher = publisher
-        self._answers = publisher if answers is None else answers
+        self._answer = answer
         self._again = again
         self._renew = renew
         self._chance = chance
@@ -202,7 +196,7 @@ class Settler:
             self._again(delivery)
             return
         if settlement.answer is not None:
-            self._answers.send(settlement.answer, _answered)
+            self._answer(settlement.answer, _answered)
         if settlement.copy is None:
             delivery.channel.instruct(delivery, settlement.instruction)
         elif settlement.ack_first:

@@ -58,7 +58,7 @@ class PikaSource:
         """
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = answers_on(io, access, publisher)
-        self._settler = Settler(io, publisher, answers=self._answers, again=self.arrived, renew=self._renew)
+        self._settler = Settler(io, publisher, answer=self._answers.send, again=self.arrived, renew=self._renew)
         self.settle = self._settler.settle
         """Settles a delivery; see ``Source``."""
         self._lines: dict[str, OpenLine] = {}

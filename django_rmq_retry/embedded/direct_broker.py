@@ -331,7 +331,14 @@ class DirectSource:
     def __init__(self, broker: DirectBroker, publisher: Publisher) -> None:
         self._broker = broker
         # Without jitter, so that a test gets pauses of round numbers.
-        self._settler = Settler(broker, publisher, again=self._hand_over, renew=self._renew, chance=lambda: 0.5)
+        self._settler = Settler(
+            broker,
+            publisher,
+            answer=publisher.send,
+            again=self._hand_over,
+            renew=self._renew,
+            chance=lambda: 0.5,
+        )
         self._session: ClientSession | None = None
         self._open: dict[int, DirectLine] = {}
         self._wanted: tuple[Line, ...] = ()

@@ -22,7 +22,8 @@ from django.db.utils import DatabaseErrorWrapper
 from django.utils import timezone
 
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.inspection import Inspector, WouldLose
+from django_rmq_retry.amqp.inspection import WouldLose
+from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import ANSWER_SECONDS, Session
 from django_rmq_retry.conf import settings

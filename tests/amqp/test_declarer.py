@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Exchange, Queue
 from django_rmq_retry.amqp import Refusal, Secret
 from django_rmq_retry.amqp.declarer import Declarer, of_others
-from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology

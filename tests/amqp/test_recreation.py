@@ -10,7 +10,8 @@ from django_rmq_retry import Ladder, Queue, RetryThenPark
 from django_rmq_retry.amqp import Secret
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.deletion import delete_queues, stale
-from django_rmq_retry.amqp.inspection import Inspector, WouldLose
+from django_rmq_retry.amqp.inspection import WouldLose
+from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.recreation import Recreated, Recreation
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.handlers import Subscription

@@ -64,6 +64,7 @@ class Settling:
         self.settler = Settler(
             self.loop,
             self.copies,
+            answer=self.copies.send,
             again=lambda delivery: self.again.append(delivery.body),
             renew=lambda _delivery, hold: self.renewed.append(hold),
             chance=lambda: chance,

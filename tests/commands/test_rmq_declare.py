@@ -29,7 +29,7 @@ def differing(channel: BlockingChannel, messages: int = 0) -> None:
 @pytest.fixture
 def seen(vhost: Vhost, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project knows the management API."""
-    monkeypatch.setattr(inspection, "LAG", 1.0)
+    monkeypatch.setattr(inspection, "LAG_SECONDS", 1.0)
     project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
 
 

@@ -40,7 +40,7 @@ PRELOADED = (
     "django.test",
     "django_rmq_retry",
     "django_rmq_retry.amqp.declarer",
-    "django_rmq_retry.amqp.inspection",
+    "django_rmq_retry.amqp.management_api",
     "django_rmq_retry.amqp.publisher",
     "django_rmq_retry.amqp.source",
     "django_rmq_retry.consumer.consumer",

@@ -11,8 +11,8 @@ from urllib.error import HTTPError
 
 import pytest
 
-from django_rmq_retry.amqp import Secret, inspection
-from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp import Secret, management_api
+from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -89,7 +89,7 @@ def test_the_connection_of_a_refusal_is_closed() -> None:
 
 
 def test_a_management_answer_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "LARGEST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(management_api, "LARGEST_ANSWER_BYTES", 1000)
 
     with (
         api(says(b'"' + b"x" * 2000 + b'"')) as (inspector, _asked),
@@ -126,7 +126,7 @@ def test_an_answer_that_is_not_json_raises_broker_unreachable() -> None:
         inspector.queues()
 
 
-def test_importing_inspection_does_not_load_the_system_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_the_management_api_does_not_load_the_system_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "_create_default_https_context", lambda: pytest.fail("forty milliseconds of each start"))
 
-    runpy.run_path(inspection.__file__, run_name="django_rmq_retry.amqp.inspection")
+    runpy.run_path(management_api.__file__, run_name="django_rmq_retry.amqp.management_api")
