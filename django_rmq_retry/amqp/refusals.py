@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult, Scope
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.message import Message
 
-FORBIDDEN, MISSING, LOCKED, UNEQUAL = 403, 404, 405, 406
+FORBIDDEN, MISSING, LOCKED, UNEQUAL, NOT_ALLOWED = 403, 404, 405, 406, 530
 
 _UNEQUAL = re.compile(r"inequivalent arg '(?P<argument>.*?)' for (?P<what>queue|exchange) '.*' in vhost", re.DOTALL)
 _TYPED = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>\w+)'", re.DOTALL)
@@ -29,16 +29,11 @@ _ACCESS = re.compile(
 _AWAY = ("home node", "timeout", "is down or inaccessible")
 
 # The broker names these causes only in its text, which may be cut off: it sends at most 255 bytes.
-_PUBLISH_CAUSES = (
-    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to exchange '"), Cause.ACCESS_EXCHANGE),
-    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to topic '"), Cause.ACCESS_TOPIC),
-)
+_NO_WRITE_ACCESS = re.compile(r"ACCESS_REFUSED - (?:write )?access to (?P<what>exchange|topic) '")
 _NO_EXCHANGE = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
 _TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
 
 _SILENT = "Timeout while setting up AMQP"
-
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +130,12 @@ def channel_closed(code: int, text: str, *, message: Message, alone: bool) -> Pu
     limit, size = limit_in(text), len(message.body)
     if limit is not None and size > limit:
         return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
-    cause = next(
-        (cause for known, pattern, cause in _PUBLISH_CAUSES if code == known and pattern.search(text)), Cause.OTHER
-    )
+    denial = _NO_WRITE_ACCESS.match(text) if code == FORBIDDEN else None
+    cause = Cause.OTHER
+    if denial is not None:
+        cause = Cause.ACCESS_TOPIC if denial["what"] == "topic" else Cause.ACCESS_EXCHANGE
     # The broker checks the right before it stores anything.
-    kind = Outcome.UNSENT if alone and cause in (Cause.ACCESS_EXCHANGE, Cause.ACCESS_TOPIC) else Outcome.UNKNOWN
+    kind = Outcome.UNSENT if alone and denial is not None else Outcome.UNKNOWN
     return PublishResult(kind=kind, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
 
 
@@ -158,7 +154,7 @@ def cause_of(error: object) -> object:
 
 def refusal_in(error: object) -> str:
     """Return the reason if a retry cannot help (credentials, virtual host, no AMQP server); else an empty string."""
-    if isinstance(error, ProbableAuthenticationError) or _code(error) == ACCESS_REFUSED:
+    if isinstance(error, ProbableAuthenticationError) or _code(error) == FORBIDDEN:
         return "it refused the user name or password"
     if denied(error):
         return "the virtual host does not exist, or this user may not use it"
@@ -193,7 +189,7 @@ def unrecoverable(reason: BaseException | str, *, granted: bool) -> tuple[str, s
     if not isinstance(reason, ChannelClosedByBroker) or granted:
         return None
     text = reason.reply_text
-    if reason.reply_code == MISSING and not ("home node" in text or "timeout" in text):
+    if Refusal(reason.reply_code, text).missing:
         return "it does not exist", "Declare it with `manage.py rmq_declare`."
     if "inequivalent" in text:
         return f"it was declared otherwise ({text})", "Delete the old queue, or give this one another name."

@@ -11,7 +11,7 @@ Check = Callable[[object], bool]
 _HUGE_NUMBER = 2**63
 """No number of a broker is as large, and larger ones would not fit into times and floats."""
 _EXCERPT_CHARACTERS = 60
-_COUNTS = (*("messages", "messages_ready", "messages_unacknowledged", "messages_dlx", "messages_delayed", "consumers"),)
+_COUNTS = ("messages", "messages_ready", "messages_unacknowledged", "messages_dlx", "messages_delayed", "consumers")
 _ENDS = ("source", "destination", "destination_type", "routing_key")
 _RIGHTS = ("configure", "write", "read")
 
