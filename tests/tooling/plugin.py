@@ -86,7 +86,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the tests that did not run, and everything left behind."""
+    """Tell how many tests did not run and why (their names with -v), and everything left behind."""
     by_reason: dict[str, list[str]] = {}
     for report in terminalreporter.getreports("skipped"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
@@ -95,7 +95,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for reason, tests in by_reason.items():
         terminalreporter.section(f"NOT TESTED ({len(tests)})", sep="!", red=True, bold=True)
         terminalreporter.line(reason, red=True)
-        for test in sorted(tests):
+        for test in sorted(tests) if config.get_verbosity() > 0 else []:
             terminalreporter.line(f"  {test}")
     for sentence in config.stash.get(LEFT, []):
         terminalreporter.line(f"LEFT BEHIND: {sentence}", red=True, bold=True)

@@ -1,9 +1,11 @@
 """Reports which services and tools the tests will use: RabbitMQ, databases, clients, browser, promtool.
 
-Root on Debian installs missing ones; RMQ_TEST_INSTALL=never prevents it.
+Root on Debian installs missing ones; RMQ_TEST_INSTALL=never prevents it. The exit code is 1 if RMQ_TEST_REQUIRE=all and
+no RabbitMQ can be used: each test that needs one would fail for the same reason.
 """
 
 import os
+import sys
 
 from tests.tooling import apt
 from tests.tooling.browser import provide_browser
@@ -16,26 +18,29 @@ from tests.tooling.services import DEFAULT, Unavailable, named_broker
 
 
 def provide() -> str:
-    """Return a sentence about the RabbitMQ of the tests."""
-    if os.environ.get("RMQ_TEST_URL"):
-        return "RabbitMQ: the one that RMQ_TEST_URL names."
-    lack = "" if install_for(None) else service()
-    if lack and apt.may_install():
+    """Return a sentence about the RabbitMQ of the tests; exit if there is none and all services are required."""
+    named = os.environ.get("RMQ_TEST_URL")
+    lack = "" if install_for(None) and not named else service(named or DEFAULT)
+    if lack and not named and apt.may_install():
         install()
     found = install_for(None)
-    if found:
+    if found and not named:
         return f"RabbitMQ: private nodes of {found.version}."
-    if not lack:
-        return "RabbitMQ: the one on 127.0.0.1:5672, in virtual hosts of the tests' own."
-    return f"RabbitMQ: none; the tests that need a real one are skipped. {lack}"
+    if lack and os.environ.get("RMQ_TEST_REQUIRE") == "all":
+        sys.exit(f"RabbitMQ: none, and RMQ_TEST_REQUIRE=all. {lack}")
+    if lack:
+        return f"RabbitMQ: none; the tests that need a real one are skipped. {lack}"
+    if named:
+        return "RabbitMQ: the one that RMQ_TEST_URL names."
+    return "RabbitMQ: the one on 127.0.0.1:5672, in virtual hosts of the tests' own."
 
 
-def service() -> str:
-    """Return why no RabbitMQ of this machine lets the tests create virtual hosts; empty if one does."""
-    if not shakes_hands(5672):
+def service(url: str) -> str:
+    """Return why no RabbitMQ at this address lets the tests create virtual hosts; empty if one does."""
+    if url == DEFAULT and not shakes_hands(5672):
         return "Install rabbitmq-server or set RMQ_TEST_URL."
     try:
-        named_broker(DEFAULT)
+        named_broker(url)
     except Unavailable as lack:
         return str(lack)
     return ""
