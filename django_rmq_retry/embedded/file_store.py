@@ -40,7 +40,7 @@ _SOONER = 1e-6
 _MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
-_UNTOUCHED: tuple[int, MessagePlace, None, None, bool, None, int, int] = (0, "fresh", None, None, False, None, 0, 0)
+_UNTOUCHED: tuple[int, MessagePlace, None, None, int, int, int, int] = (0, "fresh", None, None, 0, 0, 0, 0)
 
 _SCHEMA = """
 CREATE TABLE queues (number INTEGER PRIMARY KEY, name BLOB UNIQUE NOT NULL, arguments TEXT NOT NULL);
@@ -344,18 +344,17 @@ class FileStore(DurableStore):
         moved: list[tuple[int, KeptMessage]] = []
         for row_id, exchange, key, raw, body, expires, past in self._file.execute("SELECT * FROM messages ORDER BY id"):
             turn, place, until, reason, redelivered, count, unkept, acquired = places.get(row_id, _UNTOUCHED)
-            one = KeptMessage(
-                queue=names[row_id >> _SHIFT],
+            entry = Entry(
+                message_of(exchange, key, raw, body, past),
                 position=row_id & ((1 << _SHIFT) - 1),
-                message=message_of(exchange, key, raw, body, past),
                 expires=NEVER if expires is None else expires - self._epoch - _SOONER,
-                place=place,
-                detail=reason if until is None else until - self._epoch - _SOONER,
-                redelivered=bool(redelivered),
                 count=count,
                 unkept=unkept,
                 acquired=acquired,
+                redelivered=bool(redelivered),
             )
+            detail = reason if until is None else until - self._epoch - _SOONER
+            one = KeptMessage(queue=names[row_id >> _SHIFT], entry=entry, place=place, detail=detail)
             if place == "fresh":
                 yield one
             else:

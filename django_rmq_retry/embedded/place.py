@@ -19,9 +19,11 @@ NO_BROKER = (
     "The broker embedded:// is not running. Start `manage.py rmq_consume`, which starts it too, or "
     "`manage.py rmq_broker`; or set RMQ_RETRY['URL'] to a RabbitMQ, such as amqp://user:password@host:5672/vhost."
 )
+LOG_NAME, FILE_NAME = "broker.log", "broker.sqlite3"
+"""In the folder: the log of a broker that a consumer started, and the file that survives a broker."""
 _NAME = "django-rmq-retry-"
-_LOCK, _NOTE, _LOG, _FILE = "lock", "broker.json", "broker.log", "broker.sqlite3"
-_TRIES, _PAUSE = 10, 0.05
+_LOCK, _NOTE = "lock", "broker.json"
+_TRIES, _PAUSE_SECONDS = 10, 0.05
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -72,16 +74,6 @@ def place_of(folder: Path) -> RunningBroker:
     raise NotRunning(folder)
 
 
-def log_of(folder: Path) -> Path:
-    """The log of a broker that a consumer started."""
-    return folder / _LOG
-
-
-def file_of(folder: Path) -> Path:
-    """The broker's file, which survives it."""
-    return folder / _FILE
-
-
 def prepare(folder: Path) -> None:
     """Create the folder."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +116,7 @@ def _taken(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        time.sleep(_PAUSE)
+        time.sleep(_PAUSE_SECONDS)
         return False
     return True
 

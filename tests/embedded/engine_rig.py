@@ -12,7 +12,7 @@ from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.embedded.engine.store import DurableStore
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
-from tests.embedded.rig import SOON, Arrival, Declared, Refusal
+from tests.embedded.answers import SOON, Arrival, Declared, Refusal, Taking
 
 EPOCH = 1_700_000_000.0
 
@@ -33,7 +33,7 @@ class EngineRig:
         pass
 
 
-class EngineClient:
+class EngineClient(Taking):
     def __init__(self, rig: EngineRig) -> None:
         self.rig = rig
         self.session = ClientSession(rig.vhost)

@@ -15,7 +15,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
-from tests.embedded.rig import SOON, Arrival, Declared, Refusal
+from tests.embedded.answers import SOON, Arrival, Declared, Refusal, Taking
 
 STEP = 0.01
 CLOSED = (ChannelClosedByBroker, ConnectionClosedByBroker)
@@ -44,7 +44,7 @@ class RabbitRig:
                 client.connection.close()
 
 
-class RabbitClient:
+class RabbitClient(Taking):
     def __init__(self, url: str) -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(url))
         self.channel = self.connection.channel()

@@ -199,5 +199,5 @@ class Clients40(Clients):
 
 TestConservation43 = Clients.TestCase
 TestConservation40 = Clients40.TestCase
-THOROUGH = settings(max_examples=60, stateful_step_count=60, deadline=None)
+THOROUGH = settings(max_examples=30, stateful_step_count=60, deadline=None)
 TestConservation43.settings = TestConservation40.settings = THOROUGH

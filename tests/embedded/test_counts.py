@@ -23,12 +23,6 @@ WAYS = {
 }
 
 
-def taken(client: Client, queue: str) -> Arrival:
-    found = client.get(queue)
-    assert found is not None
-    return found
-
-
 def told(arrival: Arrival) -> tuple[int | None, int | None, bool]:
     """x-delivery-count, x-acquired-count, redelivered."""
     headers = arrival.headers
@@ -41,7 +35,7 @@ def suffer(rig: Rig, client: Client, ways: str) -> Client:
     for way in ways.split():
         if way == "expire":
             break
-        held = taken(client, "a")
+        held = client.take("a")
         if way == "cut":
             client.cut()
             client = rig.connect()
@@ -62,7 +56,7 @@ def test_a_dead_letter_shows_its_delivery_count(rig: Rig, kind: str, target: str
     found = {}
     for ways in WAYS:
         client = suffer(rig, client, ways)
-        arrival = taken(client, "b")
+        arrival = client.take("b")
         found[ways] = told(arrival)
         client.ack(arrival)
 
@@ -84,8 +78,8 @@ def test_a_delivery_count_passes_through_a_classic_queue(rig: Rig) -> None:
     client.queue("b", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "c"})
     client.queue("c", QUORUM)
     client = suffer(rig, client, "reject")
-    client.reject(taken(client, "b"), requeue=False)
-    arrival = taken(client, "c")
+    client.reject(client.take("b"), requeue=False)
+    arrival = client.take("c")
 
     assert told(arrival) == {3: (0, None, False), (4, 0): (1, None, True)}.get(
         3 if rig.version < (4, 0) else rig.version, (2, 2, True)
@@ -101,7 +95,7 @@ def test_the_count_continues_through_wait_queues_since_version_4(rig: Rig, wait:
     client.publish("main", "x")
     counts = []
     for _ in range(6):
-        arrival = taken(client, "main")
+        arrival = client.take("main")
         counts.append(arrival.headers.get("x-delivery-count"))
         client.reject(arrival, requeue=False)
 
@@ -127,7 +121,7 @@ def test_a_message_over_the_delivery_limit_has_no_count_on_4_0(rig: Rig) -> None
     client.queue("a", limited)
     client.queue("b", QUORUM)
     client = suffer(rig, client, "back back")
-    arrival = taken(client, "b")
+    arrival = client.take("b")
 
     assert arrival.deaths == [("a", "delivery_limit", 1)]
     assert told(arrival) == {3: (0, None, False), (4, 0): (None, None, False)}.get(
@@ -140,8 +134,8 @@ def test_a_requeue_in_the_next_queue_shows_that_queues_count(rig: Rig) -> None:
     client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     client.queue("b", QUORUM)
     client = suffer(rig, client, "back reject")
-    client.reject(taken(client, "b"))
-    arrival = taken(client, "b")
+    client.reject(client.take("b"))
+    arrival = client.take("b")
 
     assert told(arrival) == ((3, 1, True) if rig.version >= (4, 3) else (1, None, True))
 
@@ -162,7 +156,7 @@ def test_a_limit_of_minus_one_means_none_only_since_version_4(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-delivery-limit": -1})
     client.publish("q", "x")
-    client.reject(taken(client, "q"))
+    client.reject(client.take())
 
     assert (client.get("q", within=0.3) is not None) == (rig.version >= (4, 0))
 
@@ -175,7 +169,7 @@ def test_version_4_3_counts_across_dead_lettering_and_drops_the_message(rig: Rig
     )
     client.publish("main", "x")
     for _ in range(20):
-        client.reject(taken(client, "main"), requeue=False)
-    client.reject(taken(client, "main"))
+        client.reject(client.take("main"), requeue=False)
+    client.reject(client.take("main"))
 
     assert (client.get("main", within=1) is not None) == (rig.version < (4, 3))

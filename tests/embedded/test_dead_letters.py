@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.embedded.rig import BOTH, QUORUM, Arrival, Client, Rig
+from tests.embedded.rig import BOTH, QUORUM, Client, Rig
 
 pytestmark = pytest.mark.contract
 
@@ -16,19 +16,13 @@ def loop(client: Client, kind: str) -> None:
     client.queue("wait", {**BOTH[kind], **BACK, "x-message-ttl": 60})
 
 
-def taken(client: Client, queue: str) -> Arrival:
-    found = client.get(queue)
-    assert found is not None
-    return found
-
-
 def test_a_loop_counts_each_queue_and_reason_with_the_newest_first(rig: Rig, kind: str) -> None:
     client = rig.connect()
     loop(client, kind)
     client.publish("main", "a")
     seen = []
     for _ in range(4):
-        arrival = taken(client, "main")
+        arrival = client.take("main")
         seen.append(arrival.deaths)
         client.nack(arrival, requeue=False)
 
@@ -44,8 +38,8 @@ def test_the_first_and_the_last_death_have_headers_of_their_own(rig: Rig, kind: 
     client = rig.connect()
     loop(client, kind)
     client.publish("main", "a")
-    client.reject(taken(client, "main"), requeue=False)
-    headers = taken(client, "main").headers
+    client.reject(client.take("main"), requeue=False)
+    headers = client.take("main").headers
     first = [headers.get(f"x-first-death-{name}") for name in ("queue", "reason", "exchange")]
     last = [headers.get(f"x-last-death-{name}") for name in ("queue", "reason", "exchange")]
 
@@ -60,8 +54,8 @@ def test_a_death_shows_where_the_message_had_been_published(rig: Rig, kind: str)
     client.queue("dead")
     client.bind("main", "in", "a.*")
     client.publish("a.b", "x", exchange="in")
-    client.reject(taken(client, "main"), requeue=False)
-    arrival = taken(client, "dead")
+    client.reject(client.take("main"), requeue=False)
+    arrival = client.take("dead")
     death = arrival.headers["x-death"][0]
 
     assert (arrival.exchange, arrival.key) == ("", "dead")
@@ -77,8 +71,8 @@ def test_without_a_key_of_its_own_a_dead_letter_keeps_its_key(rig: Rig, kind: st
     client.bind("dead", "dlx", "ma*.#")
     client.bind("dead", "dlx", "main")
     client.publish("main", "x")
-    client.reject(taken(client, "main"), requeue=False)
-    arrival = taken(client, "dead")
+    client.reject(client.take("main"), requeue=False)
+    arrival = client.take("dead")
 
     assert (arrival.exchange, arrival.key) == ("dlx", "main")
     assert client.get("dead", within=0.1) is None
@@ -89,7 +83,7 @@ def test_an_expiration_is_taken_off_and_reported_in_x_death(rig: Rig, kind: str)
     client.queue("main", {**BOTH[kind], **AWAY})
     client.queue("dead")
     client.publish("main", "x", expiration="50", headers={"mine": 7}, message_id="m1")
-    arrival = taken(client, "dead")
+    arrival = client.take("dead")
 
     assert arrival.expiration is None
     assert arrival.headers["mine"] == 7
@@ -103,7 +97,7 @@ def test_three_automatic_deaths_are_ordered_by_recency_since_version_4(rig: Rig)
         client.queue(name, {"x-message-ttl": 20, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": after})
     client.queue("end")
     client.publish("q4", "x")
-    names = [queue for queue, _, _ in taken(client, "end").deaths]
+    names = [queue for queue, _, _ in client.take("end").deaths]
 
     assert names == (["q0", "q2", "q4"] if rig.version >= (4, 0) else ["q0", "q4", "q2"])
 
@@ -128,31 +122,18 @@ def test_a_loop_of_expirations_after_a_reject_continues_only_on_3_10(rig: Rig) -
     client.queue("main", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait", "x-message-ttl": 50})
     client.queue("wait", {**BACK, "x-message-ttl": 50})
     client.publish("main", "x")
-    client.reject(taken(client, "main"), requeue=False)
+    client.reject(client.take("main"), requeue=False)
     rig.wait(0.4)
     left = client.get("main", within=0.5)
 
     assert (left is not None) == (rig.version < (4, 0))
 
 
-def test_messages_dropped_for_length_are_dead_lettered_oldest_first(rig: Rig, kind: str) -> None:
-    client = rig.connect()
-    client.queue("main", {**BOTH[kind], **AWAY, "x-max-length": 2})
-    client.queue("dead")
-    for number in range(5):
-        client.publish("main", str(number))
-    found = [taken(client, "dead") for _ in range(3)]
-
-    assert [one.text for one in found] == ["0", "1", "2"]
-    assert found[0].deaths == [("main", "maxlen", 1)]
-    assert [taken(client, "main").text for _ in range(2)] == ["3", "4"]
-
-
 def test_a_message_is_lost_where_no_exchange_or_queue_takes_it(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "nowhere"})
     client.publish("main", "x")
-    client.reject(taken(client, "main"), requeue=False)
+    client.reject(client.take("main"), requeue=False)
 
     assert client.get("main", within=0.1) is None
 
@@ -169,24 +150,13 @@ def test_at_least_once_keeps_an_unroutable_dead_letter(rig: Rig) -> None:
     client.bind("after", "away", "after")
     for key in ("nowhere", "after"):
         client.publish(key, "x", exchange="in")
-        client.reject(taken(client, "main"), requeue=False)
+        client.reject(client.take("main"), requeue=False)
     # Dead letters leave in their order: the broker has tried the first one once the second one is there.
-    taken(client, "after")
+    client.take("after")
     client.bind("dead", "away", "nowhere")
 
     assert client.queue("main", passive=True).messages == 0
     assert client.get("dead", within=0.2) is None
-
-
-def test_at_least_once_arrives_where_a_queue_takes_it(rig: Rig) -> None:
-    client = rig.connect()
-    careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    client.queue("main", {**QUORUM, **careful, **AWAY})
-    client.queue("dead", QUORUM)
-    client.publish("main", "x")
-    client.reject(taken(client, "main"), requeue=False)
-
-    assert taken(client, "dead").deaths == [("main", "rejected", 1)]
 
 
 def test_an_x_death_that_a_client_sent_counts_on_3_10_only(rig: Rig) -> None:
@@ -195,11 +165,11 @@ def test_an_x_death_that_a_client_sent_counts_on_3_10_only(rig: Rig) -> None:
     client.queue("dead")
     forged = [{"queue": "main", "reason": "rejected", "count": 99, "exchange": "", "routing-keys": ["main"]}]
     client.publish("main", "x", headers={"x-death": forged})
-    first = taken(client, "main")
+    first = client.take("main")
     client.reject(first, requeue=False)
 
     assert first.deaths == [("main", "rejected", 99)]
-    assert taken(client, "dead").deaths == [("main", "rejected", 100 if rig.version < (4, 0) else 1)]
+    assert client.take("dead").deaths == [("main", "rejected", 100 if rig.version < (4, 0) else 1)]
 
 
 def test_a_dead_letter_is_routed_by_its_cc_keys_too(rig: Rig) -> None:
@@ -210,8 +180,8 @@ def test_a_dead_letter_is_routed_by_its_cc_keys_too(rig: Rig) -> None:
         client.queue(name)
         client.bind(name, "dlx", "main" if name == "one" else "copy")
     client.publish("main", "x", headers={"CC": ["copy"]})
-    client.reject(taken(client, "main"), requeue=False)
-    found = [taken(client, "one"), taken(client, "two")]
+    client.reject(client.take("main"), requeue=False)
+    found = [client.take("one"), client.take("two")]
 
     assert [one.headers["x-death"][0]["routing-keys"] for one in found] == [["main", "copy"]] * 2
 
@@ -222,34 +192,23 @@ def test_a_dead_letter_routing_key_replaces_the_cc_keys(rig: Rig) -> None:
     for name in ("dead", "copy"):
         client.queue(name)
     client.publish("main", "x", headers={"CC": ["copy"]})
-    assert taken(client, "copy").text == "x"
-    client.reject(taken(client, "main"), requeue=False)
-    arrival = taken(client, "dead")
+    assert client.take("copy").text == "x"
+    client.reject(client.take("main"), requeue=False)
+    arrival = client.take("dead")
 
     assert ("CC" in arrival.headers) == (rig.version >= (4, 0))
     assert client.get("copy", within=0.1) is None
-
-
-def test_reject_publish_dlx_nacks_and_dead_letters_on_a_classic_queue(rig: Rig) -> None:
-    client = rig.connect()
-    client.queue("main", {**AWAY, "x-max-length": 1, "x-overflow": "reject-publish-dlx"})
-    client.queue("dead")
-    outcomes = [client.publish("main", name) for name in "ab"]
-
-    assert outcomes == ["ack", "nack"]
-    assert taken(client, "dead").deaths == [("main", "maxlen", 1)]
-    assert taken(client, "main").text == "a"
 
 
 def test_the_time_of_a_death_is_that_of_the_first_of_its_kind(rig: Rig, kind: str) -> None:
     client = rig.connect()
     loop(client, kind)
     client.publish("main", "a")
-    client.reject(taken(client, "main"), requeue=False)
-    first = taken(client, "main")
+    client.reject(client.take("main"), requeue=False)
+    first = client.take("main")
     rig.wait(2.1)
     client.reject(first, requeue=False)
-    second = taken(client, "main")
+    second = client.take("main")
 
     assert [death["time"] for death in second.headers["x-death"]] == [
         death["time"] for death in first.headers["x-death"]
@@ -265,7 +224,7 @@ def test_a_message_over_the_delivery_limit_does_not_return_to_its_queue(rig: Rig
     )
     client.queue("wait", {**BACK, "x-message-ttl": 60})
     client.publish("main", "x")
-    client.reject(taken(client, "main"))
+    client.reject(client.take("main"))
 
     assert client.get("main", within=0.5) is None
     assert client.queue("wait", passive=True).messages == 0
@@ -279,11 +238,11 @@ def test_an_internal_exchange_accepts_dead_letters_and_alternates(rig: Rig, kind
     client.queue("end")
     client.bind("end", "inside")
     client.publish("main", "dead")
-    client.reject(taken(client, "main"), requeue=False)
-    first = taken(client, "end")
+    client.reject(client.take("main"), requeue=False)
+    first = client.take("end")
     outcome = client.publish("nowhere", "stray", exchange="outside", mandatory=True)
 
-    assert (first.text, outcome, taken(client, "end").text) == ("dead", "ack", "stray")
+    assert (first.text, outcome, client.take("end").text) == ("dead", "ack", "stray")
 
 
 def test_a_dead_letter_that_its_exchange_cannot_route_goes_to_the_alternate(rig: Rig, kind: str) -> None:
@@ -294,9 +253,9 @@ def test_a_dead_letter_that_its_exchange_cannot_route_goes_to_the_alternate(rig:
     client.queue("end")
     client.bind("end", "spare")
     client.publish("main", "x")
-    client.reject(taken(client, "main"), requeue=False)
+    client.reject(client.take("main"), requeue=False)
 
-    assert taken(client, "end").deaths == [("main", "rejected", 1)]
+    assert client.take("end").deaths == [("main", "rejected", 1)]
 
 
 def test_a_dead_letter_is_routed_by_its_headers(rig: Rig, kind: str) -> None:
@@ -307,11 +266,11 @@ def test_a_dead_letter_is_routed_by_its_headers(rig: Rig, kind: str) -> None:
         client.queue(queue)
         client.bind(queue, "dlx", "", {"x-match": "all-with-x", "x-first-death-reason": reason})
     client.publish("main", "x", expiration="20")
-    found = taken(client, "expired")
+    found = client.take("expired")
     client.publish("main", "y")
-    client.reject(taken(client, "main"), requeue=False)
+    client.reject(client.take("main"), requeue=False)
 
-    assert (found.text, taken(client, "rejected").text) == ("x", "y")
+    assert (found.text, client.take("rejected").text) == ("x", "y")
 
 
 def test_deleted_and_purged_messages_are_not_dead_lettered(rig: Rig, kind: str) -> None:

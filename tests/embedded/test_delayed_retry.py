@@ -6,17 +6,11 @@ from time import monotonic
 import pytest
 
 from tests.embedded.engine_rig import EngineRig
-from tests.embedded.rig import QUORUM, Arrival, Client, Refusal, Rig
+from tests.embedded.rig import QUORUM, Client, Refusal, Rig
 
 pytestmark = pytest.mark.contract
 
 DELAYED = {**QUORUM, "x-delayed-retry-type": "all", "x-delayed-retry-min": 300, "x-delayed-retry-max": 700}
-
-
-def taken(client: Client) -> Arrival:
-    found = client.get("q")
-    assert found is not None
-    return found
 
 
 def now(rig: Rig) -> float:
@@ -25,13 +19,13 @@ def now(rig: Rig) -> float:
 
 def waited(rig: Rig, client: Client, way: str) -> float:
     """The delay of a message that was returned in this way."""
-    held = taken(client)
+    held = client.take()
     start = now(rig)
     if way == "reject":
         client.reject(held)
     else:
         client.nack(held)
-    back = taken(client)
+    back = client.take()
     client.nack(back, requeue=False)
     return now(rig) - start
 
@@ -42,7 +36,7 @@ def test_a_delayed_retry_grows_with_each_failure_up_to_its_maximum(rig: Rig) -> 
     client.publish("q", "x")
     times = []
     for _ in range(4):
-        held = taken(client)
+        held = client.take()
         times.append(now(rig))
         client.reject(held)
     waits = [later - earlier for earlier, later in pairwise(times)]
@@ -88,10 +82,10 @@ def test_messages_of_a_closed_channel_or_connection_count_as_failed(
         "q", {**DELAYED, "x-delayed-retry-type": kind, "x-delayed-retry-min": 1500, "x-delayed-retry-max": 3000}
     )
     client.publish("q", "x")
-    taken(client)
+    client.take()
     start = now(rig)
     client.close_channel() if way == "close_channel" else client.cut()
-    back = taken(other)
+    back = other.take()
 
     assert back.redelivered
     assert (now(rig) - start > 1.4) == (delayed and rig.version >= (4, 3))
@@ -102,8 +96,8 @@ def test_a_delayed_message_is_overtaken_and_not_ready_and_can_be_purged(rig: Rig
     client.queue("q", {**DELAYED, "x-delayed-retry-min": 60_000, "x-delayed-retry-max": 60_000, "x-delivery-limit": 9})
     for body in "ab":
         client.publish("q", body)
-    client.reject(taken(client))
-    next_one = taken(client)
+    client.reject(client.take())
+    next_one = client.take()
     later = rig.version >= (4, 3)
 
     assert next_one.text == ("b" if later else "a")
@@ -118,10 +112,9 @@ def test_delayed_retries_end_at_the_delivery_limit(rig: Rig) -> None:
     client.queue("dead")
     client.publish("q", "x")
     for _ in range(3):
-        client.reject(taken(client))
-    dead = client.get("dead")
+        client.reject(client.take())
+    dead = client.take("dead")
 
-    assert dead is not None
     assert dead.deaths == [("q", "delivery_limit", 1)]
 
 
@@ -143,9 +136,9 @@ def test_version_4_3_shows_how_often_a_message_was_acquired(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", QUORUM)
     client.publish("q", "x")
-    client.nack(taken(client))
-    client.reject(taken(client))
-    headers = taken(client).headers
+    client.nack(client.take())
+    client.reject(client.take())
+    headers = client.take().headers
 
     assert (headers.get("x-acquired-count"), headers["x-delivery-count"]) == (
         (2, 1) if rig.version >= (4, 3) else (None, 2)
@@ -163,4 +156,4 @@ def test_a_quorum_queue_of_4_0_serves_two_high_priorities_per_low_one(rig: Rig) 
         (4, 3): ["h2", "h1", "h3", "h4", "l2", "l1"],
     }
 
-    assert [taken(client).text for _ in range(6)] == orders[rig.version[0], rig.version[1]]
+    assert [client.take().text for _ in range(6)] == orders[rig.version[0], rig.version[1]]

@@ -81,8 +81,7 @@ def test_chained_expirations_happen_at_their_own_times() -> None:
     client.queue("end")
     client.publish("a", "x")
     rig.wait(60)
-    found = client.get("end")
-    assert found is not None
+    found = client.take("end")
     times = [death["time"].timestamp() - EPOCH for death in found.headers["x-death"]]
 
     assert times == [3.0, 1.0]
@@ -158,8 +157,7 @@ def test_at_least_once_resends_only_missing_copies_after_3_minutes() -> None:
     for name in ("free", "full"):
         client.bind(name, "dlx")
     client.publish("main", "x")
-    found = client.get("main")
-    assert found is not None
+    found = client.take("main")
     client.reject(found, requeue=False)
     assert rig.vhost.router.queues["main"].pending == 1
     client.delete_queue("full")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.embedded.rig import BOTH, QUORUM, Client, Rig
+from tests.embedded.rig import BOTH, Client, Rig
 
 pytestmark = pytest.mark.contract
 
@@ -47,9 +47,8 @@ def test_taking_the_head_lets_an_overdue_message_expire(rig: Rig, kind: str) -> 
     client.publish("wait", "stays")
     client.publish("wait", "short", expiration="50")
     rig.wait(0.15)
-    taken = client.get("wait")
+    taken = client.take("wait")
 
-    assert taken is not None
     assert taken.text == "stays"
     assert order(client, 1) == ["short"]
 
@@ -77,17 +76,16 @@ def test_an_unacked_message_expires_only_after_its_requeue(rig: Rig, kind: str) 
     client = rig.connect()
     waiting(client, kind, message_ttl=100)
     client.publish("wait", "x")
-    held = client.get("wait")
-    assert held is not None
+    held = client.take("wait")
     assert client.get("end", within=0.3) is None
     client.nack(held)
 
     assert order(client, 1) == ["x"]
 
 
-def test_expiration_zero_reaches_a_waiting_consumer_of_a_classic_queue(rig: Rig) -> None:
+def test_expiration_zero_reaches_a_waiting_consumer(rig: Rig, kind: str) -> None:
     client = rig.connect()
-    waiting(client, "classic")
+    waiting(client, kind)
     client.publish("wait", "no consumer", expiration="0")
     assert order(client, 1) == ["no consumer"]
     client.consume("wait", no_ack=True)
@@ -158,26 +156,6 @@ def test_a_consumer_keeps_a_queue_alive(rig: Rig) -> None:
     assert client.publish("q", "x", mandatory=True) == "returned"
 
 
-def test_a_full_classic_queue_nacks_exactly_at_its_limit(rig: Rig) -> None:
-    client = rig.connect()
-    client.queue("q", {"x-max-length": 2, "x-overflow": "reject-publish"})
-
-    assert [client.publish("q", "x") for _ in range(4)] == ["ack", "ack", "nack", "nack"]
-    assert client.purge("q") == 2
-    assert client.publish("q", "x") == "ack"
-
-
-def test_a_full_quorum_queue_accepts_one_message_too_many(rig: Rig) -> None:
-    client = rig.connect()
-    client.queue("q", {**QUORUM, "x-max-length": 2, "x-overflow": "reject-publish"})
-    for _ in range(3):
-        assert client.publish("q", "x") == "ack"
-    rig.wait(0.2)
-
-    assert client.publish("q", "x") == "nack"
-    assert client.queue("q", passive=True).messages == 3
-
-
 def test_unacked_messages_do_not_count_towards_the_length(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("q", {**BOTH[kind], "x-max-length": 1})
@@ -186,9 +164,8 @@ def test_unacked_messages_do_not_count_towards_the_length(rig: Rig, kind: str) -
     client.publish("q", "b")
     assert held is not None
     client.ack(held)
-    found = client.get("q")
+    found = client.take()
 
-    assert found is not None
     assert found.text == "b"
 
 

@@ -59,8 +59,7 @@ def test_only_a_full_quorum_queue_accepts_dead_letters(rig: Rig, kind: str, targ
     before = client.queue("q", passive=True).messages
     for body in "fgh":
         client.publish("source", body)
-        found = client.get("source")
-        assert found is not None
+        found = client.take("source")
         client.reject(found, requeue=False)
     rig.wait(0.3)
     wait_until(lambda: client.queue("q", passive=True).messages == after)
@@ -77,8 +76,7 @@ def test_a_full_queue_refuses_at_least_once_dead_letters(rig: Rig) -> None:
     # The worker that carries such dead letters learns from its first that the queue is full.
     for body in "ef":
         client.publish("source", body)
-        found = client.get("source")
-        assert found is not None
+        found = client.take("source")
         client.reject(found, requeue=False)
         rig.wait(0.3)
 
@@ -99,9 +97,8 @@ def test_a_message_above_the_byte_limit_is_dead_lettered(rig: Rig, kind: str) ->
     client.queue("q", {**BOTH[kind], **AWAY, "x-max-length-bytes": 4})
     client.queue("dead")
     client.publish("q", "abcde")
-    dead = client.get("dead")
+    dead = client.take("dead")
 
-    assert dead is not None
     assert dead.deaths == [("q", "maxlen", 1)]
     assert client.get("q", within=0.1) is None
 

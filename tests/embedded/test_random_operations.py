@@ -185,7 +185,7 @@ def seen_since_3(arrival: Arrival) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("work", [Work, QuorumWork])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_operations_have_equal_results_on_both_brokers(vhost: Vhost, seed: int, work: type[Work]) -> None:
     rabbit = RabbitRig(vhost.url, vhost.version)
     if rabbit.version < (4, 0) and work is QuorumWork:

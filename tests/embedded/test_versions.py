@@ -3,16 +3,10 @@
 import pytest
 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, V4_3, behaviour
-from tests.embedded.engine_rig import EngineClient, EngineRig
-from tests.embedded.rig import QUORUM, Arrival, Refusal
+from tests.embedded.engine_rig import EngineRig
+from tests.embedded.rig import QUORUM
 
 DELAYED = {**QUORUM, "x-delayed-retry-type": "all", "x-delayed-retry-min": 300, "x-delayed-retry-max": 700}
-
-
-def taken(client: EngineClient, queue: str, *, within: float = 5.0) -> Arrival:
-    found = client.get(queue, within=within)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(
@@ -35,18 +29,8 @@ def test_the_engines_delayed_retry_grows_up_to_its_maximum() -> None:
     client.publish("q", "x")
     times = []
     for _ in range(4):
-        found = taken(client, "q")
+        found = client.take()
         times.append(round(rig.vhost.clock.now, 3))
         client.reject(found)
 
     assert times == [0.0, 0.3, 0.9, 1.6]
-
-
-@pytest.mark.parametrize("version", ["4.0", "4.3"])
-def test_a_message_may_have_16_mebibytes(version: str) -> None:
-    client = EngineRig(version).connect()
-    client.queue("q")
-    body = bytes(16 * 2**20)
-    client.channel.publish("", "q", b"\0\0", body)
-    with pytest.raises(Refusal, match=f"message size {len(body) + 1} is larger than configured max size {len(body)}"):
-        client.publish("q", "x" * (len(body) + 1))

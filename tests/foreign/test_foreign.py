@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.foreign import running
-from tests.foreign.__main__ import NAMES, port_of
+from tests.foreign.__main__ import NAMES
 from tests.foreign.judging import EXPECTED, Outcomes, expected, problems
-from tests.foreign.running import note, run
+from tests.foreign.running import run
 from tests.foreign.sources import PIKA
 from tests.foreign.suites import NODE, PYTEST, Suite
 
@@ -57,14 +57,6 @@ def test_the_lines_of_pytest_are_understood(tmp_path: Path) -> None:
     assert outcomes == Outcomes(passed=["t.py::T::one"], failed=["t.py::T::two"])
 
 
-def test_a_test_that_fails_in_teardown_counts_as_failed() -> None:
-    outcomes = Outcomes()
-    note(outcomes, "a", "PASSED")
-    note(outcomes, "a", "ERROR")
-
-    assert outcomes == Outcomes(failed=["a"])
-
-
 def test_a_test_that_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PATIENCE", 0.5)
     hanging = shell("printf 't.py::T::one PASSED\\nt.py::T::two '; exec tail -f /dev/null")
@@ -80,8 +72,3 @@ def test_a_suite_that_exits_with_an_error_without_a_failed_test_is_reported(tmp_
 
     assert len(outcomes.broken) == 1
     assert "ended with code 3 at a, though no test had failed" in outcomes.broken[0]
-
-
-@pytest.mark.parametrize(("url", "port"), [("amqp://127.0.0.1", 5672), ("amqp://guest:guest@localhost:25672/", 25672)])
-def test_the_port_is_read_from_the_url_of_a_local_broker(url: str, port: int) -> None:
-    assert port_of(url) == port

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from django_rmq_retry.embedded.engine.queue import BrokerQueue
 from django_rmq_retry.embedded.engine.refusals import RequestRefused, locked, missing, shown
-from django_rmq_retry.embedded.engine.routing import TYPES, BrokerBinding, Destination, check_match
+from django_rmq_retry.embedded.engine.routing import TYPES, BrokerBinding, check_match
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, type_name
 from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 
@@ -83,7 +83,7 @@ class Declaring:
 
     def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
         binding = self._exchange_binding(destination, source, key, arguments)
-        _check_match(binding)
+        check_match(binding)
         self.vhost.router.bind(binding)
 
     def exchange_unbind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
@@ -128,7 +128,7 @@ class Declaring:
 
     def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
         binding = self._queue_binding(queue, exchange, key, arguments)
-        _check_match(binding)
+        check_match(binding)
         if isinstance(binding.destination, BrokerQueue):
             self._check_mine(binding.destination)
         self.vhost.router.bind(binding)
@@ -187,23 +187,17 @@ class Declaring:
 
     def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> BrokerBinding:
         name = self._named(queue)
+        _refuse_default(exchange)
+        source = self.vhost.exchange(exchange)
         # An empty key with an empty queue name stands for the name of that queue (AMQP 0-9-1, queue.bind).
-        return self._binding(exchange, "queue", name, name if not queue and not key else key, arguments=arguments)
+        key = name if not queue and not key else key
+        return BrokerBinding(source, self.vhost.queue(name), key, dict(arguments or {}))
 
     def _exchange_binding(self, destination: str, source: str, key: str, arguments: Arguments) -> BrokerBinding:
         _refuse_default(destination)
-        return self._binding(source, "exchange", destination, key, arguments=arguments)
-
-    def _binding(self, source: str, what: str, name: str, key: str, *, arguments: Arguments) -> BrokerBinding:
         _refuse_default(source)
         start = self.vhost.exchange(source)
-        end: Destination = self.vhost.queue(name) if what == "queue" else self.vhost.exchange(name)
-        return BrokerBinding(start, end, key, dict(arguments or {}))
-
-
-def _check_match(binding: BrokerBinding) -> None:
-    if binding.source.spec.type == "headers":
-        check_match(binding.arguments)
+        return BrokerBinding(start, self.vhost.exchange(destination), key, dict(arguments or {}))
 
 
 def _stripped(name: str) -> str:

@@ -127,11 +127,11 @@ def _once(bindings: Iterable[BrokerBinding]) -> tuple[Destination, ...]:
     return tuple(dict.fromkeys(one.destination for one in bindings))
 
 
-def check_match(arguments: Mapping[str, object]) -> None:
+def check_match(binding: BrokerBinding) -> None:
     """Refuse a binding to a headers exchange with an invalid x-match."""
-    if "x-match" not in arguments:
+    if binding.source.spec.type != "headers" or "x-match" not in binding.arguments:
         return
-    mode = arguments["x-match"]
+    mode = binding.arguments["x-match"]
     if not isinstance(mode, str):
         what = f"type {type_name(mode)} (value {shown_value(mode)}); expected longstr"
         raise RequestRefused(406, f"Invalid x-match field {what}")

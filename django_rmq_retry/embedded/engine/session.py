@@ -83,13 +83,8 @@ def _bind(vhost: Vhost, kept: KeptBinding) -> None:
 
 
 def _put(queue: BrokerQueue, kept: KeptMessage, held: dict[BrokerQueue, list[Entry]]) -> None:
-    entry = Entry(kept.message, kept.position, kept.expires)
-    queue.position = max(queue.position, kept.position)
-    if kept.count is not None:
-        entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
-        entry.count, entry.unkept = kept.count, kept.unkept
-    elif kept.message.count is not None:
-        begin(entry, queue.shared.behaviour)
+    entry = kept.entry
+    queue.position = max(queue.position, entry.position)
     match kept.place, kept.detail:
         case "held", _:
             held.setdefault(queue, []).append(entry)
@@ -100,4 +95,5 @@ def _put(queue: BrokerQueue, kept: KeptMessage, held: dict[BrokerQueue, list[Ent
         case "dying", str(reason):
             queue.bury(entry, reason)
         case _:
+            begin(entry, queue.shared.behaviour)
             queue.ready.put(entry)

@@ -141,12 +141,8 @@ def _one_of(*values: str, otherwise: str) -> Problem:
     return check
 
 
-def _text(value: object) -> str | None:
-    return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
-
-
-def _flag(value: object) -> str | None:
-    return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
+def _of(kind: type) -> Problem:
+    return lambda value: None if isinstance(value, kind) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
 def _priority(value: object) -> str | None:
@@ -154,15 +150,14 @@ def _priority(value: object) -> str | None:
     return problem or (f"{{max_value_exceeded,{value}}}" if isinstance(value, int) and value > PRIORITIES else None)
 
 
-def _anything(_: object) -> str | None:
-    return None
+def _anything(_: object) -> None: ...
 
 
 _CHECKS: Mapping[str, Problem] = {
     "x-expires": lease_problem,
     "x-message-ttl": time_problem,
     "x-dead-letter-exchange": _anything,
-    "x-dead-letter-routing-key": _text,
+    "x-dead-letter-routing-key": _of(str),
     "x-dead-letter-strategy": _one_of("at-most-once", "at-least-once", otherwise="invalid_dlx_strategy"),
     "x-max-length": integer_problem,
     "x-max-length-bytes": integer_problem,
@@ -170,7 +165,7 @@ _CHECKS: Mapping[str, Problem] = {
     "x-overflow": _one_of("drop-head", "reject-publish", "reject-publish-dlx", otherwise="invalid_overflow"),
     "x-queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
     "x-queue-version": integer_problem,
-    "x-single-active-consumer": _flag,
+    "x-single-active-consumer": _of(bool),
     "x-queue-type": _one_of("classic", "quorum", otherwise="\"unsupported queue type '{}'\""),
     "x-quorum-initial-group-size": integer_problem,
     "x-queue-leader-locator": _one_of(

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.envelopes import StoredMessage
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
 
 MessagePlace = Literal["fresh", "held", "back", "delayed", "dying"]
@@ -29,18 +28,12 @@ class KeptBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptMessage:
-    """A message in a queue; times are on the clock's scale. The counts are None if the message was never delivered."""
+    """A message at its place in a queue; a "fresh" one was never delivered."""
 
     queue: str
-    position: int
-    message: StoredMessage
-    expires: float
+    entry: Entry
     place: MessagePlace = "fresh"
     detail: Detail = None
-    redelivered: bool = False
-    count: int | None = None
-    unkept: int = 0
-    acquired: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

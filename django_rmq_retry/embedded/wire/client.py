@@ -30,7 +30,7 @@ from django_rmq_retry.embedded.wire.frames import (
     write_got,
     write_method,
 )
-from django_rmq_retry.embedded.wire.methods import FRAME_MAX, Handshake, call
+from django_rmq_retry.embedded.wire.methods import MOST_FRAME_BYTES, Handshake, call
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -49,7 +49,7 @@ _header = struct.Struct(">HHQ").unpack_from
 
 FRAME_HEARTBEAT = 8
 CLOSE_OK = bytes((1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 51, 0xCE))
-PATIENCE = 10.0
+HANDSHAKE_SECONDS = 10.0
 """Seconds for the whole handshake, and for the answer to a close, however much the client sends meanwhile."""
 
 
@@ -193,10 +193,10 @@ class Client:
         """The socket is to be closed once `out` is written."""
         self.heartbeat = 0.0
         self.received_at = self.sent_at = time.monotonic()
-        self._deadline = self.received_at + PATIENCE
+        self._deadline = self.received_at + HANDSHAKE_SECONDS
         """The time at which a connection that is not open is cut."""
         self._broker = broker
-        self._frames = Frames(FRAME_MAX)
+        self._frames = Frames(MOST_FRAME_BYTES)
         self._places = Places()
         self._dialogues: dict[int, Dialogue] = {}
         self._session: ClientSession | None = None
@@ -251,7 +251,7 @@ class Client:
         self.write_events()
         self.end_session()
         self._closing = True
-        self._deadline = time.monotonic() + PATIENCE
+        self._deadline = time.monotonic() + HANDSHAKE_SECONDS
         self._write(0, spec.Connection.Close(refused.code, refused.text, refused.class_id, refused.method_id))
 
     def end_session(self) -> None:

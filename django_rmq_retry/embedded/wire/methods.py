@@ -16,9 +16,9 @@ from django_rmq_retry.messages.properties import Headers
 
 MECHANISMS = "AMQPLAIN PLAIN"
 LOCALES = "en_US"
-CHANNEL_MAX = 2047
-FRAME_MAX = 131072
-HEARTBEAT = 60
+MOST_CHANNELS = 2047
+MOST_FRAME_BYTES = 131072
+HEARTBEAT_SECONDS = 60
 _CAPABILITIES = (
     "publisher_confirms",
     "exchange_exchange_bindings",
@@ -101,8 +101,8 @@ class Handshake:
         """True if the client accepts basic.cancel from a server."""
         self.user = ""
         self.vhost: str | None = None
-        self.channel_max = CHANNEL_MAX
-        self.frame_max = FRAME_MAX
+        self.channel_max = MOST_CHANNELS
+        self.frame_max = MOST_FRAME_BYTES
         self.heartbeat = 0.0
         self._least_frame = 0
 
@@ -120,10 +120,10 @@ class Handshake:
             self.user = user_of(method.mechanism, method.response)
             self.sends_reason = True
             self.expected = spec.Connection.TuneOk
-            return spec.Connection.Tune(CHANNEL_MAX, FRAME_MAX, HEARTBEAT)
+            return spec.Connection.Tune(MOST_CHANNELS, MOST_FRAME_BYTES, HEARTBEAT_SECONDS)
         if self.expected is spec.Connection.TuneOk:
-            self.channel_max = _agreed("channel_max", method.channel_max, most=CHANNEL_MAX)
-            self.frame_max = _agreed("frame_max", method.frame_max, most=FRAME_MAX, least=self._least_frame)
+            self.channel_max = _agreed("channel_max", method.channel_max, most=MOST_CHANNELS)
+            self.frame_max = _agreed("frame_max", method.frame_max, most=MOST_FRAME_BYTES, least=self._least_frame)
             self.heartbeat = float(method.heartbeat)
             self.expected = spec.Connection.Open
             return None

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from django_rmq_retry.embedded import place
@@ -22,31 +23,23 @@ from django_rmq_retry.errors import ConfigurationError
 log = logging.getLogger("django_rmq_retry")
 
 HOST = "127.0.0.1"
-READ = 262_144
-WRITE = 262_144
-SWEEP = 1.0
+READ_BYTES = WRITE_BYTES = 262_144
+SWEEP_SECONDS = 1.0
 _BACKLOG = 512
-_FAREWELL = 2.0
+_FAREWELL_SECONDS = 2.0
 
-LINGER = 5.0
+LINGER_SECONDS = 5.0
 """Seconds without a connection after which a broker that a consumer started ends."""
-_PATIENCE, _START_PAUSE = 10.0, 0.05
+_START_SECONDS, _START_PAUSE_SECONDS = 10.0, 0.05
 
 
+@dataclass(slots=True, eq=False)
 class ServedConnection:
     """A client and its socket."""
 
-    __slots__ = ("client", "events", "sock")
-
-    def __init__(self, sock: socket.socket, client: Client) -> None:
-        self.sock = sock
-        self.client = client
-        self.events = selectors.EVENT_READ
-
-    @property
-    def wanted(self) -> int:
-        """The events to wait for. A client that does not read may be waiting for us to read."""
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.client.out else 0)
+    sock: socket.socket
+    client: Client
+    events: int = selectors.EVENT_READ
 
 
 class BrokerServer:
@@ -100,7 +93,7 @@ class BrokerServer:
         due = self.broker.clock.next_due()
         ends = [] if due is None else [due]
         if self._connections:
-            ends.append(self._swept + SWEEP)
+            ends.append(self._swept + SWEEP_SECONDS)
         elif self._linger is not None:
             ends.append(self._alone_until)
         return max(0.0, min(ends) - now) if ends else None
@@ -117,7 +110,7 @@ class BrokerServer:
                 self._accept()
             else:
                 self._wakened.recv(64)
-        if now - self._swept >= SWEEP:
+        if now - self._swept >= SWEEP_SECONDS:
             self._sweep(now)
         self._write_all(now)
 
@@ -151,7 +144,7 @@ class BrokerServer:
         if not events & selectors.EVENT_READ:
             return
         try:
-            data = connection.sock.recv(READ)
+            data = connection.sock.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -180,7 +173,7 @@ class BrokerServer:
         try:
             while out:
                 with memoryview(out) as view:
-                    sent = connection.sock.send(view[:WRITE])
+                    sent = connection.sock.send(view[:WRITE_BYTES])
                 del out[:sent]
                 client.sent_at = now
         except BlockingIOError:
@@ -192,7 +185,8 @@ class BrokerServer:
             self._drop(connection)
             return
         client.measure()
-        wanted = connection.wanted
+        # A client that does not read may be waiting for us to read.
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
         if wanted != connection.events:
             connection.events = wanted
             self._selector.modify(connection.sock, wanted, connection)
@@ -220,7 +214,7 @@ class BrokerServer:
 
     def _close_connections(self) -> None:
         """Close every connection with a reason, and wait a moment until the clients have read it."""
-        deadline = time.monotonic() + _FAREWELL
+        deadline = time.monotonic() + _FAREWELL_SECONDS
         for connection in self._connections.values():
             connection.client.close(RequestRefused(320, "broker forced connection closure with reason 'shutdown'"))
         while self._connections and (left := deadline - time.monotonic()) > 0:
@@ -246,7 +240,7 @@ def ensure(folder: Path) -> int:
         pass
     place.prepare(folder)
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    with place.log_of(folder).open("w") as output:
+    with (folder / place.LOG_NAME).open("w") as output:
         # A session of its own: Ctrl-C in a terminal stops the consumer, which needs its broker until it has ended.
         started = subprocess.run(  # noqa: S603 - the package's own module
             [sys.executable, "-m", f"{__package__}.server", str(folder)],
@@ -257,7 +251,7 @@ def ensure(folder: Path) -> int:
             start_new_session=True,
             check=False,
         )
-    return _port_when_ready(folder, patience=0.0 if started.returncode else _PATIENCE)
+    return _port_when_ready(folder, patience=0.0 if started.returncode else _START_SECONDS)
 
 
 class Keeper:
@@ -290,7 +284,7 @@ def serve(
 ) -> None:
     """Be the folder's broker until SIGTERM or SIGINT, or until no client has been connected for `linger` seconds."""
     with place.claimed(folder) as claim:
-        broker = Broker(behaviour, file=place.file_of(folder) if durable else None)
+        broker = Broker(behaviour, file=folder / place.FILE_NAME if durable else None)
         try:
             server = BrokerServer(broker, port=port, linger=linger)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -311,8 +305,8 @@ def _port_when_ready(folder: Path, *, patience: float) -> int:
         except place.NotRunning:
             if time.monotonic() >= deadline:
                 break
-        time.sleep(_START_PAUSE)
-    output = place.log_of(folder)
+        time.sleep(_START_PAUSE_SECONDS)
+    output = folder / place.LOG_NAME
     words = output.read_text(errors="replace").strip().rpartition("\n")[2]
     raise ConfigurationError(f"The embedded broker did not start: {words or 'its log is empty'} (log: {output})")
 
@@ -326,7 +320,7 @@ def _run_detached(folder: Path) -> None:
         sys.exit(0 if os.read(readable, 1) else 1)
     os.close(readable)
     try:
-        serve(folder, linger=LINGER, begun=lambda _server: _signal_ready(writable))
+        serve(folder, linger=LINGER_SECONDS, begun=lambda _server: _signal_ready(writable))
     except place.AlreadyRunning:
         _signal_ready(writable)
     except ConfigurationError as error:

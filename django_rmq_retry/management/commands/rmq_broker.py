@@ -34,7 +34,7 @@ class Command(RmqCommand):
         if not now.address().embedded:
             self.say(f"RMQ_RETRY['URL'] is {now.address().shown}, so this project's processes do not use this broker.")
         like, folder = options["like"], now.folder()
-        file = None if options["memory"] else place.file_of(folder)
+        file = None if options["memory"] else folder / place.FILE_NAME
         try:
             server.serve(
                 folder,

@@ -19,7 +19,7 @@ from tests.embedded.wire.folders import connected, depth, end, running
 from tests.tooling.waiting import wait_until
 
 LASTING = pika.BasicProperties(delivery_mode=2)
-CONFIRMED, KILLS = 1500, 6
+CONFIRMED, KILLS = 800, 4
 
 
 class Traffic:

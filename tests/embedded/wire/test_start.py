@@ -67,17 +67,6 @@ def test_the_broker_ends_when_no_client_is_connected(folder: Path) -> None:
     wait_until(lambda: not running(folder), timeout=20, what="the broker's end")
 
 
-def test_a_killed_broker_is_replaced(folder: Path) -> None:
-    first = starting.ensure(folder)
-    end(folder, signal.SIGKILL)
-    second = starting.ensure(folder)
-
-    pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", second)).close()
-
-    assert first
-    assert port_of(folder) == second
-
-
 def test_a_publish_without_a_running_broker_names_what_to_start(project: Any) -> None:
     with pytest.raises(MessageUnsent, match=r"Start `manage\.py rmq_consume`"):
         project.publish({"amount": 1})
