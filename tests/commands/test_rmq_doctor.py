@@ -19,7 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
 from django_rmq_retry.management.examination import MOST_PROCESSES
-from django_rmq_retry.models import BlockedKey, ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
+from django_rmq_retry.models import ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.line_between import between
 from tests.commands.keeping import steady
@@ -328,21 +328,6 @@ class TestTopology:
         assert found(examined(), "error") == []
 
     @pytest.mark.on_both
-    def test_an_interrupted_move_and_an_external_queue_are_named(self, amqp: BlockingChannel) -> None:
-        amqp.queue_declare("payments.charge.moving", durable=True)
-
-        @handler(Queue("ledger", existing=True), park=Queue("ledger.parked", existing=True), name="post")
-        def post(message: Delivery) -> None:
-            """Nothing."""
-
-        problems = {problem: fix for _, problem, fix in found(examined(), "error")}
-
-        moved = "A move of the messages of 'payments.charge' was interrupted, and 'payments.charge.moving' holds them."
-        assert problems[moved] == "manage.py rmq_declare --recreate payments.charge"
-        external = "Queue 'ledger' is external (existing=True), and the broker lacks it."
-        assert problems[external].startswith("Ask its owner to create it, ")
-
-    @pytest.mark.on_both
     def test_a_queue_without_a_handler_has_the_command_that_moves_it(self, amqp: BlockingChannel, project: Any) -> None:
         put(amqp, "payments.charge")
         project.RMQ_RETRY = {**project.RMQ_RETRY}
@@ -535,16 +520,6 @@ class TestConsumers:
         assert ("consumers", said, fix) in found(ran, "warning")
 
     @pytest.mark.on_both
-    def test_a_backlog_above_the_limit_is_a_warning(self, consumed: BlockingChannel) -> None:
-        consumed.confirm_delivery()
-        for _ in range(4):
-            consumed.basic_publish("", "payments.charge", b"{}")
-        [(_, problem, _)] = found(examined("--max-ready", "1"), "warning")
-
-        assert re.fullmatch(r"[34] messages wait in 'payments.charge' for 1 consumer\.", problem)
-        assert found(examined(), "warning") == []
-
-    @pytest.mark.on_both
     def test_parked_queues_without_a_consumer_and_refused_messages_are_reported(
         self, consumed: BlockingChannel
     ) -> None:
@@ -557,55 +532,6 @@ class TestConsumers:
         assert [problem for _, problem, _ in found(ran, "warning")] == [parked]
         refused = "The database refused 1 message, now in 'payments.charge.parked.unrecorded'."
         assert [(area, problem) for area, problem, _ in found(ran, "error")] == [("parked", refused)]
-
-    @pytest.mark.on_both
-    def test_a_consumed_waiting_queue_is_a_problem(self, consumed: BlockingChannel) -> None:
-        consumed.basic_consume("payments.charge.retry.10s", lambda *_: None)
-        [(_, problem, fix)] = found(examined(), "error")
-
-        assert problem.endswith("'payments.charge.retry.10s': a consumer reads it, so retries arrive too early.")
-        assert "rabbitmqctl list_consumers -p " in fix
-
-    @pytest.mark.slow
-    @pytest.mark.usefixtures("api")
-    def test_unacked_messages_without_a_consumer_are_a_warning(self, amqp: BlockingChannel) -> None:
-        """A quorum queue counts a cancelled consumer until its messages are settled."""
-
-        @handler(Queue("cards", type="classic"), name="cards")
-        def take(message: Delivery) -> None:
-            """Nothing."""
-
-        assert run("rmq_declare").code == Exit.DONE
-        put(amqp, "cards")
-        amqp.basic_get("cards")
-        told = "Queue 'cards' has no consumer, but 1 unacked message."
-
-        assert wait_until(lambda: told in [problem for _, problem, _ in found(examined(), "warning")], step=0.5)
-
-    @pytest.mark.on_both
-    @pytest.mark.usefixtures("consumed")
-    def test_vanished_differing_and_disconnected_consumers_are_warnings(self) -> None:
-        for number, age, more in (
-            (1, 2, {"deploy": "v1"}),
-            (2, 2, {"deploy": "v2", "connected": False}),
-            (3, 95, {"deploy": "v0"}),
-            (4, 2, {"deploy": "v0", "stopping": True}),
-        ):
-            ConsumerProcess.objects.create(
-                name=f"p{number}",
-                host="web",
-                pid=number,
-                started_at=ago(hours=1),
-                beat_at=ago(seconds=age),
-                **{"connected": True, **more},
-            )
-        problems = [problem for _, problem, _ in found(examined(), "warning")]
-
-        assert problems[0].startswith("1 consumer without a heartbeat for 30 s: web:3 (9")
-        assert problems[1:] == [
-            "Consumers run 2 versions of the project: v1 (1), v2 (1).",
-            "Without a connection to the broker: web:2.",
-        ]
 
     @pytest.mark.usefixtures("consumed")
     def test_the_newest_thousand_consumers_are_read_without_messages_in_flight(
@@ -664,26 +590,6 @@ class TestDatabase:
         [(_, problem, _)] = found(ran, "error")
         assert problem == "The database 'default' cannot be used: 'default' did not answer within 0.5 s."
 
-    def test_failed_and_overdue_messages_of_the_outbox_are_problems(self) -> None:
-        common: dict[str, Any] = {"body": b"{}", "properties": b"", "due_at": timezone.now()}
-        OutboxMessage.objects.create(created_at=ago(hours=3), failed_at=timezone.now(), **common)
-        OutboxMessage.objects.create(created_at=ago(minutes=11), **common)
-        problems = [problem for _, problem, _ in found(examined(), "error")]
-
-        assert problems == [
-            "1 message in the outbox failed.",
-            "1 message in the outbox not sent, the oldest for 11 min.",
-        ]
-
-    @pytest.mark.parametrize(("seconds", "level"), [(3, "warning"), (600, "error"), (-600, "error")])
-    def test_clocks_that_differ_are_reported(self, seconds: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_rmq_retry.server.ahead", lambda _alias: timedelta(seconds=seconds))
-        [(area, problem, fix)] = found(examined(), level)
-
-        word = "behind" if seconds > 0 else "ahead of"
-        assert (area, fix) == ("clocks", "Synchronize both by NTP: timedatectl status")
-        assert re.fullmatch(rf"The clock of this host is \d+ \w+ {word} the clock of database 'default'\.", problem)
-
     def test_a_look_that_fails_is_a_problem_and_the_others_are_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(_now: object) -> None:
             raise ZeroDivisionError("division by zero")
@@ -706,13 +612,25 @@ class TestDatabase:
 
 @pytest.mark.usefixtures("consumed")
 class TestParked:
-    def test_an_old_parked_message_is_a_problem(self) -> None:
+    def test_survey_runs_and_heartbeats_are_judged_by_the_rules(self) -> None:
+        now = timezone.now()
         record(parked_at=ago(hours=30), group=group("f", last_seen=ago(hours=30)))
-        [(area, problem, fix)] = found(examined(), "error")
+        OutboxMessage.objects.create(created_at=now, failed_at=now, body=b"{}", properties=b"", due_at=now)
+        QueueControl.objects.create(queue="open", opened=True, cause="BankDown", opened_at=ago(minutes=3))
+        run = RequeueRun.objects.create(by="ann", selection={}, state=RunState.RUNNING, created_at=ago(hours=3))
+        ConsumerProcess.objects.create(name="p", host="web", pid=3, started_at=ago(hours=1), beat_at=ago(seconds=95))
+        ran, patient = examined(), examined("--max-parked-age", "2d")
 
-        assert (area, problem) == ("parked", "1 message parked, the oldest 30 h ago.")
-        assert fix.startswith("manage.py rmq_parked groups")
-        assert found(examined("--max-parked-age", "2d"), "error") == []
+        errors = [
+            ("database", "1 message in the outbox failed."),
+            ("parked", "1 message parked, the oldest 30 h ago."),
+            ("parked", "The breaker of queue 'open' has been open for 3 min: BankDown."),
+        ]
+        assert [(area, problem) for area, problem, _ in found(ran, "error")] == errors
+        assert [problem for _, problem, _ in found(patient, "error")] == [errors[0][1], errors[2][1]]
+        warned = [problem for _, problem, _ in found(ran, "warning")]
+        assert warned[0].startswith("1 consumer without a heartbeat for 30 s: web:3 (9")
+        assert warned[1] == f"Requeue run {run.pk} has had no driver for 3 h."
 
     def test_a_growing_group_is_a_warning(self) -> None:
         grown = group("f", title="BankDown\x1b[2J\nx")
@@ -726,63 +644,3 @@ class TestParked:
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out
-
-    def test_the_fastest_growing_groups_are_named_and_the_others_counted(self) -> None:
-        groups = [group(f"f{number}") for number in range(5)]
-        for number, one in enumerate(groups):
-            for _ in range(6 - number):
-                record(group=one, parked_at=ago(minutes=2))
-        for _ in range(9):
-            record(group=groups[4], parked_at=ago(minutes=40))
-        named = [problem for _, problem, _ in found(examined(), "warning")]
-
-        assert [problem.split(":")[0] for problem in named[:3]] == [f"Error group {one.pk} grows" for one in groups[:3]]
-        assert named[3:] == ["Further error groups that grow more slowly: 2."]
-
-    def test_long_pauses_open_breakers_and_halts_are_reported(self) -> None:
-        for queue, fields in {
-            "a b": {"paused": True, "since": ago(days=3), "by": "ann", "reason": "closed."},
-            "open": {"opened": True, "cause": "BankDown: timeout", "opened_at": ago(minutes=3)},
-            "line": {"halted_at": ago(minutes=5), "halted_error": "NotCovered", "halted_attempt": 7},
-        }.items():
-            QueueControl.objects.create(queue=queue, halted_seen_at=timezone.now(), **fields)
-        ran = examined()
-
-        assert found(ran, "error")[0][1] == "The breaker of queue 'open' has been open for 3 min: BankDown: timeout."
-        assert [(problem, fix[:35]) for _, problem, fix in found(ran, "warning")] == [
-            ("Queue 'a b' has been paused for 3 d by ann: closed.", "manage.py rmq_queue resume 'a b'"),
-            ("Queue 'line' has been halted for 5 min, attempt 7: NotCovered.", "Correct the cause of the error; the"),
-        ]
-
-    @pytest.mark.parametrize(("waiting", "level"), [(8, "warning"), (10, "error")])
-    def test_blocked_messages_near_their_limit_are_reported(self, waiting: int, level: str, project: Any) -> None:
-        project.RMQ_RETRY = {**project.RMQ_RETRY, "BLOCKED_PER_KEY": 10}
-        BlockedKey.objects.create(
-            key="A", digest="A", handler="h", queue="payments.charge", since=timezone.now(), waiting=waiting
-        )
-        problems = [problem for _, problem, _ in found(examined(), level)]
-
-        assert problems == [f"{waiting} messages behind one key, and the limit BLOCKED_PER_KEY is 10."]
-
-    def test_requeue_runs_that_stand_still_are_warnings(self) -> None:
-        common: dict[str, Any] = {"by": "ann", "selection": {}, "total": 9, "sent": 2}
-        for fields in (
-            {"state": RunState.PAUSED, "wait": "guard"},
-            {"state": RunState.RUNNING, "wait": "queue_deep"},
-            {"state": RunState.RUNNING, "created_at": ago(hours=3)},
-            {"state": RunState.RUNNING},
-            {"state": RunState.PAUSED},
-        ):
-            RequeueRun.objects.create(**{"created_at": timezone.now(), **common, **fields})
-        first = RequeueRun.objects.order_by("pk")[0].pk
-        problems = [(problem, fix) for _, problem, fix in found(examined(), "warning")]
-
-        commands = [f"manage.py rmq_parked requeue-run {first + number}" for number in range(3)]
-        assert [fix for _, fix in problems] == [
-            f"{commands[0]} --resume, or {commands[0]} --stop",
-            f"{commands[1]} follows it, {commands[1]} --stop ends it",
-            f"Start manage.py rmq_consume, or drive it here: {commands[2]}",
-        ]
-        assert problems[0][0].startswith(f"Requeue run {first} paused itself: More messages failed again")
-        assert problems[1][0].startswith(f"Requeue run {first + 1} waits: The queue holds more messages")
-        assert problems[2][0] == f"Requeue run {first + 2} has had no driver for 3 h."

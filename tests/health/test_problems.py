@@ -1,0 +1,295 @@
+"""The rules of health as one table: these facts are these problems, and no others."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.breakers.table import state_of
+from django_rmq_retry.health.facts import Blocked, Outbox, Parked, Survey
+from django_rmq_retry.health.problems import (
+    Limits,
+    Queues,
+    excused,
+    in_groups,
+    in_plan,
+    in_processes,
+    in_runs,
+    in_survey,
+    too_many_parked,
+)
+from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun, RunState, RunWait
+from django_rmq_retry.topology import QueueDeclaration, Role
+from django_rmq_retry.topology.declarations import Server
+from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState
+
+NOW = timezone.now()
+STRICT = Limits(min_consumers=2, max_ready=10)
+
+
+def ago(**span: float) -> Any:
+    return NOW - timedelta(**span)
+
+
+def level(name: str = "q", role: Role = Role.WORK, *, ready: int = 0, consumers: int = 0, **facts: Any) -> Level:
+    return Level(queue=name, role=role, ready=ready, consumers=consumers, **facts)
+
+
+def codes(problems: Iterable[Problem]) -> list[str]:
+    return [problem.code.name for problem in problems]
+
+
+LEVELS: list[tuple[list[Level], list[str]]] = [
+    ([level(ready=1)], ["q NO_CONSUMER", "q FEW_CONSUMERS"]),
+    ([level(consumers=1)], ["q FEW_CONSUMERS"]),
+    ([level(consumers=2, ready=10)], []),
+    ([level(consumers=2, ready=11)], ["q BACKLOG"]),
+    ([level()], ["q FEW_CONSUMERS", "q IDLE"]),
+    ([level(ready=1, unacked=1)], ["q NO_CONSUMER", "q FEW_CONSUMERS", "q HELD"]),
+    ([level("resting", ready=1)], []),
+    ([level("resting")], []),
+    ([level(consumers=2, ready=5, arguments={"x-max-length": 5})], ["q FULL"]),
+    ([level(consumers=2, ready=4, arguments={"x-max-length": 5})], []),
+    ([level(consumers=2, dead_letters=1)], ["q DEAD_LETTERS"]),
+    ([level(consumers=2, moving=0)], ["q INTERRUPTED"]),
+    ([Level(queue="q", role=Role.WORK, missing=True, moving=3)], ["q MISSING", "q INTERRUPTED"]),
+    ([Level(queue="q", role=Role.WORK, refusal="403")], ["q UNREADABLE"]),
+    ([Level(queue="q", role=Role.WORK)], []),
+    ([level(role=Role.REPLY, ready=1)], ["q NO_CONSUMER"]),
+    ([level(role=Role.REPLY)], []),
+    ([level(role=Role.WAITING, ready=1)], []),
+    ([level(role=Role.WAITING, consumers=1)], ["q TOO_EARLY"]),
+    ([level(role=Role.OTHER, ready=1)], ["q UNREAD"]),
+    ([level(role=Role.OTHER, ready=1, consumers=1)], []),
+    ([level(role=Role.OTHER, ready=1, arguments={"x-message-ttl": 5})], []),
+    ([level(role=Role.PARKED, ready=1)], ["q NOT_RECORDED"]),
+    ([level(role=Role.PARKED, ready=1, consumers=1)], []),
+    ([level(consumers=2), level("q.quarantine", Role.QUARANTINE, ready=1)], []),
+    ([level("q.quarantine", Role.QUARANTINE, ready=1)], ["q.quarantine NO_CONSUMER"]),
+    ([level("q.quarantine", Role.QUARANTINE, ready=1, consumers=1)], []),
+    ([level("resting"), level("resting.quarantine", Role.QUARANTINE, ready=1)], []),
+    ([level("old", abandoned=True)], ["old EMPTY"]),
+    ([level("old", abandoned=True, ready=1)], ["old ABANDONED"]),
+    ([level("old", abandoned=True, ready=1, consumers=1)], ["old HANDED_OVER"]),
+    (
+        [level("old", abandoned=True, consumers=1), level("w", Role.WAITING, abandoned=True, home="old", ready=1)],
+        ["old HANDED_OVER", "w RETURNING"],
+    ),
+    (
+        [level("old", abandoned=True, ready=1), level("w", Role.WAITING, abandoned=True, home="old", ready=1)],
+        ["old ABANDONED", "w ABANDONED"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("levels", "expected"), LEVELS)
+def test_queues(levels: list[Level], expected: list[str]) -> None:
+    judged = Queues(levels=levels, excused={"resting"}, limits=STRICT).judged()
+
+    assert [f"{one.queue} {problem.code.name}" for one, problems in judged for problem in problems] == expected
+
+
+@pytest.mark.parametrize(
+    ("home", "consumers", "command"),
+    [
+        ("", 0, "manage.py rmq_declare --recreate old.parked --move-to NEW"),
+        ("old", 0, "manage.py rmq_declare --recreate old --move-to NEW"),
+        ("old", 1, "manage.py rmq_declare --recreate old.parked --move-to NEW"),
+    ],
+)
+def test_a_former_queue_is_moved_with_its_work_queue_unless_others_consume_that(
+    home: str, consumers: int, command: str
+) -> None:
+    work = level("old", abandoned=True, consumers=consumers)
+    parked = level("old.parked", Role.PARKED, abandoned=True, home=home, ready=1)
+    [_, (_, [problem])] = Queues(levels=[work, parked]).judged()
+
+    assert problem.fix == command
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_excused"),
+    [
+        ({"paused": True}, True),
+        ({"paused": True, "until": ago(minutes=-1)}, True),
+        ({"paused": True, "until": ago(minutes=1)}, False),
+        ({"opened": True, "probe_at": ago(seconds=30)}, True),
+        ({"opened": True, "probe_at": ago(seconds=90)}, False),
+        ({"opened": True, "probe_at": ago(seconds=90), "prober": "h", "probe_until": ago(seconds=30)}, True),
+        ({"opened": True, "probe_at": ago(minutes=9), "prober": "h", "probe_until": ago(seconds=90)}, False),
+        ({"opened": True, "probe_at": ago(seconds=90), "paused": True}, True),
+    ],
+)
+def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consumers(
+    fields: dict[str, Any], is_excused: bool
+) -> None:
+    state = state_of(QueueControl(queue="q", opened_at=NOW, since=NOW, **fields))
+
+    assert excused([state], NOW.timestamp()) == ({"q"} if is_excused else frozenset())
+
+
+def surveyed(**facts: Any) -> Survey:
+    nothing = {"parked": Parked(), "outbox": Outbox(), "blocked": Blocked(), "runs": 0}
+    return Survey(alias="default", seconds=0.001, **{**nothing, **facts})
+
+
+def stopped(**fields: Any) -> dict[str, Any]:
+    return {"stopped": (QueueControl(queue="a b", **fields),)}
+
+
+def halted(at: Any) -> dict[str, Any]:
+    return {"halted": (QueueControl(queue="q", halted_at=at, halted_attempt=7, halted_error="NotCovered."),)}
+
+
+SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"apart": timedelta(seconds=2)}, []),
+    ({"apart": timedelta(seconds=3)}, ["CLOCKS_APART The clock of this host is 3 s behind the clock of database"]),
+    ({"apart": timedelta(minutes=-6)}, ["CLOCKS_WRONG The clock of this host is 6 min ahead of the clock of"]),
+    ({"outbox": Outbox(failed=2)}, ["OUTBOX_FAILED 2 messages in the outbox failed."]),
+    ({"outbox": Outbox(waiting=1, oldest=ago(minutes=4))}, []),
+    (
+        {"outbox": Outbox(waiting=1, oldest=ago(minutes=11))},
+        ["OUTBOX_OVERDUE 1 message in the outbox not sent, "],
+    ),
+    ({"parked": Parked(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked, the oldest 3 h ago."]),
+    ({"parked": Parked(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked, the oldest 30 h ago."]),
+    (stopped(opened=True), ["BREAKER_OPEN The breaker of queue 'a b' has been open."]),
+    (
+        stopped(opened=True, cause="BankDown: timeout.", opened_at=ago(minutes=3)),
+        ["BREAKER_OPEN The breaker of queue 'a b' has been open for 3 min: BankDown: timeout."],
+    ),
+    (stopped(paused=True, since=ago(hours=3)), ["PAUSED Queue 'a b' has been paused for 3 h."]),
+    (
+        stopped(paused=True, since=ago(days=3), by="ann", reason="closed."),
+        ["PAUSED_LONG Queue 'a b' has been paused for 3 d by ann: closed."],
+    ),
+    (halted(ago(minutes=5)), ["HALTED Queue 'q' has been halted for 5 min, attempt 7: NotCovered."]),
+    (halted(ago(minutes=11)), ["HALTED_LONG Queue 'q' has been halted for 11 min, attempt 7: NotCovered."]),
+    ({"blocked": Blocked(most=799)}, []),
+    (
+        {"blocked": Blocked(most=800)},
+        ["BLOCKED_NEAR 800 messages behind one key, and the limit BLOCKED_PER_KEY"],
+    ),
+    ({"blocked": Blocked(most=1000)}, ["BLOCKED_FULL 1000 messages behind one key, and the limit BLOCKED_PER_KEY"]),
+    ({"blocked": Blocked(messages=100_000)}, ["BLOCKED_FULL 100000 messages behind blocked keys, and the limit BLOCK"]),
+]
+
+
+@pytest.mark.parametrize(("facts", "expected"), SURVEYS)
+def test_the_survey(facts: dict[str, Any], expected: list[str]) -> None:
+    found = [f"{one.code.name} {one.text}" for one in in_survey(surveyed(**facts), NOW, Limits())]
+
+    assert [text.startswith(begin) for text, begin in zip(found, expected, strict=True)] == [True] * len(expected)
+
+
+def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
+    old = ago(days=2)
+    survey = surveyed(parked=Parked(count=3, oldest=old), outbox=Outbox(waiting=1, oldest=old), **halted(old))
+    none = Limits(parked_age=None, halted_age=None, outbox_age=timedelta(days=3), max_parked=4)
+    unrecorded = [level("q.parked", Role.PARKED, ready=2)]
+
+    assert codes(in_survey(survey, NOW, none)) == ["PARKED", "HALTED"]
+    assert codes(too_many_parked(unrecorded, survey, none)) == ["TOO_MANY_PARKED"]
+    assert codes(too_many_parked([], survey, none)) == []
+
+
+def item(state: PlanState, **facts: Any) -> Item:
+    return Item(declaration=QueueDeclaration(name="q"), state=state, **facts)
+
+
+PLANS: list[tuple[Item, str, str]] = [
+    (item(PlanState.CREATE), "DEFINITION_MISSING", "manage.py rmq_declare"),
+    (item(PlanState.MISSING), "EXTERNAL_MISSING", "Ask its owner to create it, "),
+    (item(PlanState.REFUSED), "NOT_DECLARABLE", "Correct its definition; "),
+    (
+        item(PlanState.DIFFERS, differences=(Difference(argument="x-a", here=1, broker=2),)),
+        "DIFFERS",
+        "Stop its consumers and publishers, then run manage.py rmq_declare --recreate q",
+    ),
+    (
+        Item(declaration=QueueDeclaration(name="q", existing=True), state=PlanState.DIFFERS),
+        "DIFFERS",
+        "Define it as the broker has it, or ask its owner to change it.",
+    ),
+    (
+        Item(declaration=QueueDeclaration(name="a b.moving"), state=PlanState.LEFT),
+        "MOVE_LEFT",
+        "manage.py rmq_declare --recreate 'a b'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "code", "fix"), PLANS)
+def test_the_plan(one: Item, code: str, fix: str) -> None:
+    same = item(PlanState.SAME), item(PlanState.UNSEEN)
+    [problem] = in_plan(Plan(server=Server(product="RabbitMQ", version=(4, 0)), items=(*same, one)))
+
+    assert (problem.code.name, problem.fix[: len(fix)]) == (code, fix)
+
+
+def process(number: int, age: float = 2, **fields: Any) -> ConsumerProcess:
+    return ConsumerProcess(host="web", pid=number, beat_at=ago(seconds=age), **{"connected": True, **fields})
+
+
+def test_heartbeats() -> None:
+    rows = [
+        process(4, deploy="v0", stopping=True),
+        process(3, 95, deploy="v0"),
+        process(1, deploy="v1"),
+        process(2, 30, deploy="v2", connected=False),
+    ]
+
+    assert [problem.text for problem in in_processes(rows, NOW)] == [
+        "1 consumer without a heartbeat for 30 s: web:3 (95 s ago).",
+        "Consumers run 2 versions of the project: v1 (1), v2 (1).",
+        "Without a connection to the broker: web:2.",
+    ]
+    assert list(in_processes([process(1)], NOW)) == []
+
+
+def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
+    groups = {number: ErrorGroup(pk=number, title="BankDown") for number in range(1, 7)}
+    found = list(in_groups(groups, {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1}))
+
+    assert [problem.subject for problem in found[:3]] == ["1", "2", "3"]
+    assert found[0].text == "Error group 1 grows: 6 messages in the last 10 min (BankDown)."
+    assert found[3].text == "Further error groups that grow more slowly: 2."
+
+
+RUNS: list[tuple[dict[str, Any], str]] = [
+    ({"state": RunState.PAUSED, "wait": RunWait.GUARD}, "RUN_PAUSED Requeue run 8 paused itself: More messages"),
+    ({"state": RunState.PAUSED}, ""),
+    ({"state": RunState.PAUSED, "created_at": ago(hours=5)}, "RUN_PAUSED Requeue run 8 has been paused for 5 h."),
+    ({"wait": RunWait.QUEUE_DEEP}, "RUN_WAITS Requeue run 8 waits: The queue holds more messages"),
+    ({"wait": RunWait.LISTING}, ""),
+    ({"created_at": ago(hours=3)}, "RUN_IDLE Requeue run 8 has had no driver for 3 h."),
+    ({"created_at": ago(hours=3), "beat_at": ago(minutes=4)}, ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), RUNS)
+def test_requeue_runs(fields: dict[str, Any], expected: str) -> None:
+    common: dict[str, Any] = {"by": "ann", "state": RunState.RUNNING, "created_at": NOW, "total": 9, "sent": 2}
+    found = [f"{one.code.name} {one.text}" for one in in_runs([RequeueRun(pk=8, **{**common, **fields})], NOW)]
+
+    assert (found or [""])[0].startswith(expected)
+    assert len(found) == bool(expected)
+
+
+def test_problems_have_an_order_of_harm_errors_first() -> None:
+    severities = [code.value.severity for code in Code]
+
+    assert [Problem(code=code).harm for code in (Code.BROKER_AWAY, Code.EMPTY)] == [0, len(Code) - 1]
+    assert severities == sorted(severities, reverse=True)
+    assert max(Severity) is Severity.ERROR
+
+
+def test_a_problem_that_the_doctor_tells_has_a_consequence_and_a_repair() -> None:
+    told = [code for code in Code if code.value.severity is not Severity.INFORMATION and code.value.text]
+
+    assert [code for code in told if not (code.value.why and code.value.fix)] == []
