@@ -28,7 +28,7 @@ from django_rmq_retry.policies.verdict import error_types
 DAY_SECONDS = 86400.0
 TABLE = "rmq_retry_inboxentry"
 MOST_NAMES_SHOWN = 3
-OVERLAP = datetime.timedelta(hours=1)
+RELEASE_OVERLAP = datetime.timedelta(hours=1)
 """The time for which an old and a new release may handle messages side by side."""
 NEVER_HANDLED = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 MOST_ENTRIES = 10_000
@@ -138,7 +138,9 @@ def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]
     found: dict[str, list[str]] = {}
     for old in sorted(set(last) - known):
         later = [
-            one.name for one in here if all(first.get(name, NEVER_HANDLED) > last[old] - OVERLAP for name in one.names)
+            one.name
+            for one in here
+            if all(first.get(name, NEVER_HANDLED) > last[old] - RELEASE_OVERLAP for name in one.names)
         ]
         if later:
             found[old] = sorted(later)

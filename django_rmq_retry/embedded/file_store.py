@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry
-from django_rmq_retry.embedded.engine.envelopes import PERSISTENT, Glance, StoredMessage, XDeath
-from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, milliseconds
+from django_rmq_retry.embedded.engine.envelopes import NO_PROPERTIES, Glance, StoredMessage, XDeath
+from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
 from django_rmq_retry.embedded.engine.store import (
     Detail,
     DurableStore,
@@ -25,17 +25,15 @@ from django_rmq_retry.embedded.engine.store import (
 )
 from django_rmq_retry.errors import ConfigurationError
 
-_NO_PROPERTIES = b"\0\0"
-
 # "rmqb" in bytes: SQLite's application_id, which identifies the owner of a file.
-_OURS = 0x726D7162
+_APPLICATION_ID = 0x726D7162
 _FORMAT = 1
-_MOVE = "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
+_MOVE_HINT = "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
 
 SqlRow = tuple[object, ...]
 # A message's id is its queue's number and, in the lower bits, its position there.
-_SHIFT = 40
-_SOONER = 1e-6
+_POSITION_BITS = 40
+_SOONER_SECONDS = 1e-6
 """Seconds since 1970 have fewer digits than the clock: this margin keeps expired messages expired."""
 _MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -91,11 +89,8 @@ def past_text(message: StoredMessage) -> str | None:
 
 def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str | None) -> StoredMessage:
     message = StoredMessage(name_text(exchange), name_text(key), raw, body)
-    if raw != _NO_PROPERTIES:
-        seen = Glance(raw)
-        message.persistent, message.priority = seen.mode == PERSISTENT, seen.priority
-        if seen.expiration is not None:
-            message.expiration = str(milliseconds(seen.expiration))
+    if raw != NO_PROPERTIES:
+        message.note(Glance(raw))
     if past is not None:
         state = json.loads(past)
         message.more, message.bcc, message.count = tuple(state["more"]), tuple(state["bcc"]), state["count"]
@@ -155,7 +150,7 @@ def opened(path: Path) -> sqlite3.Connection:
             raise UnusableFile(path, "is in use by another embedded broker.") from None
         raise UnusableFile(path, f"cannot be opened ({error}).") from error
     except sqlite3.DatabaseError as error:
-        raise UnusableFile(path, f"is damaged ({error}) and was left unchanged. {_MOVE}") from error
+        raise UnusableFile(path, f"is damaged ({error}) and was left unchanged. {_MOVE_HINT}") from error
 
 
 def _make(path: Path) -> None:
@@ -165,7 +160,7 @@ def _make(path: Path) -> None:
         draft.with_name(draft.name + rest).unlink(missing_ok=True)
     with closing(_connected(draft, "rwc")) as connection:
         connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA application_id = {_OURS}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
     draft.replace(path)
@@ -174,14 +169,14 @@ def _make(path: Path) -> None:
 def _check(path: Path) -> None:
     """Check the file through a read-only connection."""
     with closing(_connected(path, "ro")) as connection:
-        if _owner(connection) != _OURS:
-            raise UnusableFile(path, f"was not written by it and was left unchanged. {_MOVE}")
+        if _owner(connection) != _APPLICATION_ID:
+            raise UnusableFile(path, f"was not written by it and was left unchanged. {_MOVE_HINT}")
         version = _number(connection, "user_version")
         if version != _FORMAT:
-            raise UnusableFile(path, f"has format {version}; this version reads format {_FORMAT}. {_MOVE}")
+            raise UnusableFile(path, f"has format {version}; this version reads format {_FORMAT}. {_MOVE_HINT}")
         result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if result != "ok":
-            raise UnusableFile(path, f"is damaged ({result}) and was left unchanged. {_MOVE}")
+            raise UnusableFile(path, f"is damaged ({result}) and was left unchanged. {_MOVE_HINT}")
 
 
 def _claimed(path: Path) -> sqlite3.Connection:
@@ -253,9 +248,9 @@ class FileStore(DurableStore):
     def queue_deleted(self, name: str) -> None:
         number = self._numbers.pop(name)
         self._emptied.append(number)
-        for row_id in [one for one in self._added if one >> _SHIFT == number]:
+        for row_id in [one for one in self._added if one >> _POSITION_BITS == number]:
             del self._added[row_id]
-        for row_id in [one for one in self._moved if one >> _SHIFT == number]:
+        for row_id in [one for one in self._moved if one >> _POSITION_BITS == number]:
             del self._moved[row_id]
         self._change("DELETE FROM queues WHERE number = ?", (number,))
         self._change("DELETE FROM bindings WHERE NOT to_exchange AND destination = ?", (name_bytes(name),))
@@ -346,15 +341,15 @@ class FileStore(DurableStore):
             turn, place, until, reason, redelivered, count, unkept, acquired = places.get(row_id, _UNTOUCHED)
             entry = Entry(
                 message_of(exchange, key, raw, body, past),
-                position=row_id & ((1 << _SHIFT) - 1),
-                expires=NEVER if expires is None else expires - self._epoch - _SOONER,
+                position=row_id & ((1 << _POSITION_BITS) - 1),
+                expires=NEVER if expires is None else expires - self._epoch - _SOONER_SECONDS,
                 count=count,
                 unkept=unkept,
                 acquired=acquired,
                 redelivered=bool(redelivered),
             )
-            detail = reason if until is None else until - self._epoch - _SOONER
-            one = KeptMessage(queue=names[row_id >> _SHIFT], entry=entry, place=place, detail=detail)
+            detail = reason if until is None else until - self._epoch - _SOONER_SECONDS
+            one = KeptMessage(queue=names[row_id >> _POSITION_BITS], entry=entry, place=place, detail=detail)
             if place == "fresh":
                 yield one
             else:
@@ -372,7 +367,7 @@ class FileStore(DurableStore):
             file.executemany("DELETE FROM messages WHERE id = ?", self._gone)
             file.executemany("DELETE FROM places WHERE id = ?", self._gone)
             for number in self._emptied:
-                ends = (number << _SHIFT, (number + 1) << _SHIFT)
+                ends = (number << _POSITION_BITS, (number + 1) << _POSITION_BITS)
                 file.execute("DELETE FROM messages WHERE id >= ? AND id < ?", ends)
                 file.execute("DELETE FROM places WHERE id >= ? AND id < ?", ends)
             file.execute("COMMIT")
@@ -400,7 +395,7 @@ class FileStore(DurableStore):
         self._changes.append((statement, row))
 
     def _id(self, queue: str, position: int) -> int:
-        return self._numbers[queue] << _SHIFT | position
+        return self._numbers[queue] << _POSITION_BITS | position
 
 
 def _binding_row(binding: KeptBinding) -> SqlRow:

@@ -25,7 +25,7 @@ from django_rmq_retry.topology.declarations import Server
 
 MOST_DELIVERIES = 100_000
 MOST_TURNS = 1_000_000
-MOST_AT_ONCE = 1000
+MOST_ATTEMPTS_AT_ONCE = 1000
 
 Key = tuple[str, str | bytes]
 
@@ -331,7 +331,7 @@ class Patience:
         at, count = self._counts.get(key, (tried.at, 0))
         count = count + 1 if self._limit or at == tried.at else 1
         self._counts[key] = tried.at, count
-        if count >= (self._limit or MOST_AT_ONCE):
+        if count >= (self._limit or MOST_ATTEMPTS_AT_ONCE):
             self.over = NeverQuiet(
                 f"Handler {tried.handler} has attempted one message of queue {key[0]!r} {count} times in "
                 f"{tried.at:g} s, and there is no end: {tried.verdict.kind.value}, {tried.verdict.error}. "

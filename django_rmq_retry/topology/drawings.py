@@ -20,7 +20,7 @@ ENTRY, WORK, RETRY, WAITING, PARKED = range(5)
 _COLUMNS = {Role.WAITING: WAITING, Role.QUARANTINE: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 240, 46, 150, 28, 24
-_LEGEND = 34
+_LEGEND_HEIGHT = 34
 _LONGEST_NAME, _LONGEST_LABEL, _MOST_LABELS = 32, 24, 3
 _STYLE = """
 svg { --ink: #1f2933; --soft: #52606d; --paper: #ffffff; --exchange: #e6ecf5; --work: #e2efe4; --waiting: #fdf3d0;
@@ -267,7 +267,7 @@ def svg(shape: Shape, *, title: str = "Topology") -> str:
     columns = max((cell.column for cell in where.values()), default=0) + 1
     rows = max((cell.row for cell in where.values()), default=0.0) + 1
     width = 2 * MARGIN + columns * WIDTH + (columns - 1) * GAP_X
-    height = round(2 * MARGIN + rows * (HEIGHT + GAP_Y) + _LEGEND)
+    height = round(2 * MARGIN + rows * (HEIGHT + GAP_Y) + _LEGEND_HEIGHT)
     parts = [*_head(title, width, height), *_edges(shape, where), *_nodes(shape, where)]
     return "\n".join([*parts, *_legend(shape, height - MARGIN), "</svg>", ""])
 

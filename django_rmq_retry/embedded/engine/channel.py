@@ -9,7 +9,7 @@ from django_rmq_retry.embedded.engine.consumers import BrokerConsumer, Credit
 from django_rmq_retry.embedded.engine.declarations import REPLY_TO, Declaring
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.envelopes import (
-    PERSISTENT,
+    NO_PROPERTIES,
     Cancel,
     Deliver,
     Glance,
@@ -27,12 +27,10 @@ from django_rmq_retry.embedded.engine.envelopes import (
 from django_rmq_retry.embedded.engine.queue import BrokerQueue, dressed
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.embedded.engine.routing import BrokerExchange
-from django_rmq_retry.embedded.engine.specs import integer_problem, milliseconds, type_name
+from django_rmq_retry.embedded.engine.specs import integer_problem, type_name
 from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers
-
-_NO_PROPERTIES = b"\0\0"
 
 Held = tuple[BrokerConsumer | None, BrokerQueue, Entry]
 
@@ -79,7 +77,7 @@ class Publishing(Declaring):
         if source.spec.internal:
             raise RequestRefused(403, f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
         message = StoredMessage(source.name, key, raw, body)
-        if raw != _NO_PROPERTIES:
+        if raw != NO_PROPERTIES:
             self._read(message, Glance(raw))
         taken = self._spread(source, message, mandatory=mandatory)
         if self.confirming:
@@ -122,10 +120,7 @@ class Publishing(Declaring):
             if named != self.user:
                 why = f"user_id property set to '{named}' but authenticated user was '{self.user}'"
                 raise RequestRefused(406, why)
-        if seen.expiration is not None:
-            message.expiration = str(milliseconds(seen.expiration))
-        message.persistent = seen.mode == PERSISTENT
-        message.priority = seen.priority
+        message.note(seen)
         if seen.has_headers:
             headers = checked_headers(message.raw)
             if "CC" in headers or "BCC" in headers:

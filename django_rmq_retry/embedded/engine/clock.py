@@ -4,7 +4,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-_FEW = 64
+_FEW_CANCELLED = 64
 
 
 class Timer:
@@ -64,7 +64,7 @@ class Clock:
     def forget_one(self) -> None:
         """Count a cancelled timer; remove all of them once they fill most of the heap."""
         self._cancelled += 1
-        if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
+        if self._cancelled > _FEW_CANCELLED and self._cancelled * 2 > len(self._heap):
             # In place, because advance() iterates over this list while one of its timers cancels others.
             self._heap[:] = [item for item in self._heap if item[2].run is not None]
             heapify(self._heap)

@@ -13,9 +13,9 @@ from django_rmq_retry.embedded.engine.envelopes import StoredMessage
 from django_rmq_retry.embedded.engine.specs import QueueSpec
 
 NEVER = float("inf")
-_HIGH = 5
-_TWO = 2
-_HIGH_RUN = 2
+_HIGH_PRIORITY = 5
+_TWO_LANES = 2
+_HIGH_IN_A_ROW = 2
 _DEFAULT_PRIORITY = 4
 """The priority of a message without one, in the quorum queues of 4.3."""
 
@@ -146,7 +146,7 @@ class TwoLanes(Ready):
         super().__init__(3, by_position=False)
 
     def _lane_of(self, entry: Entry) -> Lane:
-        return self._lanes[1 if (entry.message.priority or 0) >= _HIGH else 2]
+        return self._lanes[1 if (entry.message.priority or 0) >= _HIGH_PRIORITY else 2]
 
     def _lane_back(self, entry: Entry) -> Lane:
         return self._lanes[0]
@@ -156,14 +156,14 @@ class TwoLanes(Ready):
         if returned.back:
             return returned
         first, second = high.head(), low.head()
-        if first and second and self._run == _HIGH_RUN:
+        if first and second and self._run == _HIGH_IN_A_ROW:
             return high if first.position < second.position else low
         return high if first else low
 
     def _next_lane(self) -> Lane:
         lane = self._lane_ahead()
         if lane is not self._lanes[0]:
-            self._run = 0 if self._run == _HIGH_RUN else self._run + 1
+            self._run = 0 if self._run == _HIGH_IN_A_ROW else self._run + 1
         return lane
 
 
@@ -197,7 +197,7 @@ def ready_for(highest_priority: int | None, quorum_lanes: int) -> Ready:
     """Return the lanes of a queue: a classic one (no quorum lanes) with its highest priority, or a quorum one."""
     if not quorum_lanes:
         return Ready((highest_priority or 0) + 1, by_position=True)
-    return TwoLanes() if quorum_lanes == _TWO else ManyLanes(quorum_lanes)
+    return TwoLanes() if quorum_lanes == _TWO_LANES else ManyLanes(quorum_lanes)
 
 
 class Delayed:

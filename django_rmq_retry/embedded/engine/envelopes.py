@@ -5,9 +5,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
+from django_rmq_retry.embedded.engine.specs import milliseconds
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
 
+NO_PROPERTIES = b"\0\0"
 PERSISTENT = 2
 # The flags of the properties, in the order of their values.
 _TYPE, _ENCODING, _HEADERS, _MODE, _PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = (
@@ -52,6 +54,12 @@ class StoredMessage:
     deaths: tuple[XDeath, ...] = ()
     count: int | None = None
     """The failed deliveries in the queues where it died, as far as the version carries them on."""
+
+    def note(self, seen: "Glance") -> None:
+        """Note the properties that queues act on, or refuse an invalid expiration."""
+        if seen.expiration is not None:
+            self.expiration = str(milliseconds(seen.expiration))
+        self.persistent, self.priority = seen.mode == PERSISTENT, seen.priority
 
     @property
     def keys(self) -> tuple[str, ...]:

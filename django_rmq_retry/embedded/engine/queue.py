@@ -13,7 +13,7 @@ from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.engine.store import Detail, DurableStore, MessagePlace
 
 # Quorum queues check every five seconds (rabbit_quorum_queue's tick).
-_TICK = 5.0
+_TICK_SECONDS = 5.0
 
 # A full quorum queue accepts messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
 _REOPENS_AT = 0.8
@@ -43,7 +43,7 @@ class Lease:
         self.stop()
         due = self._clock.now + self._seconds
         if self._quorum:
-            due = self._born - (self._born - due) // _TICK * _TICK
+            due = self._born - (self._born - due) // _TICK_SECONDS * _TICK_SECONDS
         self._timer = self._clock.at(due, self._end)
 
     def declared(self) -> None:

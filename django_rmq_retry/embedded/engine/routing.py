@@ -15,7 +15,7 @@ from django_rmq_retry.topology.declarations import matches
 
 TYPES = ("direct", "fanout", "topic", "headers")
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
-_REMEMBERED = 10_000
+_MOST_KEYS_REMEMBERED = 10_000
 
 Destination = Union[BrokerQueue, "BrokerExchange"]
 
@@ -104,7 +104,7 @@ class BrokerExchange:
             key = ""
         queues = self._found.get(key)
         if queues is None:
-            if len(self._found) >= _REMEMBERED:
+            if len(self._found) >= _MOST_KEYS_REMEMBERED:
                 self._found.clear()
             queues = self._found[key] = self._match(key)
         return queues

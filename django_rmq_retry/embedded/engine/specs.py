@@ -11,7 +11,7 @@ from django_rmq_retry.topology.plan import MOST_TTL_MS
 _INT32 = range(-(2**31), 2**31)
 
 Problem = Callable[[object], str | None]
-PRIORITIES = 255
+HIGHEST_PRIORITY = 255
 _FOREIGN = {
     "classic": frozenset(
         {
@@ -147,7 +147,9 @@ def _of(kind: type) -> Problem:
 
 def _priority(value: object) -> str | None:
     problem = integer_problem(value)
-    return problem or (f"{{max_value_exceeded,{value}}}" if isinstance(value, int) and value > PRIORITIES else None)
+    return problem or (
+        f"{{max_value_exceeded,{value}}}" if isinstance(value, int) and value > HIGHEST_PRIORITY else None
+    )
 
 
 def _anything(_: object) -> None: ...

@@ -22,7 +22,7 @@ from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.messages.properties import Headers
 
 PROTOCOL = b"AMQP\0\0\x09\x01"
-_SHOWN = 16
+_MOST_OCTETS_SHOWN = 16
 _LONG = frozenset({"response", "new_secret"})
 _CONNECTION = 10
 _frame = struct.Struct(">BHI").unpack_from
@@ -68,8 +68,8 @@ class Frames:
             if stop > end:
                 break
             if buffer[stop - 1] != FRAME_END:
-                octets = _shown(buffer[at + 7 : min(stop - 1, at + 7 + _SHOWN)])
-                amount = f"first {_SHOWN}" if size > _SHOWN else "all"
+                octets = _shown(buffer[at + 7 : min(stop - 1, at + 7 + _MOST_OCTETS_SHOWN)])
+                amount = f"first {_MOST_OCTETS_SHOWN}" if size > _MOST_OCTETS_SHOWN else "all"
                 marker = f"{{invalid_frame_end_marker,{buffer[stop - 1]}}}"
                 raise RequestRefused(501, f"type {kind}, {amount} octets = <<{octets}>>: {marker}")
             yield kind, channel, buffer[at + 7 : stop - 1]
