@@ -12,7 +12,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_rmq_retry.management.terminal import Console
 from tests.embedded.served import served, vhost_of
-from tests.tooling.filled import Own
+from tests.tooling.filled import Own, to_copy
 from tests.tooling.filled import own_database as own_database_in
 from tests.tooling.node import Node
 from tests.tooling.services import SERVICES, Broker, Services, Unavailable, go_without
@@ -155,12 +155,19 @@ def private_broker(private_node: Node, services: Services) -> Iterator[Vhost]:
         private_node.heal()
 
 
+@pytest.fixture(scope="session")
+def copied_database(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """A database with tables, of which each `own_database` of this worker is a copy."""
+    with ExitStack() as stack:
+        with django_db_blocker.unblock():
+            name = stack.enter_context(to_copy(tmp_path_factory.mktemp("database")))
+        yield name
+        with django_db_blocker.unblock():
+            stack.close()
+
+
 @pytest.fixture
-def own_database(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
-) -> Iterator[Own]:
+def own_database(tmp_path: Path, copied_database: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Own]:
     """A database with tables for processes that the test starts; to the test itself it is the alias "own"."""
-    templates = tmp_path_factory.getbasetemp() / "databases"
-    templates.mkdir(exist_ok=True)
-    with django_db_blocker.unblock(), own_database_in(tmp_path, templates) as own:
+    with django_db_blocker.unblock(), own_database_in(tmp_path, copied_database) as own:
         yield own

@@ -134,7 +134,7 @@ def _database(contender: Contender) -> Iterator[str]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
-        own_database(Path(folder), Path(folder), contender.database) as own,
+        own_database(Path(folder), kind=contender.database) as own,
     ):
         yield json.dumps(own.settings)
 

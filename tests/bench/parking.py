@@ -61,7 +61,7 @@ def parking(node: Node, *, rounds: int, share: int = 1) -> list[Finding]:
 def _round(node: Node, kind: str, messages: int) -> trials.Result:
     with (
         tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
-        own_database(Path(folder), Path(folder), kind) as own,
+        own_database(Path(folder), kind=kind) as own,
     ):
         name = f"bench.{secrets.token_hex(4)}"
         task = Task(url=node.url(), queue=name, messages=messages, skip=WARM, database=json.dumps(own.settings))

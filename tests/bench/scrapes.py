@@ -50,7 +50,7 @@ def _costs(node: Node, handlers: int, number: int) -> tuple[int, float]:
     """Return the bytes of the metrics, and the milliseconds of CPU of one scrape, less what the consumer takes idle."""
     with (
         tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
-        own_database(Path(folder), Path(folder), databases.SQLITE) as own,
+        own_database(Path(folder), kind=databases.SQLITE) as own,
     ):
         task = Task(
             url=node.url(),

@@ -39,33 +39,49 @@ def given(value: str | None) -> databases.Settings:
 
 
 @contextmanager
-def own_database(folder: Path, templates: Path, kind: str = "") -> Iterator[Own]:
-    """Create a database with tables, of this run's kind unless another is named; drop it at the end."""
+def own_database(folder: Path, copied: str = "", kind: str = "") -> Iterator[Own]:
+    """Create a database with tables, of this run's kind unless another is named; drop it at the end.
+
+    It is a copy of the one made by `to_copy`, if that is given.
+    """
     kind = kind or databases.chosen()
+    with _created(kind, folder / "own.sqlite3", copied) as name, _known(databases.settings(kind, name=name)) as own:
+        if not copied:
+            call_command("migrate", database=ALIAS, verbosity=0)
+        yield own
+
+
+@contextmanager
+def to_copy(folder: Path) -> Iterator[str]:
+    """Create a database with tables, of which others are copies; MariaDB copies none, so there the name is empty."""
+    kind = databases.chosen()
+    if kind == databases.MARIADB:
+        yield ""
+        return
+    with _created(kind, folder / "copied.sqlite3") as name:
+        with _known(databases.settings(kind, name=name)):
+            call_command("migrate", database=ALIAS, verbosity=0)
+        yield name
+
+
+@contextmanager
+def _created(kind: str, file: Path, copied: str = "") -> Iterator[str]:
+    """Create a database, empty or as a copy, and drop it at the end."""
     if kind == databases.SQLITE:
-        name = str(folder / "own.sqlite3")
-        shutil.copy(_template(templates), name)
-        with _known(databases.settings(kind, name=name)) as own:
-            yield own
+        if copied:
+            shutil.copy(copied, file)
+        yield str(file)
         return
     name = f"rmq_own_{secrets.token_hex(6)}"
-    _execute(kind, f"CREATE DATABASE {name}" + (" CHARACTER SET utf8mb4" if kind == databases.MARIADB else ""))
+    of_postgresql = f" TEMPLATE {copied}" if copied else ""
+    _execute(
+        kind, f"CREATE DATABASE {name}" + (" CHARACTER SET utf8mb4" if kind == databases.MARIADB else of_postgresql)
+    )
     try:
-        with _known(databases.settings(kind, name=name)) as own:
-            call_command("migrate", database=ALIAS, verbosity=0)
-            yield own
+        yield name
     finally:
         force = " WITH (FORCE)" if kind == databases.POSTGRESQL else ""
         _execute(kind, f"DROP DATABASE IF EXISTS {name}{force}")
-
-
-def _template(templates: Path) -> Path:
-    """Create an SQLite database with tables, once for each worker."""
-    made = templates / "template.sqlite3"
-    if not made.exists():
-        with _known(databases.settings(databases.SQLITE, name=str(made))):
-            call_command("migrate", database=ALIAS, verbosity=0)
-    return made
 
 
 @contextmanager

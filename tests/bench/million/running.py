@@ -25,7 +25,7 @@ def million(messages: int) -> list[Finding]:
         return [Finding(what=f"a million messages: {lack}", met=False)]
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as place, _on_postgresql():
         folder = Path(place)
-        with own_database(folder, folder) as own:
+        with own_database(folder) as own:
             return _measured(own.environment, messages, folder / "findings.json")
 
 
