@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 from django_rmq_retry.amqp.address import Access, Host, Password, Secret, Tls
 from django_rmq_retry.embedded import place
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.codecs import SMALL, Limits
+from django_rmq_retry.messages.codecs import SMALL, BodyLimits
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
 
@@ -313,9 +313,9 @@ class Settings:
     operators: Operators = field(default_factory=Operators)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BodyLimits:
         """The limits on a body that is decoded."""
-        return Limits(most_bytes=self.body_bytes, most_elements=self.body_elements)
+        return BodyLimits(most_bytes=self.body_bytes, most_elements=self.body_elements)
 
     def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:
         """Return the broker's access for a connection, or raise ImproperlyConfigured.

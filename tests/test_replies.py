@@ -21,7 +21,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Fixed, Json, OneShot, Queue, Raw, RetryThenPark
 from django_rmq_retry.conf import settings
-from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.errors import (
     CallFailed,
@@ -79,7 +79,7 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
     url = str(project.RMQ_RETRY["URL"])
     with io_thread() as io:
         publisher = publisher_on(io, url)
-        source, made, limits = source_on(io, url, publisher), work_queues_of([subscription]), Limits(shutdown=5)
+        source, made, limits = source_on(io, url, publisher), work_queues_of([subscription]), ConsumerLimits(shutdown=5)
         consumer = Consumer(made, source, attempts, threads=2, prefetch=5, limits=limits)
         codes: list[int] = []
         thread = threading.Thread(target=lambda: codes.append(consumer.run()))

@@ -19,7 +19,7 @@ from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Settlement
 from django_rmq_retry.messages.texts import ErrorNote, short
-from django_rmq_retry.policies.breaker import CLOSED, JITTER, Circuit, End, Tally
+from django_rmq_retry.policies.breaker import CLOSED, JITTER, Circuit, End, FailureTally
 from django_rmq_retry.policies.policy import uncounted_retry
 from django_rmq_retry.policies.verdict import Verdict
 
@@ -163,7 +163,7 @@ class LocalQueue:
     queue: str
     in_place: bool
     """True if a message must return to its place in the queue, or if a copy would escape the queue's own count."""
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, FailureTally]
     most: float
     """The most seconds that the next probe may be ahead, with an allowance for clocks that differ."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -187,7 +187,7 @@ class LocalQueue:
             queue=queue,
             in_place=work_queue.in_place,
             most=longest * (1 + JITTER) + CLOCK_SKEW,
-            tallies={one.name: Tally(one.breaker) for one in subscriptions if one.breaker is not None},
+            tallies={one.name: FailureTally(one.breaker) for one in subscriptions if one.breaker is not None},
             stored=QueueState(queue=queue),
         )
 
@@ -293,7 +293,7 @@ def _clock_time(epoch: float) -> str:
     return datetime.fromtimestamp(epoch).astimezone().strftime("%H:%M:%S")
 
 
-class Store(Protocol):
+class SharedStore(Protocol):
     """The state that all processes of the project share."""
 
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]: ...
@@ -316,7 +316,7 @@ class BreakerGate:
     def __init__(
         self,
         work_queues: Sequence[WorkQueue],
-        store: Store | None,
+        store: SharedStore | None,
         *,
         now: Callable[[], float],
         chance: Callable[[], float],
@@ -438,7 +438,7 @@ class BreakerGate:
         self._store_away = False
         return rows
 
-    def _write(self, store: Store, local: LocalQueue) -> None:
+    def _write(self, store: SharedStore, local: LocalQueue) -> None:
         with local.lock:
             circuit, pending, probing = local.circuit, local.pending, local.probing
             local.pending = False

@@ -59,7 +59,7 @@ class OwnMeters:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Pending:
     since: float
     again: float
     start: float | None = None
@@ -74,7 +74,7 @@ class Pacer:
         self._take = take
         self._lock = threading.Lock()
         self._starts: deque[float] = deque()
-        self._waiting: dict[Hashable, _Waiting] = {}
+        self._waiting: dict[Hashable, _Pending] = {}
         self._batch = 1
         self._last = 0.0
 
@@ -89,7 +89,7 @@ class Pacer:
                 return 0.0, now
             since = known.since if known is not None else now
             again = start if start > 0 else now + min(max(-start - now - AHEAD / 2, BATCH), LOOK)
-            self._waiting[delivery.token] = _Waiting(since, again, start if start > 0 else None)
+            self._waiting[delivery.token] = _Pending(since, again, start if start > 0 else None)
             return again - now, now if start > 0 else since
 
     def forget(self, delivery: Delivery) -> None:
@@ -123,7 +123,7 @@ def _usable(start: float, now: float) -> bool:
     return now - LATE <= start <= now + AHEAD + 2 * BATCH
 
 
-class Pace:
+class RateGate:
     """A gate that keeps a message unacked until its start time; it blocks no thread meanwhile."""
 
     def __init__(self, work_queues: Sequence[WorkQueue], meters: Meters | None, *, now: Callable[[], float]) -> None:

@@ -17,11 +17,11 @@ from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.breakers.gate import BreakerGate
-from django_rmq_retry.breakers.rates import Pace
+from django_rmq_retry.breakers.rates import RateGate
 from django_rmq_retry.breakers.table import Halts, MeterTable, Table, Watch, database, process_name
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
+from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.heartbeat import Heartbeat
@@ -65,7 +65,7 @@ def consumer(
     *,
     threads: int,
     prefetch: int,
-    limits: Limits,
+    limits: ConsumerLimits,
     watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
     meter: Meter | None = None,
     number: int = 0,
@@ -77,7 +77,7 @@ def consumer(
     warn = now.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
     seconds = partial(epoch, _clock())
     breaker_gate = BreakerGate(work_queues, Table(), now=seconds, chance=random.random, who=name, warn=warn)
-    pace = Pace(work_queues, MeterTable(), now=seconds)
+    pace = RateGate(work_queues, MeterTable(), now=seconds)
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()), meter)
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))

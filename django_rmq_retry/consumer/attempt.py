@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST
-from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run, keyless
+from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, TimedRun, keyless
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
@@ -140,7 +140,7 @@ class Attempts:
         self._unacked.keep(state, arrival)
         return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
 
-    def abandoned(self, run: Run) -> Settlement:
+    def abandoned(self, run: TimedRun) -> Settlement:
         """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded.
 
         If its ``order_by`` hangs, the message has no ordering key.
@@ -270,7 +270,7 @@ class Attempts:
         if seconds is None:
             self._read(state, subscription)
             return
-        run = Run(state.arrival, subscription, seconds, part="order_by")
+        run = TimedRun(state.arrival, subscription, seconds, part="order_by")
         self.deadlines.run_key(lambda _arrival: self._read(state, subscription), run)
 
     def _read(self, state: AttemptState, subscription: Subscription) -> None:

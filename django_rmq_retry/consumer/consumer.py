@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.consumer.deadlines import Run, SlowHandlers
+from django_rmq_retry.consumer.deadlines import SlowHandlers, TimedRun
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
@@ -234,7 +234,7 @@ def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ConsumerLimits:
     """The conditions under which a consumer ends by itself; None means that a limit is not set."""
 
     burst: bool = False
@@ -277,7 +277,7 @@ class Consumer:
         *,
         threads: int,
         prefetch: int,
-        limits: Limits,
+        limits: ConsumerLimits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
         watchers: Watchers = Watchers(),
     ) -> None:
@@ -301,7 +301,7 @@ class Consumer:
         self._drained = threading.Event()
         self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
         # Hung handlers: the tokens of messages settled without them, and the runs whose location is in the log.
-        self._abandoned, self._located = set[Hashable](), set[Run]()
+        self._abandoned, self._located = set[Hashable](), set[TimedRun]()
         self.why = ""
         """The reason why the consumer stops; empty while it runs."""
         self.server: Server | None = None
@@ -475,11 +475,11 @@ class Consumer:
         if not self._over:
             self._watchers.ticked()
 
-    def _hung(self) -> Sequence[Run]:
+    def _hung(self) -> Sequence[TimedRun]:
         self._attempts.deadlines.keep_watch()
         return self._attempts.deadlines.hung
 
-    def _stop_for(self, run: Run) -> None:
+    def _stop_for(self, run: TimedRun) -> None:
         self.hung = True
         self._located.add(run)
         self.stop(
@@ -497,7 +497,7 @@ class Consumer:
         if empty:
             self.stop("every queue is empty")
 
-    def _abandon_all(self, runs: Sequence[Run]) -> None:
+    def _abandon_all(self, runs: Sequence[TimedRun]) -> None:
         """Settle the messages of hung handlers, within a time limit: a hanging database must not block the exit."""
         if not runs:
             return
@@ -522,7 +522,7 @@ class Consumer:
                 left,
             )
 
-    def _abandon(self, run: Run) -> None:
+    def _abandon(self, run: TimedRun) -> None:
         """Settle the message of a hung handler; the result that the handler may still return is ignored."""
         self._abandoned.add(run.delivery.token)
         if not self._attempts.deadlines.abandon(run):
@@ -574,7 +574,7 @@ class Consumer:
         return self._code
 
 
-def _located(run: Run) -> str:
+def _located(run: TimedRun) -> str:
     """Return the sentence that a handler hangs, with its place in the code."""
     error = run.error()
     place = traceback.extract_tb(error.__traceback__)[-1:]

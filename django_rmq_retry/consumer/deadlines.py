@@ -30,7 +30,7 @@ class HandlerAbandoned(BaseException):
     """Raised when a handler returns after its message was settled without it: nothing may be committed."""
 
 
-class Run:
+class TimedRun:
     """One run of a handler under its deadline, or of another function of the project, its ``part``."""
 
     __slots__ = ("delivery", "due", "expired", "over", "part", "raised", "seconds", "subscription", "thread")
@@ -85,8 +85,8 @@ class Deadlines:
         """Called in the handler's thread after a deadline has interrupted the handler."""
         self.strict: float | None = None
         """The deadline of handlers in strict order that have none of their own; None while the broker needs none."""
-        self._armed: dict[Run, bool] = {}
-        self._expired: dict[Run, bool] = {}
+        self._armed: dict[TimedRun, bool] = {}
+        self._expired: dict[TimedRun, bool] = {}
         self._shortest = shortest
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
@@ -100,7 +100,7 @@ class Deadlines:
         return replace(work_queue, subscriptions=tuple(map(self._limited, work_queue.subscriptions)))
 
     @property
-    def hung(self) -> list[Run]:
+    def hung(self) -> list[TimedRun]:
         """The runs that their deadline could not end."""
         return [run for run in self._expired.copy() if run.hung]
 
@@ -119,7 +119,7 @@ class Deadlines:
         else:
             self._unwatched = False
 
-    def abandon(self, run: Run) -> bool:
+    def abandon(self, run: TimedRun) -> bool:
         """Claim the message of a hung run; return False if the handler has ended in the meantime."""
         return self._expired.pop(run, None) is not None
 
@@ -128,7 +128,7 @@ class Deadlines:
         if seconds is None:
             return self._strictly(subscription) if subscription.policy.ordered else subscription
         self._shortest = min(self._shortest, seconds)
-        return replace(subscription, run=lambda delivery: self.run(function, Run(delivery, subscription, seconds)))
+        return replace(subscription, run=lambda delivery: self.run(function, TimedRun(delivery, subscription, seconds)))
 
     def _strictly(self, subscription: Subscription) -> Subscription:
         """Return a handler in strict order that ends before the broker takes its message back, for another process.
@@ -142,11 +142,11 @@ class Deadlines:
             seconds = self.strict
             if seconds is None or subscription.asynchronous:
                 return function(delivery)
-            return self.run(function, Run(delivery, subscription, seconds))
+            return self.run(function, TimedRun(delivery, subscription, seconds))
 
         return replace(subscription, run=run)
 
-    def run(self, function: Callable[[Delivery], object], run: Run) -> object:
+    def run(self, function: Callable[[Delivery], object], run: TimedRun) -> object:
         """Call the function under its deadline.
 
         At most one DeadlineExceeded is raised during the call, and none is pending in the thread afterwards.
@@ -177,7 +177,7 @@ class Deadlines:
             )
         return answer
 
-    def run_key(self, function: Callable[[Delivery], object], run: Run) -> None:
+    def run_key(self, function: Callable[[Delivery], object], run: TimedRun) -> None:
         """Call the function that computes an ordering key under its deadline; raise NoKey if it is late."""
         try:
             self.run(function, run)
@@ -193,18 +193,18 @@ class Deadlines:
             late = run.late().with_traceback(raised.__traceback__)
             raise keyless(late) from late
 
-    def _arm(self, run: Run) -> None:
+    def _arm(self, run: TimedRun) -> None:
         with self._lock:
             self._watched(run)
             # Set only now, because starting a thread takes a while on a busy machine.
             run.due = time.monotonic() + run.seconds
             self._armed[run] = True
 
-    def _watched(self, run: Run) -> None:
+    def _watched(self, run: TimedRun) -> None:
         if self._watcher is None or not self._watcher.is_alive():
             self._watcher = self._started(run)
 
-    def _started(self, run: Run) -> threading.Thread:
+    def _started(self, run: TimedRun) -> threading.Thread:
         watcher = threading.Thread(target=self._watch, name="rmq-deadlines", daemon=True)
         try:
             watcher.start()
@@ -214,7 +214,7 @@ class Deadlines:
             ) from error
         return watcher
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: TimedRun) -> None:
         """Make sure that no exception is raised for this run from now on."""
         if run.over or run.due == math.inf:
             return
@@ -227,7 +227,7 @@ class Deadlines:
             pass
         run.over = True
 
-    def _claim(self, run: Run) -> None:
+    def _claim(self, run: TimedRun) -> None:
         if self._expired.pop(run, None) is None:
             raise HandlerAbandoned
         self._interrupted()
@@ -254,7 +254,7 @@ class Deadlines:
             self._watcher = None
             return True
 
-    def _expire(self, run: Run) -> None:
+    def _expire(self, run: TimedRun) -> None:
         if self._armed.pop(run, None) is None:
             return
         run.expired = True

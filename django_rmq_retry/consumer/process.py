@@ -14,7 +14,7 @@ from django.db import connections
 
 from django_rmq_retry import __version__, forks
 from django_rmq_retry.consumer import assembly, events, status_line
-from django_rmq_retry.consumer.consumer import Limits, Watchers
+from django_rmq_retry.consumer.consumer import ConsumerLimits, Watchers
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.liveness import LivenessFile, Pulse, States, content_of, content_of_all, fresh, numbered
 from django_rmq_retry.consumer.memory import MemoryLimit
@@ -37,7 +37,7 @@ TRACES = 2
 """The lowest verbosity at which failures are logged with their traceback."""
 
 
-class Process:
+class ConsumingProcess:
     """One consuming process; a child of a supervisor has a number from 1."""
 
     def __init__(
@@ -201,9 +201,9 @@ class Process:
 
         self._drainer.empty(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ConsumerLimits:
         start = self._start
-        return Limits(
+        return ConsumerLimits(
             burst=start.burst,
             messages=start.messages,
             seconds=start.seconds,
@@ -238,7 +238,7 @@ def supervised(start: Start) -> int:
         if server is not None:
             server.close()
         reached = partial(supervisor.reached, number)
-        return Process(start, number=number, reached=reached, instruments=instruments).run()
+        return ConsumingProcess(start, number=number, reached=reached, instruments=instruments).run()
 
     def cleared(number: int, over: bool) -> None:  # noqa: FBT001 - the supervisor's protocol
         if instruments is not None:

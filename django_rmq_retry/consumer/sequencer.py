@@ -17,7 +17,7 @@ Keyed = Callable[[Delivery], Key | None]
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Arrivals:
     """The deliveries of one queue whose key is not known yet, in order of arrival."""
 
     arrived: deque[Delivery] = field(default_factory=deque)
@@ -42,7 +42,7 @@ class Sequencer:
         self._again = again
         """Called with each token that was brought too early, once another key may be computed."""
         self._lock = threading.Lock()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _Arrivals] = {}
         self._clearings = 0
         self._keys: dict[Delivery, Key] = {}
         """The keys of the deliveries whose turn it is; each occupies its key until ``done``."""
@@ -138,9 +138,9 @@ class Sequencer:
             for behind in self._behind.values():
                 behind.clear()
 
-    def _line(self, queue: str) -> _Line:
+    def _line(self, queue: str) -> _Arrivals:
         line = self._lines.get(queue)
-        return self._lines.setdefault(queue, _Line()) if line is None else line
+        return self._lines.setdefault(queue, _Arrivals()) if line is None else line
 
     def _turn(self, delivery: Delivery, key: Key | None) -> Delivery | None:
         """Return the delivery if it is its turn; otherwise let it wait behind the others of its key."""

@@ -145,7 +145,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Pace:
+class Throughput:
     """The number of messages per second over the last SPAN seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,7 +164,7 @@ class Pace:
 
 def text_of(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], str]:
     """Return the function that makes the text of the status line: pace, counts, halts and the effect of Ctrl-C."""
-    pace = Pace()
+    pace = Throughput()
 
     def text() -> str:
         counts = events.counts

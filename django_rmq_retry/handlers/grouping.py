@@ -7,7 +7,7 @@ from dataclasses import replace
 from django_rmq_retry import forks
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, trace, traced, untraced
+from django_rmq_retry.messages.tracebacks import ChainedError, Grouping, named, projects_own, trace, traced, untraced
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
@@ -26,7 +26,7 @@ def grouped(
     return replace(verdict, fingerprint=own or fingerprint.fingerprint, culprit=fingerprint.culprit)
 
 
-def ruled(causes: Sequence[Cause], *, reason: str, kind: str, queue: str) -> Grouping:
+def ruled(causes: Sequence[ChainedError], *, reason: str, kind: str, queue: str) -> Grouping:
     """Return the group by the project-wide rule.
 
     ``kind`` is the name of the error; it is used if the traceback holds no code of the project.

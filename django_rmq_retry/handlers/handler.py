@@ -8,11 +8,11 @@ from typing import Any, Generic, TypeVar
 
 from asgiref.sync import async_to_sync
 
-from django_rmq_retry.arguments import TABLE, TEXT, Kind, check_seconds, check_value, per_second
+from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, check_value, per_second
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import awaited, guarded
-from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Options, Subscription
+from django_rmq_retry.handlers.subscription import Ack, Fingerprint, HandlerOptions, Keys, Match, Named, Subscription
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.breaker import Breaker
@@ -26,11 +26,11 @@ PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
 """Options that work only while the broker still has the message, so not with ``ack="auto"``."""
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
 
-CODEC = Kind(
+CODEC = Argument(
     "a codec, such as Json() or Raw()",
     lambda value: not isinstance(value, type) and callable(getattr(value, "encode", None)) and hasattr(value, "decode"),
 )
-ONCE = Kind("True, or a function of the message", lambda value: isinstance(value, bool) or callable(value))
+ONCE = Argument("True, or a function of the message", lambda value: isinstance(value, bool) or callable(value))
 GIVEN = {"park": QUEUE.optional, "codec": CODEC, "once": ONCE}
 
 
@@ -193,7 +193,7 @@ def handler(
     seconds. With ``ack="auto"`` the broker drops each message as it sends it.
     """
     _check_match(headers, type=type, routing_key=routing_key, name=name)
-    options = Options(
+    options = HandlerOptions(
         match=Match(type=type, routing_key=routing_key, headers=dict(headers or {})),
         codec=codec,
         keys=keys,
@@ -232,7 +232,7 @@ def _names(formerly: object) -> tuple[str, ...]:
 def _registration(
     function: Callable[[Any], Any],
     name: str | None,
-    options: Options,
+    options: HandlerOptions,
     *,
     queue: Queue | str,
     policy: Policy | None,

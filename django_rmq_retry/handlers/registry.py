@@ -10,8 +10,8 @@ from django.utils.module_loading import autodiscover_modules
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Options, Subscription, WorkQueue, work_queues_of
-from django_rmq_retry.messages.codecs import LIMITS, Limits
+from django_rmq_retry.handlers.subscription import HandlerOptions, Subscription, WorkQueue, work_queues_of
+from django_rmq_retry.messages.codecs import LIMITS, BodyLimits
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.carriers import InPlace, Ladder
 from django_rmq_retry.policies.policy import AutoAck, Policy, RetryThenPark
@@ -33,7 +33,7 @@ class Registration:
     queue: Queue | str
     policy: Policy | None = None
     park: Queue | str | None = None
-    options: Options = Options()
+    options: HandlerOptions = HandlerOptions()
     asynchronous: bool = False
     module: str = ""
     execution: object = field(default=None, compare=False, repr=False)
@@ -43,7 +43,7 @@ class Registration:
     def queue_name(self) -> str:
         return self.queue.name if isinstance(self.queue, Queue) else self.queue
 
-    def joined(self, queue: Queue, policy: Policy, limits: Limits = LIMITS) -> Subscription:
+    def joined(self, queue: Queue, policy: Policy, limits: BodyLimits = LIMITS) -> Subscription:
         policy = AutoAck() if self.options.ack == "auto" else self.policy or policy
         if not queue.lasting and isinstance(policy, RetryThenPark) and policy.via == Ladder():
             # The default carrier was not chosen by the project, and its waiting queues cannot send a retry back to a

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django_rmq_retry import forks
 from django_rmq_retry.errors import ConfigurationError, NoKey
-from django_rmq_retry.messages.codecs import JSON, LIMITS, Codec, Limits
+from django_rmq_retry.messages.codecs import JSON, LIMITS, BodyLimits, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies.breaker import Breaker
@@ -102,7 +102,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class HandlerOptions:
     """What ``@handler`` takes besides the queue, the policy and the parked queue, which the settings may complete."""
 
     match: Match = Match()
@@ -130,11 +130,11 @@ class Options:
 
     def written(self) -> dict[str, Any]:
         """Return the options by name."""
-        return {option.name: getattr(self, option.name) for option in fields(Options)}
+        return {option.name: getattr(self, option.name) for option in fields(HandlerOptions)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription(Options):
+class Subscription(HandlerOptions):
     """One handler with its queue, policy and options, in the form that the consumer uses."""
 
     name: str
@@ -144,7 +144,7 @@ class Subscription(Options):
     park: str
     parked: Queue | None = None
     """The queue ``park``, if the project defines it as a Queue."""
-    limits: Limits = LIMITS
+    limits: BodyLimits = LIMITS
     asynchronous: bool = False
     """True for a coroutine function, which is cancelled in its own event loop at its timeout."""
     route: Route = field(init=False, repr=False)

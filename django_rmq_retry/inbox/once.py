@@ -320,7 +320,7 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
         connection = connections[alias_of(subscription)]
     except ConnectionDoesNotExist as error:
         raise Unready(f"Handler {subscription.name} has using={subscription.using!r}: {error}") from error
-    run = Run(subscription, delivery, connection, state)
+    run = OnceRun(subscription, delivery, connection, state)
     for left in reversed(range(AGAIN + 1)):
         try:
             return run()
@@ -346,7 +346,7 @@ def alias_of(subscription: Subscription) -> str:
     return subscription.using or DEFAULT_DB_ALIAS
 
 
-class Run:
+class OnceRun:
     """One attempt of a handler with ``once``, and its transaction. It may be called again after a conflict."""
 
     def __init__(self, subscription: Subscription, delivery: Delivery, connection: Any, state: OnceState) -> None:

@@ -89,7 +89,7 @@ QUOTE = ord('"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BodyLimits:
     """The limits on a body that is decoded: data take up to eighty times the memory of their JSON."""
 
     most_bytes: int = 16 * 1024 * 1024
@@ -107,7 +107,7 @@ class Limits:
         return ""
 
 
-LIMITS = Limits()
+LIMITS = BodyLimits()
 
 
 def _has_more_elements(text: bytes, most: int) -> bool:
@@ -118,7 +118,7 @@ def _has_more_elements(text: bytes, most: int) -> bool:
     return next(itertools.islice(marks, most, None), None) is not None
 
 
-def decoded(delivery: Delivery, codec: Codec, limits: Limits = LIMITS) -> object:
+def decoded(delivery: Delivery, codec: Codec, limits: BodyLimits = LIMITS) -> object:
     """Return the data of a message.
 
     Raise UndecodableBody, which is not retried, if the codec cannot read the body, or if it is beyond a limit.

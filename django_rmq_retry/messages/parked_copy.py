@@ -77,7 +77,7 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
+class ParkedCopy:
     """One message from a parked queue, restored to its state before it was parked."""
 
     body: bytes
@@ -118,7 +118,7 @@ class Parked:
         return message_identity(self.queue or self.parked_in, named, self.body)
 
 
-def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
+def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
     """Read a delivery from a parked queue.
 
     ``homes`` maps each queue that belongs to a work queue, such as its parked queue, to the name of the work queue.
@@ -127,7 +127,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
         return _read(delivery, delivery.properties, homes)
     except UndecodableHeaders as error:
         known = _decoded(delivery.raw)
-        return Parked(
+        return ParkedCopy(
             body=delivery.body,
             raw=delivery.raw,
             properties=known,
@@ -162,7 +162,7 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
     return Message(body=leading + delivery.body, routing_key=queue, properties=properties)
 
 
-def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> Parked:
+def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> ParkedCopy:
     headers = arrived.headers
     texts = {name: _text_header(headers, name) for name in (*PARKED_TEXTS, "ticket")}
     stamp = Stamp.read(headers)
@@ -172,7 +172,7 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
     by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
     raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
     queue, exchange, routing_key = _origin(delivery, stamp, died, homes)
-    return Parked(
+    return ParkedCopy(
         body=body,
         raw=raw,
         properties=properties,

@@ -68,7 +68,7 @@ class Stack:
     """The code objects of the frames. The reference keeps their ids, which are cache keys, from being reused."""
 
 
-class Cause(NamedTuple):
+class ChainedError(NamedTuple):
     """One exception of a chain."""
 
     kind: str
@@ -78,11 +78,14 @@ class Cause(NamedTuple):
     stack: Stack
 
 
-def trace(error: BaseException, own: Own) -> tuple[Cause, ...]:
+def trace(error: BaseException, own: Own) -> tuple[ChainedError, ...]:
     """Return an exception and its causes, the newest first."""
     # Positional arguments and a list, for speed: this runs at every failure.
     return tuple(
-        [Cause(kind_of(one), link, short(one, TRACE_TEXT_LIMIT), stack_of(one, own)) for one, link in causes(error)]
+        [
+            ChainedError(kind_of(one), link, short(one, TRACE_TEXT_LIMIT), stack_of(one, own))
+            for one, link in causes(error)
+        ]
     )
 
 
@@ -196,7 +199,7 @@ class Grouping:
     """The innermost function of the project in the traceback."""
 
 
-def traced(causes: Sequence[Cause], *, reason: str) -> Grouping | None:
+def traced(causes: Sequence[ChainedError], *, reason: str) -> Grouping | None:
     """Return the group of an exception and its causes; None if no traceback contains code of the project."""
     for cause in causes:
         places = cause.stack.places[-PLACES:]
@@ -206,7 +209,7 @@ def traced(causes: Sequence[Cause], *, reason: str) -> Grouping | None:
     return None
 
 
-def _kinds(causes: Sequence[Cause]) -> tuple[str, ...]:
+def _kinds(causes: Sequence[ChainedError]) -> tuple[str, ...]:
     # Sorted, because the members of a group have no fixed order.
     members = sorted({cause.kind for cause in causes if cause.link == "member"})
     return (causes[0].kind, *members, *(cause.kind for cause in causes[1:] if cause.link != "member"))

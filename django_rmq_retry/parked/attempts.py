@@ -26,7 +26,7 @@ from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.identity import attempt_identities, attempt_identity
 from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, trace
+from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, projects_own, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
 from django_rmq_retry.policies.verdict import Kind, Verdict
 
@@ -134,7 +134,7 @@ def _line(record: logging.LogRecord) -> str:
     return short(f"{at} {record.levelname} {record.name}: {text}{failed}", LINE_LIMIT)
 
 
-def chain_of(causes: Sequence[Cause]) -> str:
+def chain_of(causes: Sequence[ChainedError]) -> str:
     """Return the causes as JSON, newest first: error, link, frames, number of frames left out, and text of each."""
     parts = [_cause(cause, cause.stack) for cause in causes]
     if sum(len(part) + 1 for part in parts) > LIMIT - 2:
@@ -142,7 +142,7 @@ def chain_of(causes: Sequence[Cause]) -> str:
     return f"[{','.join(parts)}]"
 
 
-def _shortened(causes: Sequence[Cause], parts: Sequence[str]) -> list[str]:
+def _shortened(causes: Sequence[ChainedError], parts: Sequence[str]) -> list[str]:
     """Return the causes within the size limit: as many as fit without frames, then frames, the newest cause first."""
     bare = [_cause(one, Stack(left_out=one.stack.left_out + len(one.stack.frames))) for one in causes]
     room = LIMIT - 2 - sum(len(part) + 1 for part in bare)
@@ -156,7 +156,7 @@ def _shortened(causes: Sequence[Cause], parts: Sequence[str]) -> list[str]:
     return kept
 
 
-def _cause(cause: Cause, stack: Stack) -> str:
+def _cause(cause: ChainedError, stack: Stack) -> str:
     """Return a cause as JSON in ASCII, which every database can store, regardless of its character set."""
     text = cause.text if len(cause.text) <= TEXT_LIMIT else short(cause.text, TEXT_LIMIT)
     return f"{_head(cause.kind, cause.link, stack)}{json.dumps(text)}}}"
@@ -235,7 +235,7 @@ class Draft(NamedTuple):
     ended: float
     seconds: float
     verdict: Verdict
-    trace: Sequence[Cause]
+    trace: Sequence[ChainedError]
     logs: str
     fingerprint: str
     """Set if the verdict or the handler names one; otherwise the grouping rule is applied later."""

@@ -18,7 +18,7 @@ from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked_copy import By, Parked, read_parked
+from django_rmq_retry.messages.parked_copy import By, ParkedCopy, read_parked
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import Grouping, untraced
 from django_rmq_retry.models import ParkedMessage, State
@@ -49,7 +49,7 @@ class Arrival:
     """The parsed delivery of a parked copy."""
 
     delivery: Delivery
-    parked: Parked
+    parked: ParkedCopy
     identity: str
     named: bool
     """True if the message has an ID of its own."""
@@ -172,14 +172,14 @@ def moment(milliseconds: int) -> datetime | None:
     return at if settings.USE_TZ else timezone.make_naive(at)
 
 
-def _group(parked: Parked) -> Grouping:
+def _group(parked: ParkedCopy) -> Grouping:
     """Return the group that the worker found; for a copy that no worker parked, one made from the known facts."""
     if len(parked.fingerprint) == FINGERPRINT and HEX.issuperset(parked.fingerprint):
         return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, NAME))
     return untraced(parked.error, reason=parked.reason, queue=parked.queue or parked.parked_in)
 
 
-def _ticket(parked: Parked) -> Ticket | None:
+def _ticket(parked: ParkedCopy) -> Ticket | None:
     """Return the ticket of a requeued copy, if this project signed it."""
     return Ticket.read(parked.ticket, message_identity(parked.queue, parked.properties.message_id, parked.body))
 
@@ -211,7 +211,7 @@ class Keys:
         self._logged: set[tuple[str, type[BaseException]]] = set()
         """The handlers and error types that were logged as a warning already."""
 
-    def of(self, parked: Parked) -> list[str]:
+    def of(self, parked: ParkedCopy) -> list[str]:
         """Return up to 20 distinct business keys; none if the body cannot be decoded."""
         if not self._any:
             return []

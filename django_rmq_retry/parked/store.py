@@ -16,7 +16,7 @@ from django_rmq_retry import server, signals
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked_copy import By, Parked
+from django_rmq_retry.messages.parked_copy import By, ParkedCopy
 from django_rmq_retry.messages.tracebacks import RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import reduced
@@ -175,7 +175,7 @@ class BatchWriter:
         groups: Mapping[str, int],
         *,
         alias: str,
-        keys: Callable[[Parked], list[str]],
+        keys: Callable[[ParkedCopy], list[str]],
         now: datetime,
     ) -> None:
         self._arrivals = arrivals

@@ -80,7 +80,7 @@ class End(Enum):
     NEITHER = "the service was not tested"
 
 
-class Tally:
+class FailureTally:
     """The results of the last attempts of one handler in this process.
 
     Failures are compared with the fixed number `of`, not with the attempts so far, so a breaker can open before any

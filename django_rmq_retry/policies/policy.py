@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST, check, check_seconds, plural
-from django_rmq_retry.arguments import Kind as Argument
+from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST, Argument, check, check_seconds, plural
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery

@@ -20,7 +20,7 @@ from django_rmq_retry import hooks
 from django_rmq_retry.amqp.contracts import Caller, PublishResult
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.breakers.gate import BreakerGate
-from django_rmq_retry.breakers.rates import Pace
+from django_rmq_retry.breakers.rates import RateGate
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.events import Announcer, Events
 from django_rmq_retry.consumer.surroundings import Surroundings
@@ -384,7 +384,7 @@ class RmqTest:
         self._broker.declare(registry.topology())
         clock = lambda: self._broker.now  # noqa: E731 - called at every attempt
         breaker_gate = BreakerGate(work_queues, None, now=clock, chance=self._chance)
-        gates: Sequence[Gate] = (breaker_gate, Pace(work_queues, None, now=clock), *orders(work_queues))
+        gates: Sequence[Gate] = (breaker_gate, RateGate(work_queues, None, now=clock), *orders(work_queues))
         self._driver.employ(work_queues, self._surroundings(gates), breaker_gate, prefetch=settings().prefetch)
 
     def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:

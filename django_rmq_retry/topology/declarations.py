@@ -7,7 +7,19 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Literal, TypeVar, cast, get_args
 
-from django_rmq_retry.arguments import FLAG, NUMBER, TABLE, TEXT, WHOLE, Kind, check, check_value, many, one_of, whole
+from django_rmq_retry.arguments import (
+    FLAG,
+    NUMBER,
+    TABLE,
+    TEXT,
+    WHOLE,
+    Argument,
+    check,
+    check_value,
+    many,
+    one_of,
+    whole,
+)
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.messages.properties import milliseconds
 
@@ -23,11 +35,11 @@ QueueType = Literal["quorum", "classic"]
 Overflow = Literal["reject-publish", "drop-head"]
 Expired = Literal["park", "drop"]
 EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
-EXCHANGE_TYPE = Kind(
+EXCHANGE_TYPE = Argument(
     "'direct', 'fanout', 'topic', 'headers' or a plugin's 'x-…'",
     lambda value: isinstance(value, str) and (value in EXCHANGE_TYPES or value.startswith("x-")),
 )
-QUEUE_TYPE = Kind("'quorum', 'classic' or None", lambda value: value is None or value in get_args(QueueType))
+QUEUE_TYPE = Argument("'quorum', 'classic' or None", lambda value: value is None or value in get_args(QueueType))
 
 UNFIT = {
     "\0": "'\\x00', which PostgreSQL cannot store",
@@ -101,7 +113,7 @@ class Exchange:
         check_value("bind", "key", key, TEXT)
         check_text("routing key", key)
         check_value("bind", "headers", headers, TABLE.optional)
-        check_value("bind", "match", match, Kind("'all' or 'any'", lambda value: value in ("all", "any")))
+        check_value("bind", "match", match, Argument("'all' or 'any'", lambda value: value in ("all", "any")))
         if headers is None and key and self.type == "headers":
             raise ConfigurationError(
                 f"Exchange {self.name!r} has the type 'headers', which ignores the key {key!r:.80}: the binding would "

@@ -11,7 +11,7 @@ from django.db import connections
 
 from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
 from django_rmq_retry.breakers.gate import LEASE, READ_EVERY, BreakerGate
-from django_rmq_retry.breakers.rates import AHEAD, Pace
+from django_rmq_retry.breakers.rates import AHEAD, RateGate
 from django_rmq_retry.breakers.table import MeterTable, Table
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.messages import Instruction
@@ -369,7 +369,7 @@ class Taken:
         )
         self.now = NOW
         self.paces = [
-            Pace(work_queues_of([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)
+            RateGate(work_queues_of([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)
         ]
 
     def run(self, messages: int, step: float = 0.01) -> list[float]:
@@ -417,7 +417,7 @@ def test_unused_rate_slots_expire() -> None:
 @pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
 def test_a_clock_that_was_ahead_delays_no_process(meters: MeterTable | None) -> None:
     taken = Taken(1, 10)
-    taken.paces = [Pace(work_queues_of([taken.subscription]), meters, now=lambda: taken.now)]
+    taken.paces = [RateGate(work_queues_of([taken.subscription]), meters, now=lambda: taken.now)]
     taken.run(5)
     for _ in range(3):
         taken.paces[0].enter(delivery(), taken.subscription)
@@ -460,7 +460,7 @@ def test_without_the_database_each_process_keeps_the_whole_rate(caplog: pytest.L
             raise ConnectionError("the database is away")
 
     taken = Taken(1, 10)
-    taken.paces = [Pace(work_queues_of([taken.subscription]), Gone(), now=lambda: taken.now)]
+    taken.paces = [RateGate(work_queues_of([taken.subscription]), Gone(), now=lambda: taken.now)]
     ran = taken.run(20)
 
     assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)

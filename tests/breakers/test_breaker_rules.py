@@ -23,7 +23,7 @@ from django_rmq_retry.arguments import per_second, spelled
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.policies import ACK, DUPLICATE, Circuit, Kind, Policy, Verdict, discard, halt, park, retry
-from django_rmq_retry.policies.breaker import CLOSED, End, Tally
+from django_rmq_retry.policies.breaker import CLOSED, End, FailureTally
 from django_rmq_retry.policies.policy import unbreakable, uncounted_retry
 from tests.handlers.factories import subscription
 
@@ -71,7 +71,7 @@ def test_each_verdict_has_its_meaning_for_the_breaker(
 
 @given(st.lists(st.sampled_from(End), max_size=60), st.floats(0.05, 1), st.integers(1, 20))
 def test_the_failure_share_is_counted_over_the_last_attempts(ends: list[End], share: float, of: int) -> None:
-    tally = Tally(Breaker(share=share, of=of))
+    tally = FailureTally(Breaker(share=share, of=of))
     for end in ends:
         tally.add(end)
     counted = [end for end in ends if end is not End.NEITHER][-of:]
@@ -83,7 +83,7 @@ def test_the_failure_share_is_counted_over_the_last_attempts(ends: list[End], sh
 
 @given(st.integers(1, 50), st.floats(0.05, 1))
 def test_the_breaker_opens_if_no_attempt_ever_succeeds(of: int, share: float) -> None:
-    tally = Tally(Breaker(share=share, of=of))
+    tally = FailureTally(Breaker(share=share, of=of))
     for _ in range(of):
         tally.add(End.BAD)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.consumer.status_line import Above, LastRow, Pace, last_row, text_of
+from django_rmq_retry.consumer.status_line import Above, LastRow, Throughput, last_row, text_of
 from django_rmq_retry.policies import Kind
 from tests.commands.terminals import screen, terminal
 from tests.shop.running import Shop
@@ -199,6 +199,6 @@ class TestTelling:
 
     def test_the_rate_is_that_of_the_last_seconds(self) -> None:
         times = iter((0.0, 1.0, 2.0, 6.0, 12.0))
-        pace = Pace(lambda: next(times))
+        pace = Throughput(lambda: next(times))
 
         assert [round(pace.at(count), 2) for count in (0, 20, 40, 40, 40)] == [0.0, 20.0, 20.0, 4.0, 0.0]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django_rmq_retry.consumer import assembly
-from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import WorkQueue
 
@@ -13,4 +13,6 @@ from django_rmq_retry.handlers import WorkQueue
 def consumer_of(work_queues: Iterable[WorkQueue], *, threads: int = 1, prefetch: int = 1, **limits: Any) -> Consumer:
     """A consumer of these work queues; its limits are those of the command if none are given."""
     events = Events(time.time)
-    return assembly.consumer(list(work_queues), events, threads=threads, prefetch=prefetch, limits=Limits(**limits))
+    return assembly.consumer(
+        list(work_queues), events, threads=threads, prefetch=prefetch, limits=ConsumerLimits(**limits)
+    )

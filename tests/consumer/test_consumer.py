@@ -13,8 +13,8 @@ from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopT
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.consumer import consumer as room
 from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_WAIT, Attempts
-from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits, Watchers
-from django_rmq_retry.consumer.deadlines import Deadlines, Run
+from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, ConsumerLimits, Watchers
+from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.handlers.attempt import FinishedAttempt
@@ -141,7 +141,7 @@ def running(
         Made(make, noted),
         threads=threads,
         prefetch=7,
-        limits=Limits(**{"shutdown": 5.0, **limits}),
+        limits=ConsumerLimits(**{"shutdown": 5.0, **limits}),
         refusal=refusal,
         watchers=watchers or Watchers(),
     )
@@ -380,7 +380,9 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
     surrounded = replace(surroundings(), **options)
     order = (lambda _: "k") if surrounded.gates else None
     found = work_queues_of([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
-    consumer = Consumer(found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=Limits(shutdown=5.0))
+    consumer = Consumer(
+        found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=ConsumerLimits(shutdown=5.0)
+    )
     made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
     made.thread.start()
     wait_until(lambda: made.tap.receiver)
@@ -577,7 +579,7 @@ def test_a_hanging_handler_ends_the_process_and_settles_its_message_once() -> No
 
     found = work_queues_of([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
     tap = Tap()
-    limits = Limits(shutdown=5.0)
+    limits = ConsumerLimits(shutdown=5.0)
     consumer = Consumer(found, tap, Attempts(found, surroundings()), threads=2, prefetch=2, limits=limits)
     made = Running(tap, consumer)
     made.thread.start()
@@ -616,7 +618,7 @@ def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureF
     ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=wait_for_ledger, timeout=0.2)
     found, tap = work_queues_of([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
     attempts = Attempts(found, surroundings())
-    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=5.0)))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=ConsumerLimits(shutdown=5.0)))
     made.thread.start()
     wait_until(lambda: tap.receiver)
     tap.receiver.arrived(delivery(queue="bank"))
@@ -638,7 +640,7 @@ def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureF
 def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     expire, died, ended = Deadlines._expire, threading.Event(), threading.Event()
 
-    def fail_once(self: Deadlines, run: Run) -> None:
+    def fail_once(self: Deadlines, run: TimedRun) -> None:
         if died.is_set():
             expire(self, run)
             return
@@ -655,7 +657,9 @@ def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pyt
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(Deadlines, "_expire", fail_once)
     found, tap = work_queues_of([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
-    made = Running(tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=Limits()))
+    made = Running(
+        tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=ConsumerLimits())
+    )
     made.thread.start()
     wait_until(lambda: tap.receiver)
     tap.bring(b"1")
@@ -695,7 +699,7 @@ def test_a_hanging_gate_does_not_delay_ending_a_hung_process(
     )
     found = work_queues_of([one])
     attempts = Attempts(found, replace(surroundings(), gates=(gate,)))
-    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=1.0)))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=ConsumerLimits(shutdown=1.0)))
     made.thread.daemon = True
     made.thread.start()
     try:
@@ -726,7 +730,7 @@ def ordering(order_by: Callable[[Delivery], object], *, key_timeout: float, shut
     bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=lambda _: None)
     found, tap = work_queues_of([replace(one, codec=Raw()) for one in (ledger, bank)]), Tap()
     attempts = Attempts(found, replace(surroundings(), key_timeout=key_timeout))
-    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=5, limits=Limits(shutdown=shutdown)))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=5, limits=ConsumerLimits(shutdown=shutdown)))
     made.thread.daemon = True
     made.thread.start()
     wait_until(lambda: tap.receiver)
@@ -816,7 +820,7 @@ def test_a_stop_does_not_wait_for_an_order_by() -> None:
 
 
 def test_an_ordering_key_is_computed_without_a_watcher_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_self: Deadlines, _run: Run) -> None:
+    def fail(_self: Deadlines, _run: TimedRun) -> None:
         raise Unready("No thread can be started.")
 
     monkeypatch.setattr(Deadlines, "_watched", fail)

@@ -11,7 +11,7 @@ import pytest
 
 from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer import deadlines as room
-from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run, SlowHandlers
+from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, SlowHandlers, TimedRun
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.call import Unready
@@ -273,7 +273,7 @@ def test_a_watcher_that_cannot_be_replaced_is_logged_once(
 
 @pytest.mark.usefixtures("unhooked")
 def test_a_watcher_that_has_died_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_self: Deadlines, _run: Run) -> None:
+    def fail(_self: Deadlines, _run: TimedRun) -> None:
         raise MemoryError
 
     deadlines = Deadlines()

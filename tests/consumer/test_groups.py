@@ -10,7 +10,7 @@ from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
 from django_rmq_retry.handlers import Match, Subscription, grouping
 from django_rmq_retry.handlers.subscription import Fingerprint
 from django_rmq_retry.messages import Settlement, encode_properties
-from django_rmq_retry.messages.parked_copy import Parked
+from django_rmq_retry.messages.parked_copy import ParkedCopy
 from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
 from django_rmq_retry.policies import Kind
 from tests.consumer.attempts import Book, attempts_of
@@ -42,7 +42,7 @@ def settled(
     return attempts_of(made, journals=(book or Book(),)).settlement(arrival)
 
 
-def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, **options: Any) -> Parked:
+def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, **options: Any) -> ParkedCopy:
     copy = settled(act, arrival or delivery(), **options).copy
     assert copy is not None
     raw = encode_properties(copy.properties)

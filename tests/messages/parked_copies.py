@@ -6,7 +6,7 @@ from functools import lru_cache
 from django_rmq_retry import Delivery, Message, RetryThenPark
 from django_rmq_retry.handlers import Subscription, WorkQueue, settlement
 from django_rmq_retry.messages import Settlement
-from django_rmq_retry.messages.parked_copy import Original, Parked, read_parked, requeued
+from django_rmq_retry.messages.parked_copy import Original, ParkedCopy, read_parked, requeued
 from django_rmq_retry.policies import Verdict
 from tests.handlers.factories import NOW, arrived, subscription
 
@@ -44,7 +44,7 @@ def unhandled_copy(verdict: Verdict, arrival: Delivery, work_queue: WorkQueue, *
     return settlement.parked_copy(verdict, arrival, None, work_queue.park, now=NOW, nonce=nonce)
 
 
-def read_back(copy: Message | Delivery, homes: Mapping[str, str] = HOMES) -> Parked:
+def read_back(copy: Message | Delivery, homes: Mapping[str, str] = HOMES) -> ParkedCopy:
     """The facts that the drainer reads in a copy that is delivered from its parked queue."""
     return read_parked(copy if isinstance(copy, Delivery) else arrived(copy, queue=copy.routing_key), homes)
 

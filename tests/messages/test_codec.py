@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from django_rmq_retry import Json, Raw
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.messages import Properties
-from django_rmq_retry.messages.codecs import DEPTH_LIMIT, Limits, decoded
+from django_rmq_retry.messages.codecs import DEPTH_LIMIT, BodyLimits, decoded
 from tests.handlers.factories import delivery
 
 PLAIN = st.recursive(
@@ -252,9 +252,9 @@ def test_a_body_beyond_a_limit_is_refused_before_it_takes_memory(body: bytes, pr
 def test_marks_inside_strings_are_no_elements() -> None:
     text = "1,2;" * 300_000
 
-    assert decoded(delivery(body=f'["{text}"]'.encode()), JSON, Limits(most_elements=100)) == [text]
+    assert decoded(delivery(body=f'["{text}"]'.encode()), JSON, BodyLimits(most_elements=100)) == [text]
 
 
 def test_the_limits_follow_the_settings_and_raw_bodies_have_none() -> None:
-    assert len(decoded(delivery(body=MANY), JSON, Limits(most_elements=1_000_000))) == 400_001  # type: ignore[arg-type]
-    assert decoded(delivery(body=MANY), Raw(), Limits(most_bytes=1)) == MANY
+    assert len(decoded(delivery(body=MANY), JSON, BodyLimits(most_elements=1_000_000))) == 400_001  # type: ignore[arg-type]
+    assert decoded(delivery(body=MANY), Raw(), BodyLimits(most_bytes=1)) == MANY

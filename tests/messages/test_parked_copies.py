@@ -18,7 +18,7 @@ from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, de
 from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.messages.header_names import ADDED, BROKERS_OWN, KEPT, TICKET
 from django_rmq_retry.messages.identity import message_identity
-from django_rmq_retry.messages.parked_copy import ROOM, By, Original, Parked, read_parked, requeued, set_aside
+from django_rmq_retry.messages.parked_copy import ROOM, By, Original, ParkedCopy, read_parked, requeued, set_aside
 from django_rmq_retry.policies import park
 from tests.handlers.factories import NOW, arrived, delivery, subscription
 from tests.messages.parked_copies import parked_copy
@@ -36,7 +36,7 @@ def by_us(one: Delivery, *, nonce: int = 0) -> Delivery:
     return arrived(parked_copy(GAVE_UP, one, nonce=nonce), queue="payments.parked")
 
 
-def read(headers: Mapping[str, Any] | Headers | None = None, **told: Any) -> Parked:
+def read(headers: Mapping[str, Any] | Headers | None = None, **told: Any) -> ParkedCopy:
     return read_parked(delivery(**{"queue": "payments.parked", **told}, headers=headers), HOMES)
 
 

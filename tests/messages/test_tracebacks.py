@@ -6,7 +6,7 @@ from types import FunctionType
 import pytest
 
 from django_rmq_retry.messages import tracebacks
-from django_rmq_retry.messages.tracebacks import CAUSES, INNERMOST, OUTERMOST, REMEMBERED, Cause, stack_of, trace
+from django_rmq_retry.messages.tracebacks import CAUSES, INNERMOST, OUTERMOST, REMEMBERED, ChainedError, stack_of, trace
 from tests.messages.exceptions import (
     Unprintable,
     ask,
@@ -21,7 +21,7 @@ from tests.messages.exceptions import (
 )
 
 
-def shown(causes: tuple[Cause, ...]) -> list[tuple[str, str, str]]:
+def shown(causes: tuple[ChainedError, ...]) -> list[tuple[str, str, str]]:
     return [(cause.link, cause.kind.removeprefix("tests.messages.exceptions."), cause.text) for cause in causes]
 
 

@@ -13,7 +13,7 @@ from django.utils import autoreload
 
 from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
-from django_rmq_retry.consumer.process import Process, supervised
+from django_rmq_retry.consumer.process import ConsumingProcess, supervised
 from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import Above, LastRow
 from django_rmq_retry.embedded.wire import server
@@ -116,7 +116,7 @@ class Command(RmqCommand):
             return None
         self._greet(start, lines=lines)
         try:
-            process = None if many else Process(start, row=row)
+            process = None if many else ConsumingProcess(start, row=row)
             code = process.run() if process else supervised(start)
         except AddressUnusable as error:
             raise CommandError(str(error), returncode=Exit.USAGE) from error
@@ -156,7 +156,7 @@ class Command(RmqCommand):
         """Run the consumer in the reloader's thread."""
         self._greet(start, lines=lines)
         try:
-            process = Process(start, row=row)
+            process = ConsumingProcess(start, row=row)
         except AddressUnusable as error:
             self.say(str(error))
             self.stderr.flush()
