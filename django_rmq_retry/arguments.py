@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from django_rmq_retry.errors import ConfigurationError
 
-LONGEST = 10 * 365 * 86400.0
+LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0
 """Ten years, in seconds: the longest TTL that the broker accepts."""
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FASTEST = 100_000.0
-SLOWEST = 1 / 86400
+FASTEST_RATE = 100_000.0
+SLOWEST_RATE = 1 / 86400
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*/\s*([smhd])")
 
 
@@ -83,7 +83,7 @@ def check_value(owner: str, name: str, value: object, kind: Argument) -> None:
 def check_seconds(what: str, value: object) -> None:
     if isinstance(value, timedelta):
         raise ConfigurationError(f"{what} takes seconds, not a timedelta. Pass its .total_seconds().")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST_WAIT_SECONDS:
         raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
 
 
@@ -93,10 +93,10 @@ def per_second(rate: object) -> float:
     if isinstance(rate, str):
         match = _RATE.fullmatch(rate.strip())
         found = float(match[1]) / UNITS[match[2]] if match else rate
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not SLOWEST <= found <= FASTEST:
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not SLOWEST_RATE <= found <= FASTEST_RATE:
         raise ConfigurationError(
             'A handler\'s rate is a number of runs per second, such as 20 or 0.5, or a text such as "20/m", from one '
-            f"a day to {FASTEST:g} a second; not {rate!r}."
+            f"a day to {FASTEST_RATE:g} a second; not {rate!r}."
         )
     return float(found)
 

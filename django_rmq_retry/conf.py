@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 from django_rmq_retry.amqp.address import Access, Host, Password, Secret, Tls
 from django_rmq_retry.embedded import place
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.codecs import SMALL, BodyLimits
+from django_rmq_retry.messages.codecs import SMALL_BYTES, BodyLimits
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
 
@@ -361,8 +361,8 @@ KEYS: Mapping[str, Reader] = {
     "THREADS": whole(1, 1000),
     "SHUTDOWN_TIMEOUT": seconds,
     "CRASH_LIMIT": whole(1, 1000, none="no limit"),
-    "BODY_BYTES": whole(SMALL, 2**31),
-    "BODY_ELEMENTS": whole(SMALL, 2**31),
+    "BODY_BYTES": whole(SMALL_BYTES, 2**31),
+    "BODY_ELEMENTS": whole(SMALL_BYTES, 2**31),
     "POLICY": policy,
     "QUEUE_TYPE": one_of("quorum", "classic"),
     "REPLY_TO": patterns,

@@ -24,7 +24,7 @@ from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
-QUIET = 60.0
+QUIET_SECONDS = 60.0
 """Seconds after a logged failure of a hook in which further failures of that hook are counted, but not logged."""
 
 
@@ -212,7 +212,7 @@ class Hooks:
         now = time.monotonic()
         with self._lock:
             self.failures[name] += 1
-            if now - self._logged.get(name, -QUIET) < QUIET:
+            if now - self._logged.get(name, -QUIET_SECONDS) < QUIET_SECONDS:
                 return
             self._logged[name] = now
             count = self.failures[name]

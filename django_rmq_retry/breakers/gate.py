@@ -27,16 +27,16 @@ log = logging.getLogger("django_rmq_retry")
 
 FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
 
-CLOCK_SKEW = 60.0
+CLOCK_SKEW_SECONDS = 60.0
 """Seconds by which the clocks of hosts may differ."""
-LONGEST = 600.0
+LONGEST_PROBE_SECONDS = 600.0
 """The most seconds between two probes, if no handler of the queue has a breaker."""
 
-LEASE = 20.0
+LEASE_SECONDS = 20.0
 """Seconds after which another process may probe, unless the probing process has renewed its lease."""
-READ_EVERY = 1.0
+READ_SECONDS = 1.0
 """Seconds between two reads of the state that all processes share."""
-READ_AGAIN = 5.0
+READ_AGAIN_SECONDS = 5.0
 """Seconds between two reads while the store does not answer."""
 
 
@@ -182,11 +182,13 @@ class LocalQueue:
     def of(cls, work_queue: WorkQueue) -> "LocalQueue":
         subscriptions = work_queue.subscriptions
         queue = work_queue.queue.name
-        longest = max((one.breaker.longest for one in subscriptions if one.breaker is not None), default=LONGEST)
+        longest = max(
+            (one.breaker.longest for one in subscriptions if one.breaker is not None), default=LONGEST_PROBE_SECONDS
+        )
         return cls(
             queue=queue,
             in_place=work_queue.in_place,
-            most=longest * (1 + JITTER) + CLOCK_SKEW,
+            most=longest * (1 + JITTER) + CLOCK_SKEW_SECONDS,
             tallies={one.name: FailureTally(one.breaker) for one in subscriptions if one.breaker is not None},
             stored=QueueState(queue=queue),
         )
@@ -380,7 +382,7 @@ class BreakerGate:
         for local in self._queues.values():
             self._update(local, rows, now)
         self.first_read.set()
-        due, look = self.next_due(), READ_AGAIN if self._store_away else READ_EVERY
+        due, look = self.next_due(), READ_AGAIN_SECONDS if self._store_away else READ_SECONDS
         # A change that was due already has just been attempted without success.
         return look if due is None or due <= now else max(0.0, min(look, due - self._now()))
 
@@ -449,7 +451,7 @@ class BreakerGate:
                 local.pending = True
                 raise
         elif probing and self.control.able():
-            store.renew(local.queue, self._who, self._now() + LEASE)
+            store.renew(local.queue, self._who, self._now() + LEASE_SECONDS)
 
     def _update(self, local: LocalQueue, rows: Mapping[str, QueueState] | None, now: float) -> None:
         before, opened = local.stored, local.circuit.opened
@@ -472,7 +474,7 @@ class BreakerGate:
         with local.lock:
             if local.tallies:
                 local.probing = True
-                local.circuit = replace(local.circuit, prober=self._who, probe_until=now + LEASE)
+                local.circuit = replace(local.circuit, prober=self._who, probe_until=now + LEASE_SECONDS)
             else:
                 # None of the queue's handlers has a breaker now, so no attempt could close it.
                 local.circuit, local.pending = local.circuit.close(), True
@@ -481,7 +483,7 @@ class BreakerGate:
         if rows is None or self._store is None:
             return True
         try:
-            return self._store.claim(local.queue, self._who, now=now, until=now + LEASE, most=local.most)
+            return self._store.claim(local.queue, self._who, now=now, until=now + LEASE_SECONDS, most=local.most)
         except Exception:  # noqa: BLE001 - the next read of the store logs it
             return False
 

@@ -16,20 +16,20 @@ from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
-BATCH = 0.25
+RESERVED_SECONDS = 0.25
 """Seconds' worth of start times that a process reserves at once: at a rate of 1000 it does so four times a second."""
-AHEAD = 1.0
+AHEAD_SECONDS = 1.0
 """The most seconds ahead of now for which start times are reserved; those of a killed process are lost."""
-LATE = 0.5
+EXPIRY_SECONDS = 0.5
 """Seconds after which an unused start time expires; this bounds the burst."""
-LOOK = 5.0
+RESERVE_AGAIN_SECONDS = 5.0
 """The most seconds until a message tries again to reserve its start time."""
-LONGEST_HOLD = 600.0
+LONGEST_HOLD_SECONDS = 600.0
 """Seconds after which an unacked waiting message is put back; the broker takes it back after 1800 by default."""
-CLOCK_SKEW = 60.0
+CLOCK_SKEW_SECONDS = 60.0
 """Seconds of clock difference allowed before a next start time too far ahead is ignored."""
-FORGET = 60.0
-MANY = 100
+FORGET_SECONDS = 60.0
+MANY_WAITING = 100
 
 
 class Meters(Protocol):
@@ -41,7 +41,11 @@ class Meters(Protocol):
 
 def first_free(next_at: float, rate: float, now: float) -> float:
     """Return the first free start time; one too far ahead, from a wrong clock or an earlier rate, is ignored."""
-    return now if next_at > now + AHEAD + max(1 / rate, BATCH) + CLOCK_SKEW else max(next_at, now)
+    return (
+        now
+        if next_at > now + AHEAD_SECONDS + max(1 / rate, RESERVED_SECONDS) + CLOCK_SKEW_SECONDS
+        else max(next_at, now)
+    )
 
 
 class OwnMeters:
@@ -52,7 +56,7 @@ class OwnMeters:
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
         first = first_free(self._next.get(handler, now), rate, now)
-        if first > now + AHEAD:
+        if first > now + AHEAD_SECONDS:
             return -first
         self._next[handler] = first + count / rate
         return first
@@ -88,7 +92,11 @@ class Pacer:
             if 0 <= start <= now:
                 return 0.0, now
             since = known.since if known is not None else now
-            again = start if start > 0 else now + min(max(-start - now - AHEAD / 2, BATCH), LOOK)
+            again = (
+                start
+                if start > 0
+                else now + min(max(-start - now - AHEAD_SECONDS / 2, RESERVED_SECONDS), RESERVE_AGAIN_SECONDS)
+            )
             self._waiting[delivery.token] = _Pending(since, again, start if start > 0 else None)
             return again - now, now if start > 0 else since
 
@@ -103,8 +111,10 @@ class Pacer:
             return self._starts.popleft()
         self._forget_lost(now)
         # A busy process reserves more start times at once; an idle one leaves them to the other processes.
-        most = max(1, math.floor(self._rate * BATCH))
-        self._batch = min(self._batch * 2, most) if now - self._last < 2 * BATCH + self._batch / self._rate else 1
+        most = max(1, math.floor(self._rate * RESERVED_SECONDS))
+        self._batch = (
+            min(self._batch * 2, most) if now - self._last < 2 * RESERVED_SECONDS + self._batch / self._rate else 1
+        )
         first = self._take(self._handler, self._batch, self._rate, now)
         if first < 0:
             return first
@@ -114,13 +124,13 @@ class Pacer:
 
     def _forget_lost(self, now: float) -> None:
         """Forget messages whose channel was closed while they waited: they never return here."""
-        if len(self._waiting) > MANY:
-            self._waiting = {one: it for one, it in self._waiting.items() if it.again > now - FORGET}
+        if len(self._waiting) > MANY_WAITING:
+            self._waiting = {one: it for one, it in self._waiting.items() if it.again > now - FORGET_SECONDS}
 
 
 def _usable(start: float, now: float) -> bool:
     """Return True unless the start time has expired, or is too far ahead because a clock was set back."""
-    return now - LATE <= start <= now + AHEAD + 2 * BATCH
+    return now - EXPIRY_SECONDS <= start <= now + AHEAD_SECONDS + 2 * RESERVED_SECONDS
 
 
 class RateGate:
@@ -145,7 +155,7 @@ class RateGate:
         wait, since = pacer.wait(delivery, now)
         if not wait:
             return None
-        if now + wait - since > LONGEST_HOLD and not self._in_place[subscription.name]:
+        if now + wait - since > LONGEST_HOLD_SECONDS and not self._in_place[subscription.name]:
             pacer.forget(delivery)
             return put_back(delivery, subscription, in_place=False)
         return Settlement(instruction=Instruction.KEEP, hold=wait)

@@ -16,24 +16,24 @@ from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import Q, QuerySet
 
 from django_rmq_retry import server
-from django_rmq_retry.breakers.gate import FLOWING, READ_EVERY, BreakerGate, Halt, QueueState
-from django_rmq_retry.breakers.rates import AHEAD, first_free
+from django_rmq_retry.breakers.gate import FLOWING, READ_SECONDS, BreakerGate, Halt, QueueState
+from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
 log = logging.getLogger("django_rmq_retry")
 
-UPDATES = 20
+MOST_UPDATES = 20
 
-EVERY = 5.0
+REPORT_SECONDS = 5.0
 """Seconds after which a consumer reports again that a queue is still halted."""
-STALE = timedelta(seconds=30)
+STALE_HALT = timedelta(seconds=30)
 """The time after which a consumer that has stopped reporting counts as gone."""
-_TEXT, _NAME = 600, 255
+_ERROR_BYTES, _NAME_BYTES = 600, 255
 _NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
 
-PATIENCE = 2.0
+FIRST_READ_SECONDS = 2.0
 """Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
 
 
@@ -154,10 +154,10 @@ class MeterTable:
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
         rows = HandlerRate.objects.using(database()).filter(handler=handler)
-        for _ in range(UPDATES):
+        for _ in range(MOST_UPDATES):
             known = rows.values_list("next_at", flat=True).first()
             first = now if known is None else first_free(known.timestamp(), rate, now)
-            if first > now + AHEAD:
+            if first > now + AHEAD_SECONDS:
                 return -first
             following = datetime.fromtimestamp(first + count / rate, UTC)
             if known is None:
@@ -181,7 +181,7 @@ def halted() -> tuple[QueueControl, ...]:
     """Return the queues that are halted now, by the clock of the database."""
     alias = database()
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
-    return tuple(rows.filter(halted_seen_at__gt=server.now(alias) - STALE).order_by("queue"))
+    return tuple(rows.filter(halted_seen_at__gt=server.now(alias) - STALE_HALT).order_by("queue"))
 
 
 class Halts:
@@ -199,7 +199,7 @@ class Halts:
         errors = [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
         for queue, halt in halted_now.items():
             attempt, at = self._reported.get(queue, (0, 0.0))
-            if halt.attempt != attempt or now - at >= EVERY:
+            if halt.attempt != attempt or now - at >= REPORT_SECONDS:
                 errors.append(_error_of(partial(self._write, halt)))
                 if errors[-1] is None:
                     self._reported[queue] = halt.attempt, now
@@ -226,7 +226,7 @@ class Halts:
     def _write(self, halt: Halt) -> None:
         alias = database()
         row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
-        now, message = server.now(alias), short(halt.message_id or "", _NAME)
+        now, message = server.now(alias), short(halt.message_id or "", _NAME_BYTES)
         since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
         same = row.halted_at is not None and message and row.halted_message == message
         QueueControl.objects.using(alias).filter(pk=row.pk).update(
@@ -234,7 +234,7 @@ class Halts:
             halted_seen_at=now,
             halted_by=self._who,
             halted_attempt=halt.attempt,
-            halted_error=short(halt.error, _TEXT),
+            halted_error=short(halt.error, _ERROR_BYTES),
             halted_message=message,
         )
 
@@ -275,9 +275,9 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="rmq-controls", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and return after its first read of the database, or after ``PATIENCE``."""
+        """Start the thread and return after its first read of the database, or after ``FIRST_READ_SECONDS``."""
         self._thread.start()
-        self._gate.first_read.wait(PATIENCE)
+        self._gate.first_read.wait(FIRST_READ_SECONDS)
 
     def stop(self, timeout: float | None = None) -> bool:
         self._stopping.set()
@@ -306,9 +306,10 @@ class Watch:
                     self._end()
         except Exception:
             log.exception(
-                "Breakers and pauses could not be exchanged with the database. The next exchange is in %g s", READ_EVERY
+                "Breakers and pauses could not be exchanged with the database. The next exchange is in %g s",
+                READ_SECONDS,
             )
-            return READ_EVERY
+            return READ_SECONDS
         return max(wait, 0.02)
 
     def _end(self) -> None:

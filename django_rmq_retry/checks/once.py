@@ -20,7 +20,7 @@ from django_rmq_retry.checks.settings import TAG, error, joined, no_outbox, warn
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.policies.backoff import MOST_LOOKED_AT, Backoff
+from django_rmq_retry.policies.backoff import MOST_WAITS_LOOKED_AT, Backoff
 from django_rmq_retry.policies.carriers import AckFirst
 from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
 from django_rmq_retry.policies.verdict import error_types
@@ -216,7 +216,7 @@ def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
 
 
 def _all_waits(backoff: Backoff, attempts: int | None) -> float:
-    times = range(1, min(attempts or MOST_LOOKED_AT, 1000))
+    times = range(1, min(attempts or MOST_WAITS_LOOKED_AT, 1000))
     return sum(map(backoff.nominal, times)) * (1 + backoff.spread)
 
 

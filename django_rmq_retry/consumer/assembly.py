@@ -39,7 +39,7 @@ from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import Order
-from django_rmq_retry.ordering.keys import EVERY, unblock_resolved
+from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
 from django_rmq_retry.parked.attempts import FreshConnectionsAndLog
 from django_rmq_retry.parked.history import Recorder
 from django_rmq_retry.parked.retention import delete_old
@@ -49,14 +49,14 @@ from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupt
 from django_rmq_retry.telemetry.meter import Meter
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
-FLUSH_TIMEOUT = 5.0
+FLUSH_SECONDS = 5.0
 """Seconds at the end of a run for the last write of pauses, breakers and the heartbeat to the database."""
 
-KEY_TIMEOUT = 10.0
+KEY_SECONDS = 10.0
 """Seconds for ``order_by``, for whose result the later messages of its queue wait."""
-PREFETCH = 500
-PATIENCE = 10.0
-MINUTE, HOUR = 60.0, 3600.0
+DRAINER_PREFETCH = 500
+PUT_ASIDE_SECONDS = 10.0
+MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
 
 
 def consumer(
@@ -117,7 +117,7 @@ def _surroundings(
         reply_to=now.reply_to,
         refused=events.refuse_answer,
         once=once,
-        key_timeout=KEY_TIMEOUT,
+        key_timeout=KEY_SECONDS,
         interrupted=interrupted,
         tidied=tidied,
         check=check_writable,
@@ -148,11 +148,11 @@ class Recorded(Consumer):
             self._stop_threads()
 
     def _stop_threads(self) -> None:
-        """Stop both threads at the same time, so that a database that hangs costs FLUSH_TIMEOUT once."""
-        ends = time.monotonic() + FLUSH_TIMEOUT
+        """Stop both threads at the same time, so that a database that hangs costs FLUSH_SECONDS once."""
+        ends = time.monotonic() + FLUSH_SECONDS
         if self.heartbeat is not None:
             self.heartbeat.stop(0.0)
-        self.watch.stop(FLUSH_TIMEOUT)
+        self.watch.stop(FLUSH_SECONDS)
         if self.heartbeat is not None:
             self.heartbeat.stop(max(ends - time.monotonic(), 0.0))
 
@@ -203,14 +203,18 @@ def drainer() -> Drainer:
         aside=PutAside(),
         around=FreshConnections,
         chores=(
-            Chore(name="Retention", every=HOUR, run=delete_old),
-            Chore(name="Retention of handled messages", every=HOUR, run=EntryRetention()),
-            Chore(name="Closing messages that another copy has handled", every=retention.EVERY, run=retention.Twins()),
-            Chore(name="Unblocking ordering keys", every=EVERY, run=unblock_resolved),
-            Chore(name="Deletion of consumers that have vanished", every=MINUTE, run=delete_vanished),
+            Chore(name="Retention", every=HOUR_SECONDS, run=delete_old),
+            Chore(name="Retention of handled messages", every=HOUR_SECONDS, run=EntryRetention()),
+            Chore(
+                name="Closing messages that another copy has handled",
+                every=retention.TWINS_SECONDS,
+                run=retention.Twins(),
+            ),
+            Chore(name="Unblocking ordering keys", every=SEARCH_SECONDS, run=unblock_resolved),
+            Chore(name="Deletion of consumers that have vanished", every=MINUTE_SECONDS, run=delete_vanished),
         ),
     )
-    return Drainer([Line(queue=name, prefetch=PREFETCH) for name in parked_queues()], means)
+    return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in parked_queues()], means)
 
 
 class PutAside:
@@ -225,7 +229,9 @@ class PutAside:
             declare(name)
             self._declared.add(name)
         try:
-            broker_connections.current.publisher.publish(set_aside(delivery, why, queue=name), timeout=PATIENCE)
+            broker_connections.current.publisher.publish(
+                set_aside(delivery, why, queue=name), timeout=PUT_ASIDE_SECONDS
+            )
         except MessageReturned:
             self._declared.discard(name)
             raise
@@ -234,5 +240,5 @@ class PutAside:
 def declare(name: str) -> None:
     """Declare a quorum queue, the broker's safest type, for messages that cannot be recorded."""
     declaration = QueueDeclaration(name=name, role=Role.PARKED, arguments=Queue(name).plain_arguments())
-    with Session(settings().access(), purpose="drain", patience=PATIENCE) as session:
+    with Session(settings().access(), purpose="drain", patience=PUT_ASIDE_SECONDS) as session:
         Declarer(session).declare(Topology(queues={name: declaration}))

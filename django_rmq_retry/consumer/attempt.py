@@ -11,8 +11,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from django_rmq_retry import forks
-from django_rmq_retry.arguments import LONGEST
-from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, TimedRun, keyless
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
+from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerAbandoned, TimedRun, keyless
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
@@ -48,9 +48,9 @@ from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
 
 log = logging.getLogger("django_rmq_retry")
 
-OUTSIDE_FAILURES = 3
+MOST_OUTSIDE_FAILURES = 3
 """Failures outside the handler (such as in a gate or the inbox) after which a message is parked."""
-OUTSIDE_FAILURE_WAIT = 5.0
+OUTSIDE_FAILURE_SECONDS = 5.0
 """Seconds for which a message stays unacked after a failure outside its handler."""
 
 
@@ -124,7 +124,7 @@ class Attempts:
             log_failure("An attempt failed after its last step; its message is settled anyway", error)
             return self._unacked.ended(state)
         state.outside_failures += not self._surroundings.away(error)
-        if state.outside_failures >= OUTSIDE_FAILURES:
+        if state.outside_failures >= MOST_OUTSIDE_FAILURES:
             try:
                 self._give_up(state, error)
                 return self._unacked.ended(state)
@@ -132,13 +132,14 @@ class Attempts:
                 error = second
         if isinstance(error, Unready):
             extra = {"event": "unready"}
-            log.warning("%s The message stays unacked for %s s.", error, OUTSIDE_FAILURE_WAIT, extra=extra)
+            log.warning("%s The message stays unacked for %s s.", error, OUTSIDE_FAILURE_SECONDS, extra=extra)
         else:
             log_failure(
-                f"The attempt failed outside its handler; the message stays unacked for {OUTSIDE_FAILURE_WAIT} s", error
+                f"The attempt failed outside its handler; the message stays unacked for {OUTSIDE_FAILURE_SECONDS} s",
+                error,
             )
         self._unacked.keep(state, arrival)
-        return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
+        return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
 
     def abandoned(self, run: TimedRun) -> Settlement:
         """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded.
@@ -146,7 +147,7 @@ class Attempts:
         If its ``order_by`` hangs, the message has no ordering key.
         """
         state = AttemptState(run.delivery, run.delivery)
-        state.began = self._surroundings.clock() - HUNG * run.seconds
+        state.began = self._surroundings.clock() - HUNG_FACTOR * run.seconds
         if run.part:
             state.unreadable, state.fresh = keyless(run.error()), True
         else:
@@ -468,7 +469,7 @@ class Attempts:
         try:
             with forks.ending():
                 verdict = subscription.policy.judge(failure)
-            if 0 <= verdict.after <= LONGEST:
+            if 0 <= verdict.after <= LONGEST_WAIT_SECONDS:
                 return verdict
             broken = ValueError(f"the wait of {verdict.after!r} s is invalid")
         except BaseException as raised:  # noqa: BLE001 - a predicate or back-off function of the project may raise

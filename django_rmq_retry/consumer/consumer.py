@@ -27,18 +27,18 @@ from django_rmq_retry.topology.declarations import Server
 log = logging.getLogger("django_rmq_retry")
 
 Job = TypeVar("Job")
-LOOK = 0.5
+HUNG_CHECK_SECONDS = 0.5
 """Seconds between two checks for hung handlers: no event reports a hang."""
 
 UNTIMED_SINCE = (4, 3)
 """The version from which a quorum queue gives its consumers the timeout that they ask for."""
-STRICT_DEADLINE = 1620.0
+STRICT_DEADLINE_SECONDS = 1620.0
 """Seconds after which a handler in strict order is ended on older brokers: they take its message back after 1800."""
 
-TICK = 0.5
-FLUSH_TIMEOUT = 5.0
+TICK_SECONDS = 0.5
+CLOSE_SECONDS = 5.0
 """Seconds that the connection may take to close at least, even if the handlers have used up the shutdown timeout."""
-RECORD_TIMEOUT = 5.0
+RECORD_SECONDS = 5.0
 """Seconds to record the attempts of handlers that hang."""
 
 STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
@@ -105,7 +105,7 @@ class Workers(Generic[Job]):
                 left = end - time.monotonic()
                 if left <= 0:
                     return False
-                self._quiet.wait(min(left, LOOK))
+                self._quiet.wait(min(left, HUNG_CHECK_SECONDS))
         return True
 
     def stop(self) -> None:
@@ -316,7 +316,7 @@ class Consumer:
         self._source.start(self._lines, self)
         while not self._over:
             with suppress(queue.Empty):
-                self._wake.get(timeout=TICK)
+                self._wake.get(timeout=TICK_SECONDS)
             if not self._over:
                 self._look_after(time.monotonic() - began)
         return self._wind_down()
@@ -369,7 +369,7 @@ class Consumer:
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
-        self._attempts.deadlines.strict = None if server.at_least(UNTIMED_SINCE) else STRICT_DEADLINE
+        self._attempts.deadlines.strict = None if server.at_least(UNTIMED_SINCE) else STRICT_DEADLINE_SECONDS
         self._watchers.reached()
         refusal = self._refusal(server)
         if refusal:
@@ -506,7 +506,7 @@ class Consumer:
             if run not in self._located:
                 log_failure(_located(run), run.error())
         threads = [threading.Thread(target=self._abandon, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
-        end = time.monotonic() + RECORD_TIMEOUT
+        end = time.monotonic() + RECORD_SECONDS
         with suppress(RuntimeError):
             # If no thread can be started, the message returns to its queue.
             for thread in threads:
@@ -565,7 +565,7 @@ class Consumer:
         # A slow broker may use what the handlers left of the shutdown timeout: each ack that it takes in is one
         # message that is not redelivered. An I/O thread that has ended sends nothing more.
         rest = end - time.monotonic() if self._source.alive else 0.0
-        if not self._drained.wait(max(FLUSH_TIMEOUT, rest)):
+        if not self._drained.wait(max(CLOSE_SECONDS, rest)):
             log.error(
                 "The connection did not close in time; messages that the broker did not settle return to their queues"
             )

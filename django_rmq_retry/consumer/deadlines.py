@@ -18,11 +18,11 @@ from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")
 
-HUNG = 2
+HUNG_FACTOR = 2
 """A handler that still runs after this many times its deadline counts as hung."""
-SLOW = 1500.0
+SLOW_SECONDS = 1500.0
 """Seconds after which a handler is named in the log, some minutes before the broker takes its message back."""
-SHORTEST, IDLE = 0.01, 1.0
+SHORTEST_SLEEP_SECONDS, IDLE_SECONDS = 0.01, 1.0
 """Seconds: the shortest sleep of the watcher thread, and its lifetime without a handler to watch."""
 
 
@@ -50,7 +50,7 @@ class TimedRun:
 
     @property
     def hung(self) -> bool:
-        return time.monotonic() >= self.due + (HUNG - 1) * self.seconds
+        return time.monotonic() >= self.due + (HUNG_FACTOR - 1) * self.seconds
 
     def error(self) -> DeadlineExceeded:
         """Return the DeadlineExceeded of a hung handler, with a traceback to the line that it executes now."""
@@ -241,11 +241,11 @@ class Deadlines:
                     self._expire(run)
             now = time.monotonic()
             idle_since = now if armed else idle_since
-            if now - idle_since > IDLE and self._ends():
+            if now - idle_since > IDLE_SECONDS and self._ends():
                 return
             # A run armed during the sleep is due after the shortest deadline at the earliest.
             nearest = min((run.due for run in armed if not run.expired), default=math.inf)
-            time.sleep(max(SHORTEST, min(nearest - now, self._shortest, IDLE)))
+            time.sleep(max(SHORTEST_SLEEP_SECONDS, min(nearest - now, self._shortest, IDLE_SECONDS)))
 
     def _ends(self) -> bool:
         with self._lock:
@@ -278,7 +278,7 @@ class SlowHandlers:
         self._named: set[Attempt] = set()
 
     def look(self, running: Iterable[Attempt], now: float) -> None:
-        slow = {attempt for attempt in running if now - attempt.began > SLOW}
+        slow = {attempt for attempt in running if now - attempt.began > SLOW_SECONDS}
         for attempt in slow - self._named:
             subscription = attempt.subscription
             if subscription is not None and subscription.ack == "auto":

@@ -15,22 +15,22 @@ from django_rmq_retry.topology.declarations import Server
 
 log = logging.getLogger("django_rmq_retry")
 
-PUT_ASIDE_AGAIN = 30.0
+PUT_ASIDE_AGAIN_SECONDS = 30.0
 """Seconds between two tries to put messages aside while that fails; messages in between do not try."""
 
-SOON = 5.0
+MORE_WORK_SECONDS = 5.0
 """Seconds until the next part of a chore that has more to do."""
 
-BATCH = 250
+BATCH_MESSAGES = 250
 """Messages in one batch: half of a queue's prefetch, so that the next batch arrives while this one is stored."""
-BYTES = 4 * 1024 * 1024
+BATCH_BYTES = 4 * 1024 * 1024
 """Bytes of bodies in one batch: MariaDB with default settings refuses larger statements."""
-COLLECT = 0.05
-TICK = 1.0
-FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
-GIVE_UP = 600.0
+COLLECT_SECONDS = 0.05
+TICK_SECONDS = 1.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
+GIVE_UP_SECONDS = 600.0
 """Seconds without a database after which messages return to their queues; not sooner, as RabbitMQ counts returns."""
-FLUSH_TIMEOUT = 5.0
+CLOSE_SECONDS = 5.0
 
 
 class Aside:
@@ -54,7 +54,7 @@ class Aside:
                 self._put(delivery, why)
             except Exception as error:  # noqa: BLE001 - any failure to publish leaves the message unacked
                 reason = error
-                self._until = time.monotonic() + PUT_ASIDE_AGAIN
+                self._until = time.monotonic() + PUT_ASIDE_AGAIN_SECONDS
             else:
                 log.error("A message of %r was put aside: %s", delivery.queue, why, extra={"event": "aside"})
                 return True
@@ -108,7 +108,7 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
         else:
             chore.failing = False
             if more:
-                chore.due = now + min(SOON, chore.every)
+                chore.due = now + min(MORE_WORK_SECONDS, chore.every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +189,9 @@ class Drainer:
                     self._work()
                 except BaseException:
                     # No error may end the draining while the consumer still runs.
-                    log.exception("The drainer failed; it restarts in %g s", LONGEST_WAIT)
+                    log.exception("The drainer failed; it restarts in %g s", LONGEST_WAIT_SECONDS)
                     self._close()
-                    self._over.wait(LONGEST_WAIT)
+                    self._over.wait(LONGEST_WAIT_SECONDS)
         finally:
             self._close()
             self._means.parker.close()
@@ -206,14 +206,14 @@ class Drainer:
         while not self._over.is_set():
             batch = self._gathered() + self._aside.due()
             if not self._kept(batch):
-                log.error("Parked messages return to their queues: no database for %g s", GIVE_UP)
+                log.error("Parked messages return to their queues: no database for %g s", GIVE_UP_SECONDS)
                 break
             do_due(self._means.chores, self._means.around)
         self._close()
 
     def _ready(self) -> bool:
         """Wait until the database can store messages, before any is consumed; return False if stopped meanwhile."""
-        wait = FIRST_WAIT
+        wait = FIRST_WAIT_SECONDS
         while not self._over.is_set():
             with self._means.around():
                 why = self._means.parker.outage()
@@ -223,20 +223,20 @@ class Drainer:
             self._away = True
             log.warning("Parked messages stay in their queues: %s", why, extra={"event": "undrained"})
             self._over.wait(wait)
-            wait = min(wait * 2, LONGEST_WAIT)
+            wait = min(wait * 2, LONGEST_WAIT_SECONDS)
         return False
 
     def _gathered(self) -> list[tuple[int, Delivery]]:
-        """Return the messages that arrive shortly after the first one, up to BATCH messages or BYTES of bodies."""
+        """Return the messages that arrive shortly after the first one, within the limits of one batch."""
         batch: list[tuple[int, Delivery]] = []
-        size, end = 0, time.monotonic() + TICK
-        while len(batch) < BATCH and size < BYTES:
+        size, end = 0, time.monotonic() + TICK_SECONDS
+        while len(batch) < BATCH_MESSAGES and size < BATCH_BYTES:
             with suppress(queue.Empty):
                 one = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
                 if one is None:
                     break
                 if not batch:
-                    end = time.monotonic() + COLLECT
+                    end = time.monotonic() + COLLECT_SECONDS
                 batch.append(one)
                 size += len(one[1].body)
                 continue
@@ -244,8 +244,8 @@ class Drainer:
         return batch
 
     def _kept(self, batch: Sequence[tuple[int, Delivery]]) -> bool:
-        """Store a batch, with retries; return False if the database was down for longer than GIVE_UP seconds."""
-        since, wait = time.monotonic(), FIRST_WAIT
+        """Store a batch, with retries; return False if the database was down for too long."""
+        since, wait = time.monotonic(), FIRST_WAIT_SECONDS
         left = self._ours(batch)
         while left and not self._over.is_set():
             try:
@@ -259,7 +259,7 @@ class Drainer:
                 self._away = False
                 self._settle(dict(zip(left, stored, strict=True)))
                 return True
-            if time.monotonic() - since > GIVE_UP:
+            if time.monotonic() - since > GIVE_UP_SECONDS:
                 return False
             self._away = True
             log.warning(
@@ -268,7 +268,7 @@ class Drainer:
                 extra={"event": "away"},
             )
             self._over.wait(wait)
-            wait = min(wait * 2, LONGEST_WAIT)
+            wait = min(wait * 2, LONGEST_WAIT_SECONDS)
             left = self._again(batch, left)
         return True
 
@@ -297,7 +297,7 @@ class Drainer:
         if source is None:
             return
         source.stop()
-        if not self._drained.wait(FLUSH_TIMEOUT):
+        if not self._drained.wait(CLOSE_SECONDS):
             log.error("The connection of the drainer did not close in time; messages without an ack are redelivered")
         self._session += 1
         self._aside.forget()

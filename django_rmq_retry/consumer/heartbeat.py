@@ -24,13 +24,13 @@ from django_rmq_retry.parked.history import version
 
 log = logging.getLogger("django_rmq_retry")
 
-EVERY = 5.0
+BEAT_SECONDS = 5.0
 """Seconds between two heartbeats of an unchanged process."""
-STEP = 1.0
+STATUS_SECONDS = 1.0
 """Seconds between two looks at the status, whose change is written at once."""
-MOST = 100
+MOST_IN_FLIGHT = 100
 """The most messages in flight that a row names, the oldest first."""
-NAME = 255
+NAME_BYTES = 255
 
 
 class Beating(Protocol):
@@ -59,12 +59,12 @@ class Heartbeat:
         self._consumer = consumer
         self._name = name
         self._facts = {
-            "host": short(socket.gethostname(), NAME),
+            "host": short(socket.gethostname(), NAME_BYTES),
             "pid": os.getpid(),
             "number": number,
             "version": package,
             "deploy": version(),
-            "broker": short(settings().address().shown, NAME),
+            "broker": short(settings().address().shown, NAME_BYTES),
             "threads": threads,
             "queues": list(queues),
         }
@@ -89,7 +89,7 @@ class Heartbeat:
         try:
             while not self._stopping.is_set():
                 self._report()
-                self._stopping.wait(STEP)
+                self._stopping.wait(STATUS_SECONDS)
             self._end()
         finally:
             connections.close_all()
@@ -99,7 +99,7 @@ class Heartbeat:
         now = time.monotonic()
         if now < self._due and (self._failing or self._written == self._status(now)):
             return
-        self._due = now + EVERY
+        self._due = now + BEAT_SECONDS
         self._try(self._write)
 
     def _end(self) -> None:
@@ -149,7 +149,7 @@ class Heartbeat:
 
     def _entries(self, ahead: float) -> list[dict[str, object]]:
         """Return the oldest messages in flight; ``ahead`` is how far the database's clock is ahead of the monotonic."""
-        states = sorted(self._consumer.in_flight, key=lambda state: state.began)[:MOST]
+        states = sorted(self._consumer.in_flight, key=lambda state: state.began)[:MOST_IN_FLIGHT]
         known, self._keys = self._keys, {}
         for state in states:
             delivery, key = known.get(state, (None, ""))
@@ -172,10 +172,10 @@ def _entry(state: AttemptState, key: str, ahead: float) -> dict[str, object]:
     subscription = state.subscription
     since = datetime.fromtimestamp(ahead + state.began, UTC)
     return {
-        "queue": short(state.arrival.queue, NAME),
-        "handler": "" if subscription is None else short(subscription.name, NAME),
+        "queue": short(state.arrival.queue, NAME_BYTES),
+        "handler": "" if subscription is None else short(subscription.name, NAME_BYTES),
         "key": key,
-        "message_id": short(message_id(state.arrival) or "", NAME),
+        "message_id": short(message_id(state.arrival) or "", NAME_BYTES),
         "attempt": state.number,
         "since": since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "timeout": None if subscription is None else subscription.timeout,

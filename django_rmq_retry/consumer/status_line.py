@@ -14,12 +14,12 @@ from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.policies.verdict import Kind
 
-EVERY = 0.25
-BUSY = 0.05
+REDRAW_SECONDS = 0.25
+BUSY_REDRAW_SECONDS = 0.05
 """Shortest time in seconds between two redraws of the row after lines printed above it."""
-SPAN = 5.0
+PACE_SECONDS = 5.0
 """Seconds over which the pace is measured."""
-FLUSH_TIMEOUT = 0.2
+FLUSH_SECONDS = 0.2
 USUAL_WIDTH = 80
 
 
@@ -46,13 +46,13 @@ class LastRow:
             self._erase()
             done = write(text)
             self._begun = bool(text) and not text.endswith("\n")
-            if time.monotonic() - self._drawn_at >= BUSY:
+            if time.monotonic() - self._drawn_at >= BUSY_REDRAW_SECONDS:
                 self._draw()
             return done
 
     def keep(self) -> None:
         """Redraw the row when its text changes, until end() is called."""
-        while not self._over.wait(EVERY):
+        while not self._over.wait(REDRAW_SECONDS):
             with self._lock:
                 if self._row() != self._shown:
                     self._erase()
@@ -61,7 +61,7 @@ class LastRow:
     def end(self) -> None:
         """Erase the row; wait only briefly for the lock, which a thread blocked in a write may hold."""
         self._over.set()
-        if self._lock.acquire(timeout=FLUSH_TIMEOUT):
+        if self._lock.acquire(timeout=FLUSH_SECONDS):
             try:
                 self._erase()
                 self._stream.flush()
@@ -131,7 +131,7 @@ def last_row(row: LastRow, text: Callable[[], str]) -> Iterator[None]:
         for one in theirs:
             one.setStream(before[1])  # type: ignore[attr-defined]  # as above
         row.end()
-        keeper.join(FLUSH_TIMEOUT)
+        keeper.join(FLUSH_SECONDS)
 
 
 _drawn: list[LastRow] = []
@@ -146,7 +146,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Throughput:
-    """The number of messages per second over the last SPAN seconds."""
+    """The number of messages per second over the last few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -156,7 +156,7 @@ class Throughput:
         """Return the pace, given the total number of messages done until now."""
         now = self._clock()
         self._seen.append((now, count))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - SPAN:  # noqa: PLR2004 - the span's two ends
+        while len(self._seen) > 2 and self._seen[1][0] <= now - PACE_SECONDS:  # noqa: PLR2004 - the span's two ends
             self._seen.popleft()
         began, before = self._seen[0]
         return (count - before) / (now - began) if now > began else 0.0

@@ -16,10 +16,10 @@ from types import FrameType
 
 log = logging.getLogger("django_rmq_retry")
 
-AT_ONCE = 130
+ENDED_AT_ONCE = 130
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-DONE = 74
+WORK_DONE = 74
 """A child's exit code after it has finished its work. Not 0, because a handler may end the process with 0."""
 RENEW = 75
 """A child's exit code after it has ended in good order and a fresh process must take its place."""
@@ -27,14 +27,14 @@ ENDED_EARLY = 1
 """The exit code recorded for a child that exits with 0."""
 NOT_RESTARTED = (3, 4)
 """Exit codes that a fresh process cannot fix: no broker with --fail-fast, or a queue that cannot be consumed."""
-QUICK = 10.0
+QUICK_SECONDS = 10.0
 """Seconds: a process that ends sooner counts as one that failed to start."""
-MOST_QUICK = 5
-MOST_REACHED = 20
+MOST_QUICK_ENDS = 5
+MOST_REACHED_ENDS = 20
 """Limit on quick ends in a row after the broker was reached: one message may end several processes before it parks."""
-FIRST_WAIT, LONGEST_WAIT, LONGEST_REACHED = 0.5, 30.0, 5.0
-TICK = 0.5
-GRACE = 15.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, LONGEST_REACHED_SECONDS = 0.5, 30.0, 5.0
+TICK_SECONDS = 0.5
+GRACE_SECONDS = 15.0
 """Seconds after the shutdown timeout before a child that still runs is killed."""
 
 
@@ -54,7 +54,7 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
     def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal requested
         if requested:
-            at_once(AT_ONCE)
+            at_once(ENDED_AT_ONCE)
             return
         requested = True
         name = signal.Signals(number).name
@@ -174,7 +174,7 @@ class Supervisor:
         # At its exit, the interpreter restores the default handlers: a second signal sent to all would kill the child.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        return code or DONE
+        return code or WORK_DONE
 
     def _end_with_parent(self) -> None:
         os.read(self._lifeline, 1)
@@ -196,7 +196,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         reader, _ = self._woken
-        self._wait_for(reader, TICK)
+        self._wait_for(reader, TICK_SECONDS)
         with suppress(BlockingIOError):
             os.read(reader, 4096)
 
@@ -210,9 +210,9 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int) -> None:
         pid, child.pid = child.pid, 0
-        child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or ENDED_EARLY
-        child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
-        child.over = code == DONE or self._deadline is not None
+        child.code = 0 if code in (WORK_DONE, RENEW) else 128 - code if code < 0 else code or ENDED_EARLY
+        child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK_SECONDS else 1
+        child.over = code == WORK_DONE or self._deadline is not None
         self._end_noted(child.number, child.over)
         reached = bool(self._reached[child.number - 1])
         if child.code:
@@ -223,10 +223,15 @@ class Supervisor:
         if child.over:
             self._worst = max(self._worst, child.code)
             log.log(logging.ERROR if child.code else logging.INFO, sentence, extra={"event": "ended"})
-        elif child.code and (code in NOT_RESTARTED or child.quick >= (MOST_REACHED if reached else MOST_QUICK)):
+        elif child.code and (
+            code in NOT_RESTARTED or child.quick >= (MOST_REACHED_ENDS if reached else MOST_QUICK_ENDS)
+        ):
             self._give_up(child, sentence)
         else:
-            wait = min(FIRST_WAIT * 2 ** (child.quick - 1), LONGEST_REACHED if reached else LONGEST_WAIT)
+            wait = min(
+                FIRST_WAIT_SECONDS * 2 ** (child.quick - 1),
+                LONGEST_REACHED_SECONDS if reached else LONGEST_WAIT_SECONDS,
+            )
             child.due = time.monotonic() + wait
             log.warning("%s; a new one starts in %.1f s", sentence, wait, extra={"event": "ended"})
 
@@ -252,7 +257,7 @@ class Supervisor:
             self._send(signal.SIGKILL)
 
     def _stop(self) -> None:
-        self._deadline = time.monotonic() + self._shutdown + GRACE
+        self._deadline = time.monotonic() + self._shutdown + GRACE_SECONDS
         self._send(signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:
@@ -261,4 +266,4 @@ class Supervisor:
                 os.kill(child.pid, number)
 
     def _code(self) -> int:
-        return AT_ONCE if self._signals > 1 else self._worst
+        return ENDED_AT_ONCE if self._signals > 1 else self._worst

@@ -17,7 +17,7 @@ from django_rmq_retry.policies.carriers import InPlace, Ladder
 from django_rmq_retry.policies.policy import AutoAck, Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Queue, Topology
 
-PARKED = ".parked"
+PARKED_SUFFIX = ".parked"
 _subscriptions: dict[str, Subscription] = {}
 """A cache, filled on first use and cleared when a handler or the settings change."""
 version = object()
@@ -54,7 +54,9 @@ class Registration:
             run=self.run,
             queue=queue,
             policy=policy,
-            park=(self.park.name if isinstance(self.park, Queue) else self.park) if self.park else queue.name + PARKED,
+            park=(self.park.name if isinstance(self.park, Queue) else self.park)
+            if self.park
+            else queue.name + PARKED_SUFFIX,
             parked=self.park if isinstance(self.park, Queue) else None,
             limits=limits,
             asynchronous=self.asynchronous,

@@ -26,11 +26,11 @@ from django_rmq_retry.messages.header_names import (
     PREFIX,
     PREFIX_BYTES,
 )
-from django_rmq_retry.messages.history import HANDLER_LIMIT, MOST_ATTEMPTS, Reason, Stamp, copy_of, stamp_of
+from django_rmq_retry.messages.history import HANDLER_BYTES, MOST_ATTEMPTS, Reason, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
-from django_rmq_retry.messages.parked_copy import ROOM, kept_properties
+from django_rmq_retry.messages.parked_copy import ROOM_BYTES, kept_properties
 from django_rmq_retry.messages.properties import (
-    SHORT_STRING_LIMIT,
+    SHORT_STRING_BYTES,
     Headers,
     Properties,
     copied_properties,
@@ -41,11 +41,11 @@ from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
 from django_rmq_retry.topology.declarations import QUARANTINE
 
-SUSPICIOUS = 3
+SUSPICIOUS_RETURNS = 3
 """Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
-STOPS = 4
+STOPS_FACTOR = 4
 """Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
-RETURN_WAIT = 1.0
+RETURN_SECONDS = 1.0
 """Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
 
 
@@ -60,14 +60,14 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
     if limit is None or not came_back or subscription.policy.ordered:
         return None
     detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
-    if movable and len(delivery.raw) <= ROOM:
-        if came_back < min(SUSPICIOUS, limit):
+    if movable and len(delivery.raw) <= ROOM_BYTES:
+        if came_back < min(SUSPICIOUS_RETURNS, limit):
             return None
         return retry(0.0, detail=f"{detail}; next it is attempted in quarantine.", counted=False)
     own = subscription.policy.via.returns(subscription.route, delivery)
     # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
     if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
-        limit *= STOPS
+        limit *= STOPS_FACTOR
     if own is None or came_back < limit + own:
         return None
     return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
@@ -80,7 +80,7 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
         "detail": verdict.detail,
         "error": verdict.error.kind if verdict.error else "",
         "message": verdict.error.text if verdict.error else "",
-        "handler": short(handler, HANDLER_LIMIT),
+        "handler": short(handler, HANDLER_BYTES),
         "fingerprint": verdict.fingerprint,
         "culprit": verdict.culprit,
         "parked-at": now,
@@ -112,7 +112,7 @@ def settle(
         return Settlement(instruction=Instruction.ACK, copy=copy)
     if verdict.kind is Kind.HALT:
         return Settlement(
-            instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_WAIT
+            instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_SECONDS
         )
     if verdict.kind is not Kind.RETRY or subscription is None:
         return DONE
@@ -127,7 +127,7 @@ def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -
 
     Headers that fill the AMQP frame leave no room for the count of attempts.
     """
-    roomless = verdict.kind is Kind.RETRY and len(delivery.raw) > ROOM and subscription.policy.via.stamps
+    roomless = verdict.kind is Kind.RETRY and len(delivery.raw) > ROOM_BYTES and subscription.policy.via.stamps
     if not roomless or _goes_back(verdict):
         return verdict
     detail = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
@@ -150,7 +150,7 @@ def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | Non
     Return None if its wait is over, or if the message cannot be copied.
     """
     via = subscription.policy.via
-    if PREFIX_BYTES not in delivery.raw or len(delivery.raw) > ROOM or not via.stamps or not via.notes_rest:
+    if PREFIX_BYTES not in delivery.raw or len(delivery.raw) > ROOM_BYTES or not via.stamps or not via.notes_rest:
         # A message that cannot be copied would wait forever, because only a copy removes the note of the rest.
         return None
     stamp = stamp_of(delivery)
@@ -172,13 +172,13 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
 
     A message that returns in place stays unacked, and goes back to its position when its channel closes.
     """
-    if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM:
-        return Settlement(instruction=Instruction.KEEP, hold=RETURN_WAIT)
+    if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM_BYTES:
+        return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
     queue = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
     try:
         return copied_to(delivery, queue)
     except UndecodableHeaders:
-        return Settlement(instruction=Instruction.KEEP, hold=RETURN_WAIT)
+        return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
 
 
 def no_handler(delivery: Delivery) -> Verdict:
@@ -215,8 +215,8 @@ def parked_copy(
         # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
         stamp = Stamp(
             attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
-            exchange=short(delivery.exchange, SHORT_STRING_LIMIT),
-            routing_key=short(delivery.routing_key, SHORT_STRING_LIMIT),
+            exchange=short(delivery.exchange, SHORT_STRING_BYTES),
+            routing_key=short(delivery.routing_key, SHORT_STRING_BYTES),
             queue=delivery.queue,
         )
     else:
@@ -239,7 +239,7 @@ def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properti
     """Return the message's properties with these headers; None if they are unreadable or leave no room for them."""
     try:
         known = delivery.properties
-        if len(known.headers.raw) <= ROOM // 2 and (died := deaths_as_text(known.headers)):
+        if len(known.headers.raw) <= ROOM_BYTES // 2 and (died := deaths_as_text(known.headers)):
             put[DEATHS] = died
         # Drop headers with our names that a sender has set: readers of the copy would trust them.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
@@ -248,7 +248,7 @@ def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properti
         properties = copied_properties(known, headers)
     except UndecodableHeaders:
         return None
-    return properties if len(headers.raw) <= ROOM else None
+    return properties if len(headers.raw) <= ROOM_BYTES else None
 
 
 def with_brokers(headers: Headers, came: Headers) -> Headers:
@@ -257,7 +257,7 @@ def with_brokers(headers: Headers, came: Headers) -> Headers:
     if not theirs:
         return headers
     whole = headers.raw + encode_entry(BROKERS, theirs)
-    return Headers(whole) if len(whole) <= ROOM else headers
+    return Headers(whole) if len(whole) <= ROOM_BYTES else headers
 
 
 def failed_attempts(delivery: Delivery) -> int:

@@ -18,8 +18,8 @@ from django_rmq_retry.policies.carriers import AckFirst, Carrier, Route
 from django_rmq_retry.policies.policy import Policy, unbreakable
 from django_rmq_retry.topology.declarations import QUARANTINE, Queue, check_name, matches
 
-PLAIN = (str, int, UUID, Decimal, date)
-BETWEEN = ":"
+KEY_TYPES = (str, int, UUID, Decimal, date)
+KEY_SEPARATOR = ":"
 
 Ack = Literal["manual", "auto"]
 Keys = Callable[[Delivery], str | Sequence[str]]
@@ -68,8 +68,8 @@ def _text(value: object) -> str:
     if type(value) is str and value:
         return value
     if isinstance(value, tuple | list) and value:
-        return BETWEEN.join(map(_text, value))
-    text = "" if isinstance(value, bool) or not isinstance(value, PLAIN) else str(value)
+        return KEY_SEPARATOR.join(map(_text, value))
+    text = "" if isinstance(value, bool) or not isinstance(value, KEY_TYPES) else str(value)
     if not text:
         raise NoKey(f"returned {_described(value)}, not a text, a whole number, a date or a UUID, or several of them")
     return text

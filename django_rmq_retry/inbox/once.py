@@ -34,7 +34,7 @@ log = logging.getLogger("django_rmq_retry")
 DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
 """Reasons for which only an operator can decide. A message parked for one of them is run if an operator requeues it."""
 
-LONGEST = 255
+NAME_LENGTH = 255
 _BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"
 
 _META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
@@ -49,9 +49,9 @@ ERROR_ADVICE = (
 )
 END_ADVICE = "Do not commit, roll back or close the connection in the handler. Use atomic() for a part of its work."
 
-AGAIN = 3
+MOST_REPEATS = 3
 """The number of times a handler is run again at once after a conflict with another transaction."""
-LOSSES = 3
+MOST_LOSSES = 3
 """Consecutive attempts of a message that lose the connection, while a new one can be opened at once.
 
 After this number the message counts as the cause, and the attempt counts as failed.
@@ -165,9 +165,9 @@ def _from_function(once: Named, handler: str, delivery: Delivery) -> str:
 
 def _storable(text: str) -> str:
     """Return the text in a form that any database can store; a text that is too long is replaced by its digest."""
-    if len(text) > LONGEST:
+    if len(text) > NAME_LENGTH:
         return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
-    return short(text, LONGEST)
+    return short(text, NAME_LENGTH)
 
 
 def _key(handler: str, how: str, text: str) -> str:
@@ -321,7 +321,7 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
     except ConnectionDoesNotExist as error:
         raise Unready(f"Handler {subscription.name} has using={subscription.using!r}: {error}") from error
     run = OnceRun(subscription, delivery, connection, state)
-    for left in reversed(range(AGAIN + 1)):
+    for left in reversed(range(MOST_REPEATS + 1)):
         try:
             return run()
         except (HandlerSkipped, Unready):
@@ -444,13 +444,13 @@ class OnceRun:
             state.losses = 0
             return False
         state.losses += 1
-        if kept or state.losses < LOSSES:
+        if kept or state.losses < MOST_LOSSES:
             return False
         state.losses = 0
         log.warning(
             "Handler %s has lost its connection to database %r %s times with the same message, and each time a new one "
             "could be opened at once. This attempt counts as failed",
-            *(self._subscription.name, self._connection.alias, LOSSES),
+            *(self._subscription.name, self._connection.alias, MOST_LOSSES),
             extra={"event": "connection_lost", "handler": self._subscription.name},
         )
         return True

@@ -24,17 +24,17 @@ from django_rmq_retry.parked.claims import handled_elsewhere
 
 log = logging.getLogger("django_rmq_retry")
 
-BATCH = 500
-TURN = 8
+BATCH_ENTRIES = 500
+TURN_BATCHES = 8
 """Batches in one turn, after which other chores get the thread."""
 Row = tuple[datetime, UUID, str, str]
 """The time of handling, the key, the handler and the name of an entry."""
 Longer = Mapping[tuple[str, bool], datetime]
 """The time from which entries are kept, by handler and by a flag that is True for names made of bytes."""
 
-EVERY = 60.0
+TWINS_SECONDS = 60.0
 """Seconds between two passes over the parked messages."""
-TWINS_TURN = 4
+TWINS_TURN_BATCHES = 4
 """Batches in one turn, after which other chores get the thread."""
 
 
@@ -57,13 +57,13 @@ class EntryRetention:
 
     def _turn(self, alias: str, before: datetime, once: Collection[Subscription]) -> bool:
         longer: Longer | None = None
-        for _ in range(TURN):
+        for _ in range(TURN_BATCHES):
             rows = self._next(alias, before)
             if rows and longer is None:
                 longer = kept_longer(once)
             due = [row for row in rows if not _kept(row, longer or {})]
             forget(alias, due, once)
-            if len(rows) < BATCH:
+            if len(rows) < BATCH_ENTRIES:
                 self._reached.pop(alias, None)
                 return False
             self._reached[alias] = rows[-1][:2]
@@ -76,7 +76,7 @@ class EntryRetention:
             at, key = reached
             rows = rows.filter(behind("handled_at", at, "key", key))
         ordered = rows.order_by("handled_at", "key")
-        return list(ordered.values_list("handled_at", "key", "handler", "name")[:BATCH])
+        return list(ordered.values_list("handled_at", "key", "handler", "name")[:BATCH_ENTRIES])
 
 
 def forget(alias: str, rows: Collection[Row], once: Iterable[Subscription] = ()) -> int:
@@ -147,10 +147,10 @@ class Twins:
 
     def _turn(self, subscription: Subscription) -> bool:
         name = subscription.name
-        for _ in range(TWINS_TURN):
+        for _ in range(TWINS_TURN_BATCHES):
             rows = self._next(subscription)
             _close(subscription, rows)
-            if len(rows) < BATCH:
+            if len(rows) < BATCH_ENTRIES:
                 self._reached.pop(name, None)
                 return False
             self._reached[name] = rows[-1].parked_at, rows[-1].pk
@@ -165,7 +165,9 @@ class Twins:
             at, pk = reached
             rows = rows.filter(behind("parked_at", at, "pk", pk))
         ordered = rows.exclude(message_id="").order_by("parked_at", "pk")
-        return [Waiting(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH]]
+        return [
+            Waiting(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH_ENTRIES]
+        ]
 
 
 def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:

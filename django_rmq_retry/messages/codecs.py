@@ -17,7 +17,7 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.messages.texts import ErrorNote
 
-SHOWN = 80
+SHOWN_CHARACTERS = 80
 DEPTH_LIMIT = 64
 MAGNITUDE_LIMIT = 308
 """The largest decimal exponent, up or down, that a 64-bit floating point number of any reader can hold."""
@@ -54,7 +54,9 @@ class Json:
 
     def decode(self, body: bytes, properties: Properties | None = None) -> object:
         if properties is not None and (properties.content_encoding or "").lower() not in ENCODINGS:
-            raise UndecodableBody(f"its content-encoding is {properties.content_encoding!a:.{SHOWN}}", size=len(body))
+            raise UndecodableBody(
+                f"its content-encoding is {properties.content_encoding!a:.{SHOWN_CHARACTERS}}", size=len(body)
+            )
         try:
             text = body.decode()
             if text.count("[") + text.count("{") <= DEPTH_LIMIT or not _too_deep(text):
@@ -63,7 +65,7 @@ class Json:
         except UnicodeDecodeError as error:
             problem = f"it is not UTF-8 at byte {error.start}"
         except ValueError as error:
-            problem = f"it is not JSON: {str(error)[:SHOWN]}"
+            problem = f"it is not JSON: {str(error)[:SHOWN_CHARACTERS]}"
         raise UndecodableBody(problem, size=len(body))
 
 
@@ -81,7 +83,7 @@ class Raw:
         return body
 
 
-SMALL = 64 * 1024
+SMALL_BYTES = 64 * 1024
 """In bytes. A smaller body is within any limit."""
 # One match skips a whole string, even an unterminated one: nothing is copied, and marks inside strings do not count.
 _MARKS = re.compile(rb'[\[{,:]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -98,7 +100,7 @@ class BodyLimits:
 
     def problem(self, body: bytes, codec: Codec) -> str:
         """Return a sentence if the body is beyond a limit; it is found without decoding it."""
-        if len(body) <= SMALL or isinstance(codec, Raw):
+        if len(body) <= SMALL_BYTES or isinstance(codec, Raw):
             return ""
         if len(body) > self.most_bytes:
             return f"it is larger than RMQ_RETRY['BODY_BYTES'], {self.most_bytes}"
@@ -123,7 +125,7 @@ def decoded(delivery: Delivery, codec: Codec, limits: BodyLimits = LIMITS) -> ob
 
     Raise UndecodableBody, which is not retried, if the codec cannot read the body, or if it is beyond a limit.
     """
-    if len(delivery.body) > SMALL and (problem := limits.problem(delivery.body, codec)):
+    if len(delivery.body) > SMALL_BYTES and (problem := limits.problem(delivery.body, codec)):
         raise UndecodableBody(problem, size=len(delivery.body))
     # Decode the properties only if they include a content-encoding: most messages never need them decoded.
     properties = delivery.properties if delivery.raw[0] & ENCODED else None

@@ -10,7 +10,7 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import BROKERS_OWN
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, entries
+from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, entries
 from django_rmq_retry.messages.texts import short
 
 _LIST = "x-death"
@@ -19,12 +19,12 @@ DEATHS_BYTES = _LIST.encode()
 _BROKER_FIELDS = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
 """The encoded keys of the fields in an x-death entry that the broker itself reads."""
 
-OLDEST = 365 * 86_400_000
+OLDEST_MILLISECONDS = 365 * 86_400_000
 """In milliseconds (one year). An older time in x-death is treated as forged: no message waits that long on a broker."""
 
-DEATHS_MOST = 4096
+MOST_DEATHS_BYTES = 4096
 """In bytes. The newest entries that fit are written."""
-_CUTS = ((SHORT_STRING_LIMIT, 20), (100, 1))
+_CUTS = ((SHORT_STRING_BYTES, 20), (100, 1))
 """Bytes of each text and number of routing keys, if the newest entry alone does not fit.
 
 JSON writes a byte as up to six, and an entry has four texts besides its routing keys: the last cut always fits.
@@ -93,7 +93,7 @@ def deaths_as_text(headers: Headers) -> str:
     text = ""
     for death in deaths(headers):
         longer = f"{text[:-1]}, {_as_text(death)}]" if text else _newest_as_text(death)
-        if len(longer) > DEATHS_MOST:
+        if len(longer) > MOST_DEATHS_BYTES:
             break
         text = longer
     return text
@@ -102,7 +102,7 @@ def deaths_as_text(headers: Headers) -> str:
 def _newest_as_text(death: Death) -> str:
     text = f"[{_as_text(death)}]"
     for limit, most in _CUTS:
-        if len(text) > DEATHS_MOST:
+        if len(text) > MOST_DEATHS_BYTES:
             text = f"[{_as_text(_cut(death, limit, most))}]"
     return text
 
@@ -147,7 +147,7 @@ def first_rejected(delivery: Delivery, *, now: int) -> int:
     except UndecodableHeaders:
         return 0
     times = (death.at for death in found if death.queue == delivery.queue and death.reason == "rejected")
-    return min((at for at in times if max(now - OLDEST, 0) < at <= now), default=0)
+    return min((at for at in times if max(now - OLDEST_MILLISECONDS, 0) < at <= now), default=0)
 
 
 def reason_of(headers: Headers) -> Reason | None:

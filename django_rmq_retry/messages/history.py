@@ -10,19 +10,19 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from django_rmq_retry.arguments import LONGEST
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
 from django_rmq_retry.messages import header_names as names
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, copied_properties, milliseconds
+from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, copied_properties, milliseconds
 from django_rmq_retry.messages.texts import short
 
 TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """The form of a W3C trace context (w3.org/TR/trace-context)."""
-SUMMARY_LIMIT = 1000
-HANDLER_LIMIT = 255
+SUMMARY_BYTES = 1000
+HANDLER_BYTES = 255
 MOST_ATTEMPTS = 2**31 - 1
 """The largest number that an integer header holds."""
-LONGEST_WAIT = milliseconds(LONGEST)
+LONGEST_WAIT_MILLISECONDS = milliseconds(LONGEST_WAIT_SECONDS)
 
 
 class Reason(StrEnum):
@@ -75,11 +75,11 @@ class Stamp(NamedTuple):
         return cls(
             attempts=_number(headers, names.ATTEMPTS),
             since=_number(headers, names.SINCE, most=2**62),
-            wait=_number(headers, names.WAIT, most=LONGEST_WAIT),
+            wait=_number(headers, names.WAIT, most=LONGEST_WAIT_MILLISECONDS),
             exchange=_name(headers, names.EXCHANGE),
             routing_key=_name(headers, names.ROUTING_KEY),
             queue=_name(headers, names.QUEUE),
-            summary=short(_text(headers, names.SUMMARY), SUMMARY_LIMIT),
+            summary=short(_text(headers, names.SUMMARY), SUMMARY_BYTES),
             traceparent=context if isinstance(context, str) and TRACE_CONTEXT.fullmatch(context) else "",
         )
 
@@ -87,7 +87,7 @@ class Stamp(NamedTuple):
         """Return the stamp with one more failed attempt, described in one line."""
         line = f"#{attempt} {failure}".replace("\n", " ")
         summary = f"{self.summary}\n{line}" if self.summary else line
-        if len(summary) > SUMMARY_LIMIT // 4:
+        if len(summary) > SUMMARY_BYTES // 4:
             # UTF-8 takes up to four bytes for each character.
             summary = _latest(summary)
         return self._replace(
@@ -152,7 +152,7 @@ def _number(headers: Headers, name: str, *, most: int = MOST_ATTEMPTS) -> int:
 def _name(headers: Headers, name: str) -> str:
     """Read the name of an exchange or queue, or a routing key; empty if it is too long for AMQP, and so forged."""
     text = _text(headers, name)
-    return text if len(text.encode("utf-8", "surrogateescape")) <= SHORT_STRING_LIMIT else ""
+    return text if len(text.encode("utf-8", "surrogateescape")) <= SHORT_STRING_BYTES else ""
 
 
 def _text(headers: Headers, name: str) -> str:
@@ -174,12 +174,12 @@ def _faithful(name: str) -> str | bytes:
 
 
 def _latest(summary: str) -> str:
-    """Return the last lines that fit SUMMARY_LIMIT; a single line that is too long is cut."""
+    """Return the last lines that fit SUMMARY_BYTES; a single line that is too long is cut."""
     encoded = summary.encode()
-    if len(encoded) <= SUMMARY_LIMIT:
+    if len(encoded) <= SUMMARY_BYTES:
         return summary
-    _, newline, whole_lines = encoded[-SUMMARY_LIMIT:].partition(b"\n")
-    return (whole_lines if newline else encoded[:SUMMARY_LIMIT]).decode("utf-8", "ignore")
+    _, newline, whole_lines = encoded[-SUMMARY_BYTES:].partition(b"\n")
+    return (whole_lines if newline else encoded[:SUMMARY_BYTES]).decode("utf-8", "ignore")
 
 
 def copy_of(

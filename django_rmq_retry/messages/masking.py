@@ -12,14 +12,14 @@ from typing import Any
 HIDDEN = "•••"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _PLAIN = re.compile(r"[\w$-]+")
-DEEPEST = 100
+MOST_LEVELS = 100
 """The deepest nesting that is parsed. The path of a field in a deeper text could be as long as the text itself."""
 _REMEMBERED = 100
 """The longest field name, in characters, whose match is cached: longer names could fill the memory."""
 Steps = tuple[tuple[str, ...], ...]
 """The parts of each pattern that remain to be matched after the fields so far. An empty tuple is a full match."""
 
-STEP = "  "
+INDENT = "  "
 
 
 def masked(
@@ -28,7 +28,7 @@ def masked(
     """Return the text with the fields matching `paths` masked, and their places, such as ``cards[0].pan``.
 
     Places in `shown` are listed but stay readable. The text is None if it is not a JSON object or array or has more
-    than `DEEPEST` levels: its fields cannot be separated, so the caller must hide it completely.
+    than `MOST_LEVELS` levels: its fields cannot be separated, so the caller must hide it completely.
     """
     text = data if isinstance(data, str) else decoded(data, content_type)
     if text is None or not is_json(text):
@@ -79,7 +79,7 @@ def is_json(text: str) -> bool:
     try:
         json.loads(text, strict=False, parse_int=str, parse_float=str)
     except RecursionError:
-        # Python before 3.13 parses about 1000 levels. Accept the text: the callers have their own limit, DEEPEST.
+        # Python before 3.13 parses about 1000 levels. Accept the text: the callers have their own limit, MOST_LEVELS.
         return True
     except ValueError:
         return False
@@ -92,7 +92,7 @@ def tokens(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 class TooDeep(ValueError):
-    """The error for a JSON text with more than DEEPEST levels."""
+    """The error for a JSON text with more than MOST_LEVELS levels."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class _Walk:
     levels: list[_Level] = field(default_factory=list)
 
     def enter(self, level: _Level) -> None:
-        if len(self.levels) == DEEPEST:
+        if len(self.levels) == MOST_LEVELS:
             raise TooDeep
         self.levels.append(level)
 
@@ -204,8 +204,8 @@ def _charset(content_type: str) -> str | None:
 def indented(text: str, *, most: int) -> str | None:
     """Return the text with one line per entry. The text must be JSON; the caller checks it.
 
-    None if it has more than `DEEPEST` levels, or if the result would exceed `most` characters: every level indents all
-    lines inside it.
+    None if it has more than `MOST_LEVELS` levels, or if the result would exceed `most` characters: each level indents
+    the lines inside it.
     """
     pieces: list[str] = []
     depth, length, before = 0, 0, ""
@@ -214,12 +214,12 @@ def indented(text: str, *, most: int) -> str | None:
             depth = max(0, depth - 1)
         ends, begins = word in "}]" and before not in "{[", before in ("{", "[", ",") and word not in "}]"
         if pieces and (ends or begins):
-            pieces.append("\n" + STEP * depth)
+            pieces.append("\n" + INDENT * depth)
             length += len(pieces[-1])
         pieces.append(": " if word == ":" else word)
         length += len(pieces[-1])
         depth += word in "{["
         before = word
-        if depth > DEEPEST or length > most:
+        if depth > MOST_LEVELS or length > most:
             return None
     return "".join(pieces)

@@ -41,10 +41,10 @@ from django_rmq_retry.messages.properties import (
 )
 from django_rmq_retry.messages.texts import short
 
-ROOM = 120_000
+ROOM_BYTES = 120_000
 """In bytes. A frame takes 131 072; properties larger than this would leave no room for our own headers."""
 
-UNPACKED_LIMIT = 1024 * 1024
+MOST_UNPACKED_BYTES = 1024 * 1024
 """In bytes. Properties fit one frame (128 kB by default), so a larger result of unpacking is a decompression bomb.
 
 Such a header stays packed.
@@ -60,10 +60,10 @@ def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
 
     Properties too large for a header, even compressed, go in front of the body, because a body may span many frames.
     """
-    if len(raw) <= ROOM:
+    if len(raw) <= ROOM_BYTES:
         return {KEPT_RAW: raw}, b""
     packed = zlib.compress(raw)
-    if len(packed) <= ROOM:
+    if len(packed) <= ROOM_BYTES:
         return {KEPT_PACKED: packed}, b""
     return {KEPT_LEADING: len(raw)}, raw
 
@@ -153,7 +153,7 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
         known = delivery.properties
         # Keep x-death: it gives the origin of the message if an operator moves it back. CC would send copies elsewhere.
         headers = known.headers.replacing(drop=BROKERS_OWN - {"x-death"}, put=put)
-        if len(headers.raw) <= ROOM:
+        if len(headers.raw) <= ROOM_BYTES:
             return Message(body=delivery.body, routing_key=queue, properties=copied_properties(known, headers))
     except UndecodableHeaders:
         pass
@@ -227,7 +227,7 @@ def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[b
 def _unpacked(packed: bytes) -> bytes | None:
     stream = zlib.decompressobj()
     try:
-        raw = stream.decompress(packed, UNPACKED_LIMIT)
+        raw = stream.decompress(packed, MOST_UNPACKED_BYTES)
     except zlib.error:
         return None
     return raw if stream.eof else None

@@ -13,7 +13,7 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import BARE
 
 DEPTH_LIMIT = 64
-SHORT_STRING_LIMIT = 255
+SHORT_STRING_BYTES = 255
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LENGTH = struct.Struct(">I")
@@ -219,8 +219,8 @@ def encode_entry(key: str, value: object, *, depth: int = 1) -> bytes:
 @lru_cache(maxsize=256)
 def _encode_key(key: str) -> bytes:
     name = key.encode("utf-8")
-    if len(name) > SHORT_STRING_LIMIT:
-        raise ValueError(f"Header name {shown(name)!r} takes {len(name)} bytes; AMQP takes {SHORT_STRING_LIMIT}.")
+    if len(name) > SHORT_STRING_BYTES:
+        raise ValueError(f"Header name {shown(name)!r} takes {len(name)} bytes; AMQP takes {SHORT_STRING_BYTES}.")
     return bytes((len(name),)) + name
 
 
@@ -541,8 +541,8 @@ def encode_properties(properties: Properties) -> bytes:
         try:
             if kind == _TEXT:
                 text = value.encode("utf-8", "surrogateescape")
-                if len(text) > SHORT_STRING_LIMIT:
-                    raise ValueError(f"it takes {len(text)} bytes and AMQP takes {SHORT_STRING_LIMIT}")  # noqa: TRY301
+                if len(text) > SHORT_STRING_BYTES:
+                    raise ValueError(f"it takes {len(text)} bytes and AMQP takes {SHORT_STRING_BYTES}")  # noqa: TRY301
                 pieces += (bytes((len(text),)), text)
             elif kind == _OCTET:
                 pieces.append(OCTET.pack(value))

@@ -18,21 +18,21 @@ from typing import NamedTuple
 
 from django_rmq_retry.messages.texts import short
 
-CAUSES = 20
+MOST_CAUSES = 20
 OUTERMOST, INNERMOST = 10, 40
 """The number of frames kept at the outer and the inner end of a traceback."""
-REMEMBERED = 512
+MOST_REMEMBERED = 512
 """The number of cached stacks, and of cached exception class names."""
-CLASS_LIMIT = 255
-TRACE_TEXT_LIMIT = 4000
-PLACE_LIMIT = 500
+CLASS_BYTES = 255
+TRACE_TEXT_BYTES = 4000
+PLACE_BYTES = 500
 
 Own = Callable[[str], bool]
 """The type of a function that returns True for a file of the project."""
 
-RULE = 1
-PLACES = 5
-CULPRIT_LIMIT = 255
+GROUPING_RULE = 1
+MOST_PLACES = 5
+CULPRIT_BYTES = 255
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 _paths = sysconfig.get_paths()
@@ -83,7 +83,7 @@ def trace(error: BaseException, own: Own) -> tuple[ChainedError, ...]:
     # Positional arguments and a list, for speed: this runs at every failure.
     return tuple(
         [
-            ChainedError(kind_of(one), link, short(one, TRACE_TEXT_LIMIT), stack_of(one, own))
+            ChainedError(kind_of(one), link, short(one, TRACE_TEXT_BYTES), stack_of(one, own))
             for one, link in causes(error)
         ]
     )
@@ -99,7 +99,7 @@ def causes(error: BaseException) -> list[tuple[BaseException, str]]:
     chain: list[tuple[BaseException, str]] = []
     todo: deque[tuple[BaseException, str]] = deque([(error, "")])
     seen: set[int] = set()
-    while todo and len(chain) < CAUSES:
+    while todo and len(chain) < MOST_CAUSES:
         one, link = todo.popleft()
         if id(one) not in seen:
             seen.add(id(one))
@@ -116,10 +116,10 @@ def kind_of(error: BaseException) -> str:
         return "?"
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _named(kind: type[BaseException]) -> str:
     module, name = kind.__module__, kind.__qualname__
-    return short(name if module in {"builtins", "__main__"} else f"{module}.{name}", CLASS_LIMIT)
+    return short(name if module in {"builtins", "__main__"} else f"{module}.{name}", CLASS_BYTES)
 
 
 def stack_of(error: BaseException, own: Own) -> Stack:
@@ -135,7 +135,7 @@ def stack_of(error: BaseException, own: Own) -> Stack:
     key = (count, own, *[part for one in steps for part in (id(one.tb_frame.f_code), one.tb_lasti)])
     known = _stacks.get(key)
     if known is None:
-        if len(_stacks) >= REMEMBERED:
+        if len(_stacks) >= MOST_REMEMBERED:
             _stacks.clear()
         known = _stacks[key] = _stack(steps, count, own)
     return known
@@ -160,9 +160,9 @@ def _frame(step: TracebackType, own: Own) -> Frame:
     module = step.tb_frame.f_globals.get("__name__")
     file = code.co_filename
     return Frame(
-        module=short(module, PLACE_LIMIT) if isinstance(module, str) else "?",
-        function=short(code.co_qualname, PLACE_LIMIT),
-        file=short(file, PLACE_LIMIT),
+        module=short(module, PLACE_BYTES) if isinstance(module, str) else "?",
+        function=short(code.co_qualname, PLACE_BYTES),
+        file=short(file, PLACE_BYTES),
         # tb_lineno can be None, because some instructions belong to no line; the type stubs omit this.
         line=step.tb_lineno or 0,
         own=own(file),
@@ -202,7 +202,7 @@ class Grouping:
 def traced(causes: Sequence[ChainedError], *, reason: str) -> Grouping | None:
     """Return the group of an exception and its causes; None if no traceback contains code of the project."""
     for cause in causes:
-        places = cause.stack.places[-PLACES:]
+        places = cause.stack.places[-MOST_PLACES:]
         if places:
             kinds = _kinds(causes) if len(causes) > 1 else (causes[0].kind,)
             return _ruled(kinds, places, reason)
@@ -217,12 +217,12 @@ def _kinds(causes: Sequence[ChainedError]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def _ruled(kinds: tuple[str, ...], places: tuple[str, ...], reason: str) -> Grouping:
-    return Grouping(fingerprint=_digest(RULE, kinds, places, reason), culprit=short(places[-1], CULPRIT_LIMIT))
+    return Grouping(fingerprint=_digest(GROUPING_RULE, kinds, places, reason), culprit=short(places[-1], CULPRIT_BYTES))
 
 
 def untraced(error: str, *, reason: str, queue: str) -> Grouping:
     """Return the group of a failure without a traceback, by the error's class name (if any), reason and queue."""
-    return Grouping(fingerprint=_digest(RULE, error, reason, queue))
+    return Grouping(fingerprint=_digest(GROUPING_RULE, error, reason, queue))
 
 
 def named(name: str) -> str:

@@ -36,13 +36,13 @@ from django_rmq_retry.server import asked_anew, lost, too_large
 
 log = logging.getLogger("django_rmq_retry")
 
-FULL = 1.0
+FULL_SECONDS = 1.0
 """Seconds that a message stays unacked while the limits are exceeded, before it is stored all the same.
 
 The wait is bounded because the message that goes first arrives by the same queue, and may be behind as many
 messages as the prefetch allows.
 """
-LOG_EVERY = 60.0
+LOG_SECONDS = 60.0
 """Seconds between two log lines about exceeded limits."""
 
 
@@ -120,7 +120,7 @@ class Order:
         except Full as full:
             self._log_full(full)
             self._slowed[delivery.token] = delivery.queue
-            return Settlement(instruction=Instruction.KEEP, hold=FULL)
+            return Settlement(instruction=Instruction.KEEP, hold=FULL_SECONDS)
         except (HeadersTooLarge, ValueError) as error:
             text = f"The message cannot wait behind a failed message with its ordering key: {error}"
             return replace(park(Reason.PERMANENT, text, ErrorNote.of(error)), counted=False)
@@ -166,7 +166,7 @@ class Order:
         now = time.monotonic()
         if now < self._log_at:
             return
-        self._log_at = now + LOG_EVERY
+        self._log_at = now + LOG_SECONDS
         log.critical(
             "Too many messages of queue %r wait behind key %r of %s: %s (%s). Each further one waits 1 s and blocks "
             "the queue meanwhile. Resolve the message that goes first: `manage.py rmq_blocked list`.",

@@ -36,10 +36,10 @@ from django_rmq_retry.publishing.outbox import keep
 
 log = logging.getLogger("django_rmq_retry")
 
-NAME = 255
-EVERY = 3.0
+NAME_BYTES = 255
+SEARCH_SECONDS = 3.0
 """Seconds between two searches for messages that an operator or another process has resolved."""
-AT_ONCE = 100
+MOST_AT_ONCE = 100
 
 _channels: WeakKeyDictionary[object, str] = WeakKeyDictionary()
 """A name for each channel, unique among all processes; a delivery's tag is unique only on its channel."""
@@ -58,7 +58,7 @@ class MessageNames:
         name = message_name(delivery)
         known, sha256 = delivery.id, hashlib.sha256(delivery.body).hexdigest()
         return cls(
-            shown=short(name, NAME),
+            shown=short(name, NAME_BYTES),
             # Include the body: a sender may give several messages one id, and the second must not pass the first.
             name=text_digest(name, sha256),
             identity=message_identity(delivery.queue, known, delivery.body) if known else body_identity(sha256),
@@ -128,10 +128,10 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
     """Block the key with a message that has failed, unless another message blocks it already."""
     using, names = database(), MessageNames.of(delivery)
     blocked_key = BlockedKey(
-        handler=short(handler, NAME),
-        key=short(delivery.key or "", NAME),
+        handler=short(handler, NAME_BYTES),
+        key=short(delivery.key or "", NAME_BYTES),
         digest=digest,
-        queue=short(delivery.queue, NAME),
+        queue=short(delivery.queue, NAME_BYTES),
         blocker=names.shown,
         name=names.name,
         identity=names.identity,
@@ -179,8 +179,8 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
         name=names.name,
         identity=names.identity,
         digest=digest,
-        exchange=short(delivery.exchange, NAME),
-        routing_key=short(delivery.routing_key, NAME),
+        exchange=short(delivery.exchange, NAME_BYTES),
+        routing_key=short(delivery.routing_key, NAME_BYTES),
         body=delivery.body,
         properties=encode_properties(copy.properties),
         waiting_since=server.now(using),
@@ -231,12 +231,12 @@ def unblock_resolved() -> bool:
     """Unblock keys whose first message was resolved by an operator or elsewhere; return True if there may be more."""
     if not BlockedKey.objects.using(database()).exists():
         return False
-    keys = list(_resolved_keys()[:AT_ONCE])
-    left = list(_without_order()[:AT_ONCE])
+    keys = list(_resolved_keys()[:MOST_AT_ONCE])
+    left = list(_without_order()[:MOST_AT_ONCE])
     failed = [*_errors_of(unblock, keys), *_errors_of(_unblock_all, left)]
     if failed:
         raise failed[0]
-    return AT_ONCE in (len(keys), len(left))
+    return MOST_AT_ONCE in (len(keys), len(left))
 
 
 def _errors_of(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
@@ -254,8 +254,10 @@ def resolved(messages: Collection[int]) -> None:
         return
     rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(state__in=RESOLVED)
     ids = sorted(messages)
-    for start in range(0, len(ids), AT_ONCE):
-        records = rows.filter(pk__in=ids[start : start + AT_ONCE]).only("identity", "message_id", "sha256", "queue")
+    for start in range(0, len(ids), MOST_AT_ONCE):
+        records = rows.filter(pk__in=ids[start : start + MOST_AT_ONCE]).only(
+            "identity", "message_id", "sha256", "queue"
+        )
         queues = {name: record.queue for record in records for name in identities(record)}
         for known in BlockedKey.objects.using(database()).filter(identity__in=queues):
             if known.queue == queues[known.identity]:
@@ -348,11 +350,13 @@ def _resolved_keys() -> QuerySet[BlockedKey]:
 
 
 def _nameless() -> QuerySet[BlockedKey]:
-    """Return up to ``AT_ONCE`` keys whose first message has no id.
+    """Return up to ``MOST_AT_ONCE`` keys whose first message has no id.
 
     Each costs a query of its own, and a random choice stops the first ones from hiding those behind them.
     """
-    return BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True).order_by("?")[:AT_ONCE]
+    return (
+        BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True).order_by("?")[:MOST_AT_ONCE]
+    )
 
 
 def _ended(known: BlockedKey) -> bool:

@@ -17,7 +17,7 @@ from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy
-from django_rmq_retry.messages.tracebacks import RULE
+from django_rmq_retry.messages.tracebacks import GROUPING_RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import reduced
 from django_rmq_retry.parked.claims import SENT
@@ -157,7 +157,7 @@ def _groups_by_fingerprint(fingerprints: Collection[str], *, using: str) -> dict
 def _new_group(arrival: Arrival) -> ErrorGroup:
     return ErrorGroup(
         fingerprint=arrival.group.fingerprint,
-        rule=RULE,
+        rule=GROUPING_RULE,
         title=arrival.title,
         culprit=arrival.group.culprit,
         reason=arrival.failure()["reason"],

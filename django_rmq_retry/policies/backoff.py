@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, one_of
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, NUMBER, NUMBERS, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
 
-MOST_LOOKED_AT = 64
+MOST_WAITS_LOOKED_AT = 64
 ENDLESS = 2**31
 """The attempt number that stands for "unlimited": higher than any real attempt reaches."""
 
@@ -29,15 +29,15 @@ class Backoff(ABC):
         """Return the wait after this attempt, without jitter, in seconds."""
 
     def delay(self, attempt: int, chance: float) -> float:
-        return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST)
+        return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST_WAIT_SECONDS)
 
     def steps(self, attempts: int | None) -> tuple[float, ...]:
         """Return the distinct waits between this many attempts, in rising order.
 
-        Only the first MOST_LOOKED_AT waits are considered.
+        Only the first MOST_WAITS_LOOKED_AT waits are considered.
         """
         waits: list[float] = []
-        last = MOST_LOOKED_AT if attempts is None else min(attempts - 1, MOST_LOOKED_AT)
+        last = MOST_WAITS_LOOKED_AT if attempts is None else min(attempts - 1, MOST_WAITS_LOOKED_AT)
         for attempt in range(1, last + 1):
             nominal = self.nominal(attempt)
             if nominal not in waits:
@@ -46,7 +46,7 @@ class Backoff(ABC):
 
     def longest(self, attempts: int | None) -> float:
         """Return the longest wait between this many attempts, including the largest jitter; 0 for a single attempt."""
-        return 0.0 if attempts == 1 else min(self._peak(attempts) * (1 + self.spread), LONGEST)
+        return 0.0 if attempts == 1 else min(self._peak(attempts) * (1 + self.spread), LONGEST_WAIT_SECONDS)
 
     def _peak(self, attempts: int | None) -> float:
         # The last wait is the longest, because waits never shrink.
@@ -126,7 +126,7 @@ class Exponential(Backoff):
         return self.jitter
 
     def nominal(self, attempt: int) -> float:
-        top = LONGEST if self.cap is None else float(self.cap)
+        top = LONGEST_WAIT_SECONDS if self.cap is None else float(self.cap)
         try:
             return min(float(self.first) * float(self.factor) ** (attempt - 1), top)
         except OverflowError:

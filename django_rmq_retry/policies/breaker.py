@@ -10,7 +10,7 @@ from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.policies.backoff import Exponential
 from django_rmq_retry.policies.verdict import Discard, Errors, Kind, Park, Verdict, error_types
 
-MOST_LOOKED_AT = 10_000
+MOST_ATTEMPTS_LOOKED_AT = 10_000
 JITTER = 0.2
 
 
@@ -39,8 +39,10 @@ class Breaker:
             )
         if self.share is not None and not 0 < self.share <= 1:
             raise ConfigurationError(f"Breaker(share=…) takes a share above 0 and at most 1, not {self.share!r}.")
-        if type(self.of) is not int or not 1 <= self.of <= MOST_LOOKED_AT:
-            raise ConfigurationError(f"Breaker(of=…) takes a whole number from 1 to {MOST_LOOKED_AT}, not {self.of!r}.")
+        if type(self.of) is not int or not 1 <= self.of <= MOST_ATTEMPTS_LOOKED_AT:
+            raise ConfigurationError(
+                f"Breaker(of=…) takes a whole number from 1 to {MOST_ATTEMPTS_LOOKED_AT}, not {self.of!r}."
+            )
         check_seconds("Breaker(probe_after=…)", self.probe_after)
         check_seconds("Breaker(longest=…)", self.longest)
         if self.longest < self.probe_after:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, one_of
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, NUMBER, NUMBERS, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
@@ -20,7 +20,7 @@ from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role
 MOST_STEPS = 16
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
-LONGEST_HOLD = 900.0
+LONGEST_HOLD_SECONDS = 900.0
 """Seconds that a message may stay unacked for a wait.
 
 After 30 minutes RabbitMQ closes the channel of the consumer and requeues the message (rabbitmq.com/docs/consumers).
@@ -248,7 +248,7 @@ class Ladder(Carrier):
         counts: dict[int, int] = {}
         for backoff in route.backoffs:
             for step in backoff.steps(route.attempts) or (backoff.nominal(1),):
-                rung = milliseconds(min(step * (1 + backoff.spread), LONGEST))
+                rung = milliseconds(min(step * (1 + backoff.spread), LONGEST_WAIT_SECONDS))
                 counts[rung] = min(counts.get(rung, rung), milliseconds(step))
         return tuple((counts[rung], rung) for rung in sorted(counts))
 
@@ -302,7 +302,7 @@ class Native(Carrier):
     def __post_init__(self) -> None:
         check_seconds("Native", self.first)
         check(self, cap=NUMBER.optional)
-        if self.cap is not None and not self.first <= self.cap <= LONGEST:
+        if self.cap is not None and not self.first <= self.cap <= LONGEST_WAIT_SECONDS:
             raise ConfigurationError(f"Native's cap is a wait from {self.first!r} s to ten years, not {self.cap!r}.")
 
     @property
@@ -362,7 +362,7 @@ class NackRequeue(Carrier):
         return max((backoff.longest(route.attempts or 3) for backoff in route.backoffs), default=0.0)
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        return Settlement(instruction=Instruction.REQUEUE, hold=min(hop.delay, LONGEST_HOLD))
+        return Settlement(instruction=Instruction.REQUEUE, hold=min(hop.delay, LONGEST_HOLD_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,11 +395,11 @@ class AckFirst(Carrier):
 
 def _too_long(carrier: Carrier, route: Route) -> str | None:
     longest = carrier.longest(route)
-    if longest <= LONGEST_HOLD:
+    if longest <= LONGEST_HOLD_SECONDS:
         return None
     return (
-        f"{type(carrier).__name__} keeps a waiting message unacked, for at most {LONGEST_HOLD:g} s, and the back-off "
-        f"waits up to {longest:.9g} s. Use shorter waits, or via=Ladder()."
+        f"{type(carrier).__name__} keeps a waiting message unacked, for at most {LONGEST_HOLD_SECONDS:g} s, and the "
+        f"back-off waits up to {longest:.9g} s. Use shorter waits, or via=Ladder()."
     )
 
 
@@ -409,4 +409,6 @@ def _copied(route: Route, delivery: Delivery, hop: Hop, *, ack_first: bool) -> S
     The copy carries no remaining wait: a forged one would occupy a prefetch slot for that time.
     """
     copy = copy_of(delivery, hop.stamp, exchange="", routing_key=route.work.name)
-    return Settlement(instruction=Instruction.ACK, copy=copy, hold=min(hop.delay, LONGEST_HOLD), ack_first=ack_first)
+    return Settlement(
+        instruction=Instruction.ACK, copy=copy, hold=min(hop.delay, LONGEST_HOLD_SECONDS), ack_first=ack_first
+    )

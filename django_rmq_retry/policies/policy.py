@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST, Argument, check, check_seconds, plural
+from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST_WAIT_SECONDS, Argument, check, check_seconds, plural
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
@@ -254,7 +254,7 @@ def _matches(error: BaseException, kinds: Errors) -> bool:
 def _own_delay(error: BaseException, via: Carrier) -> float | None:
     if not isinstance(error, Retry) or error.after is None or via.pace is not None:
         return None
-    return min(error.after, LONGEST)
+    return min(error.after, LONGEST_WAIT_SECONDS)
 
 
 def _note_of(error: BaseException) -> ErrorNote:

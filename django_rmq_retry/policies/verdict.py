@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from django_rmq_retry.arguments import LONGEST
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.texts import ErrorNote, short
 
-DETAIL_LIMIT = 600
+DETAIL_BYTES = 600
 """In bytes. With this limit all headers that parking adds to a message stay under 4 kB."""
 
 Errors = type[BaseException] | Iterable[type[BaseException]]
@@ -47,19 +47,19 @@ DUPLICATE = Verdict(kind=Kind.ACK, detail="It was handled before, and is not run
 
 
 def retry(after: float, error: ErrorNote | None = None, *, detail: str = "", counted: bool = True) -> Verdict:
-    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT), counted=counted)
+    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_BYTES), counted=counted)
 
 
 def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_LIMIT), error=error)
+    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_BYTES), error=error)
 
 
 def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_LIMIT), error=error)
+    return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_BYTES), error=error)
 
 
 def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
-    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_LIMIT))
+    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_BYTES))
 
 
 class Overrule(Exception):
@@ -80,7 +80,7 @@ class Retry(Overrule):
 
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST):
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST_WAIT_SECONDS):
             raise ValueError(f"Retry(after=…) takes seconds from 0 to ten years, or a timedelta, not {after!r}.")
         super().__init__(reason)
         self.after = seconds

@@ -10,8 +10,8 @@ import pytest
 from django.db import connections
 
 from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
-from django_rmq_retry.breakers.gate import LEASE, READ_EVERY, BreakerGate
-from django_rmq_retry.breakers.rates import AHEAD, RateGate
+from django_rmq_retry.breakers.gate import LEASE_SECONDS, READ_SECONDS, BreakerGate
+from django_rmq_retry.breakers.rates import AHEAD_SECONDS, RateGate
 from django_rmq_retry.breakers.table import MeterTable, Table
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.messages import Instruction
@@ -151,10 +151,10 @@ def test_an_unrenewed_probe_lease_expires() -> None:
     one.turn()
     one.turn(31)
     two.turn(31)
-    one.turn(LEASE - 1)
-    two.turn(LEASE + 1)
+    one.turn(LEASE_SECONDS - 1)
+    two.turn(LEASE_SECONDS + 1)
     renewed = list(two.control.done)
-    two.turn(LEASE)
+    two.turn(LEASE_SECONDS)
 
     assert (renewed, two.control.done) == (["shut"], ["shut", "one"])
 
@@ -180,10 +180,10 @@ def test_a_process_without_a_broker_does_not_probe_and_blocks_no_other() -> None
     tried = list(two.control.done)
     two.control.online = False
     two.turn(1)
-    three.turn(31 + 1 + LEASE)
-    two.turn(LEASE)
+    three.turn(31 + 1 + LEASE_SECONDS)
+    two.turn(LEASE_SECONDS)
 
-    assert (one.control.done, waits) == (["shut"], [READ_EVERY, READ_EVERY])
+    assert (one.control.done, waits) == (["shut"], [READ_SECONDS, READ_SECONDS])
     assert tried == ["shut", "one"]
     assert three.control.done == ["one"]
     assert two.control.done == ["shut", "one", "shut"]
@@ -261,7 +261,7 @@ def test_a_read_only_table_is_polled_with_a_pause() -> None:
     one.turn()
     two.turn()
 
-    assert two.turn(31) == READ_EVERY
+    assert two.turn(31) == READ_SECONDS
 
 
 @pytest.mark.usefixtures("own")
@@ -402,7 +402,7 @@ def test_no_process_reserves_rate_slots_far_ahead() -> None:
     for _ in range(20):
         taken.paces[0].enter(delivery(), taken.subscription)
 
-    assert HandlerRate.objects.get().next_at.timestamp() <= NOW + AHEAD + 0.5
+    assert HandlerRate.objects.get().next_at.timestamp() <= NOW + AHEAD_SECONDS + 0.5
 
 
 def test_unused_rate_slots_expire() -> None:

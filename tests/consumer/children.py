@@ -12,13 +12,13 @@ from pathlib import Path
 
 from django_rmq_retry.consumer import supervisor
 
-supervisor.FIRST_WAIT = supervisor.LONGEST_REACHED = supervisor.TICK = 0.05
+supervisor.FIRST_WAIT_SECONDS = supervisor.LONGEST_REACHED_SECONDS = supervisor.TICK_SECONDS = 0.05
 
 
 def main(folder: Path, processes: int, words: list[str]) -> int:
     if "stick" in words:
         # Only a child to be killed for a timeout gets little time: on a busy machine, all children are slow.
-        supervisor.GRACE = 0.5
+        supervisor.GRACE_SECONDS = 0.5
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 
     def work(number: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopTheLine
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.consumer import consumer as room
-from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_WAIT, Attempts
+from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_SECONDS, Attempts
 from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
@@ -115,8 +115,8 @@ class Running:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "TICK", 0.02)
-    monkeypatch.setattr(room, "FLUSH_TIMEOUT", 0.2)
+    monkeypatch.setattr(room, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(room, "CLOSE_SECONDS", 0.2)
 
 
 def joined(policy: Policy) -> tuple[WorkQueue, ...]:
@@ -223,7 +223,7 @@ def test_a_slow_broker_may_use_the_rest_of_the_shutdown_timeout_to_close() -> No
         made.tap.receives_last_acks = False
         made.consumer.stop("asked")
         wait_until(lambda: "stop" in made.tap.words)
-        late = threading.Timer(2 * room.FLUSH_TIMEOUT, made.tap.receiver.drained)
+        late = threading.Timer(2 * room.CLOSE_SECONDS, made.tap.receiver.drained)
         late.start()
 
         assert made.ended() == STOPPED
@@ -285,7 +285,7 @@ def test_a_failure_outside_the_handler_keeps_the_message_uncounted(
         made.tap.bring(b"1")
         wait_until(lambda: made.tap.settled)
 
-        assert made.tap.settled == [(b"1", Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT))]
+        assert made.tap.settled == [(b"1", Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS))]
         assert [delivery.attempt for delivery in attempts] == [1]
         assert made.consumer.running in {0, 1}
     assert "The attempt failed outside its handler" in caplog.text
@@ -311,7 +311,7 @@ def test_a_message_that_always_breaks_the_attempt_is_parked_once(policy: Policy,
     with running(make, policy=policy, noted=noted) as made:
         *held, last = tried(made, one, 3)
 
-    assert held == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 2
+    assert held == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)] * 2
     assert last.instruction is Instruction.ACK
     assert last.copy is not None
     found = read_back(last.copy)
@@ -333,7 +333,7 @@ def test_a_failure_common_to_all_messages_parks_none(error: BaseException) -> No
     with running(make, noted=noted) as made:
         settled = tried(made, delivery(), 10)
 
-    assert settled == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 10
+    assert settled == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)] * 10
     assert noted == []
 
 
@@ -436,7 +436,7 @@ def test_only_consecutive_failures_outside_the_handler_count() -> None:
     with handling(act, StopTheLine(backoff=Fixed(30)), around=around) as made:
         settled = tried(made, delivery(), 9)
 
-    kept = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
+    kept = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
     assert (settled, runs) == ([kept, kept, Settlement(instruction=Instruction.KEEP, hold=30)] * 3, [1, 2, 3])
 
 
@@ -447,7 +447,7 @@ def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -
     with handling(lambda message: runs.append(message.body), gates=(gate,)) as made:
         settled = tried(made, delivery(body=b"1"), failing + 1)
 
-    held = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
+    held = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
     assert (settled, runs, gate.heard) == ([held] * failing + [DONE], [b"1"], [Kind.ACK])
 
 
@@ -691,7 +691,7 @@ class HangingGate:
 def test_a_hanging_gate_does_not_delay_ending_a_hung_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(room, "RECORD_TIMEOUT", 0.2)
+    monkeypatch.setattr(room, "RECORD_SECONDS", 0.2)
     held, gate, tap = threading.Lock(), HangingGate(), Tap()
     held.acquire()
     one = replace(

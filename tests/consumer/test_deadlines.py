@@ -203,7 +203,7 @@ def test_an_async_handler_is_watched_and_not_interrupted() -> None:
 
 
 def test_the_watcher_ends_when_nothing_runs_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "IDLE", 0.01)
+    monkeypatch.setattr(room, "IDLE_SECONDS", 0.01)
     deadlines = Deadlines()
     charge = limited(deadlines, turn, 0.02)
 

@@ -116,15 +116,15 @@ class Doing:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"TICK": 0.02, "COLLECT": 0.02, "FIRST_WAIT": 0.01, "LONGEST_WAIT": 0.05}.items():
         monkeypatch.setattr(drainer, name, seconds)
-    monkeypatch.setattr(drainer, "FLUSH_TIMEOUT", 0.2)
-    monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN", 0.05)
+    monkeypatch.setattr(drainer, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN_SECONDS", 0.05)
 
 
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that arrive make one batch, however long the second takes."""
-    monkeypatch.setattr(drainer, "BATCH", 2)
-    monkeypatch.setattr(drainer, "COLLECT", 60.0)
+    monkeypatch.setattr(drainer, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(drainer, "COLLECT_SECONDS", 60.0)
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def test_no_parked_message_is_acknowledged_before_it_is_stored() -> None:
 
 
 def test_a_batch_is_not_larger_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drainer, "BATCH", 3)
+    monkeypatch.setattr(drainer, "BATCH_MESSAGES", 3)
     gate = threading.Event()
     with draining(gate=gate) as stage:
         stage.tap.bring(b"0")
@@ -175,7 +175,7 @@ def test_a_batch_is_not_larger_than_its_limit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_batch_has_at_most_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drainer, "BYTES", 10)
+    monkeypatch.setattr(drainer, "BATCH_BYTES", 10)
     gate = threading.Event()
     with draining(gate=gate) as stage:
         stage.tap.bring(b"0")
@@ -236,7 +236,7 @@ class TestDatabaseAway:
     def test_after_a_long_outage_messages_are_requeued_and_taken_again(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(drainer, "GIVE_UP", 0.03)
+        monkeypatch.setattr(drainer, "GIVE_UP_SECONDS", 0.03)
         with draining() as stage:
             first = stage.tap
             stage.shelf.why = AWAY
@@ -287,7 +287,7 @@ class TestProblems:
             wait_until(lambda: stage.settled() == [b"1", b"3", b"4", b"2"])
 
     def test_a_second_unstorable_message_is_not_put_aside_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN", 600)
+        monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN_SECONDS", 600)
         with draining(problems={b"1": "a", b"2": "b"}) as stage:
             stage.no_aside = ValueError("no such queue")
             stage.tap.bring(b"1", b"2", b"3")
@@ -391,7 +391,7 @@ class TestChores:
             assert (rarely.times, stage.entered >= 4) == (1, True)
 
     def test_an_unfinished_chore_runs_again_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(drainer, "SOON", 0.01)
+        monkeypatch.setattr(drainer, "MORE_WORK_SECONDS", 0.01)
         doing = Doing(True, True, False)
         chore = Chore(name="long", every=600, run=doing)
         with draining([chore]):

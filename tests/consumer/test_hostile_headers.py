@@ -25,7 +25,7 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.messages import Headers, Instruction, Properties, decode_properties, encode_properties
-from django_rmq_retry.messages.parked_copy import ROOM, set_aside
+from django_rmq_retry.messages.parked_copy import ROOM_BYTES, set_aside
 from django_rmq_retry.policies import Policy
 from tests.consumer.attempts import Book, attempts_of
 from tests.handlers.factories import subscription
@@ -140,4 +140,4 @@ def test_no_combination_of_hostile_headers_prevents_parking(
     table = b"".join(tables)
 
     # The broker takes no more in a frame.
-    check(POLICIES[policy], table if len(table) < ROOM else tables[0], redelivered=redelivered)
+    check(POLICIES[policy], table if len(table) < ROOM_BYTES else tables[0], redelivered=redelivered)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rmq_retry.handlers.settlement import STOPS, SUSPICIOUS
+from django_rmq_retry.handlers.settlement import STOPS_FACTOR, SUSPICIOUS_RETURNS
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
@@ -18,7 +18,7 @@ def bounded(scene: Scene) -> bool:
 
 def until_it_is_bounded(scene: Scene, prefetch: int, limit: int = LIMIT) -> int:
     """Restart a worker like a supervisor until it survives; return the number of deaths."""
-    for deaths in range(4 * (SUSPICIOUS + limit)):
+    for deaths in range(4 * (SUSPICIOUS_RETURNS + limit)):
         worker = scene.worker(prefetch=prefetch, CRASH_LIMIT=limit)
         wait_until(lambda: not scene.workers[-1].running or bounded(scene), 60, what="it dies or is done")
         if worker.running and worker.stopped() == 0 and bounded(scene):
@@ -36,7 +36,7 @@ def test_with_prefetch_one_a_worker_killing_message_alone_is_parked(scene: Scene
 
     deaths = until_it_is_bounded(scene, prefetch=1)
 
-    assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(POISON, "worker_stopped")])
+    assert (deaths, scene.parked()) == (SUSPICIOUS_RETURNS + LIMIT, [(POISON, "worker_stopped")])
     assert set(scene.did()) == set(IDS) - {POISON}
 
 
@@ -50,7 +50,7 @@ def test_messages_unacked_beside_a_worker_killing_one_are_handled(scene: Scene, 
     deaths = until_it_is_bounded(scene, prefetch=10)
 
     # Earlier messages may run more than once, because the worker died before their acks reached the broker.
-    assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(place, "worker_stopped")])
+    assert (deaths, scene.parked()) == (SUSPICIOUS_RETURNS + LIMIT, [(place, "worker_stopped")])
     assert set(scene.did()) == set(IDS) - {place}
 
 
@@ -61,7 +61,7 @@ def test_without_quarantine_a_worker_killing_message_is_parked_too(scene: Scene)
 
     deaths = until_it_is_bounded(scene, prefetch=1, limit=1)
 
-    assert deaths in {1, STOPS}
+    assert deaths in {1, STOPS_FACTOR}
     assert scene.parked() == [(POISON, "worker_stopped")]
     assert set(scene.did()) == set(IDS) - {POISON}
 

@@ -17,7 +17,7 @@ from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named
-from django_rmq_retry.inbox.once import LONGEST, insert, name_for, once, present
+from django_rmq_retry.inbox.once import NAME_LENGTH, insert, name_for, once, present
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
@@ -89,7 +89,7 @@ def test_a_once_function_may_return_any_text_or_number(result: object) -> None:
     assert not handled(lambda _: result, message_id="another")
 
     entry = InboxEntry.objects.get()
-    assert 0 < len(entry.name) <= LONGEST
+    assert 0 < len(entry.name) <= NAME_LENGTH
 
 
 def test_long_names_that_differ_only_at_their_end_are_distinct() -> None:

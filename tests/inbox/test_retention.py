@@ -113,8 +113,8 @@ def test_messages_parked_by_the_broker_keep_their_entries() -> None:
 def test_kept_entries_are_skipped_by_later_batches_and_revisited_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retention, "BATCH", 2)
-    monkeypatch.setattr(retention, "TURN", 2)
+    monkeypatch.setattr(retention, "BATCH_ENTRIES", 2)
+    monkeypatch.setattr(retention, "TURN_BATCHES", 2)
     one, age = group(), EntryRetention()
     for number in range(5):
         entry(f"kept {number}", days=150 - number)
@@ -165,6 +165,10 @@ def test_a_million_entries_are_scanned_by_their_index() -> None:
         age._reached["default"] = found[-1][:2]
         following = age._next("default", ago(120))
 
-    assert (len(found), len(following), len({*found} & {*following})) == (retention.BATCH, retention.BATCH, 0)
+    assert (len(found), len(following), len({*found} & {*following})) == (
+        retention.BATCH_ENTRIES,
+        retention.BATCH_ENTRIES,
+        0,
+    )
     assert "rmq_inbox_handled" in "".join(explained)
     assert "Seq Scan" not in "".join(explained)

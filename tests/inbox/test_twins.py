@@ -95,8 +95,8 @@ def test_a_name_made_by_a_function_is_not_a_message_id(rmq: RmqTest) -> None:
 
 
 def test_the_search_resumes_at_its_place_and_restarts_at_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "BATCH", 2)
-    monkeypatch.setattr(retention, "TWINS_TURN", 2)
+    monkeypatch.setattr(retention, "BATCH_ENTRIES", 2)
+    monkeypatch.setattr(retention, "TWINS_TURN_BATCHES", 2)
     one = group()
     records = [twin(message_id=f"m{n}", group=one, parked_at=NOON + timedelta(n // 2)) for n in range(7)]
     handled(rmq, "m0", "m5")

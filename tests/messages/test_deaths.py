@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.messages import Headers, Reason
 from django_rmq_retry.messages.deaths import (
-    DEATHS_MOST,
+    MOST_DEATHS_BYTES,
     Death,
     deaths,
     deaths_as_text,
@@ -163,23 +163,23 @@ def test_the_text_of_deaths_is_json_and_never_too_long(entries: list[dict[str, A
     text = deaths_as_text(headers)
     rows = json.loads(text)
 
-    assert len(text.encode("ascii")) <= DEATHS_MOST
+    assert len(text.encode("ascii")) <= MOST_DEATHS_BYTES
     assert 1 <= len(rows) <= len(entries)
     assert [row["count"] for row in rows] == [entry["count"] for entry in entries[: len(rows)]]
     # All but a newest one that is cut are whole.
     assert [row["queue"] for row in rows[1:]] == [one.queue for one in deaths(headers)[1 : len(rows)]]
 
 
-@pytest.mark.parametrize("count", range(1, 2 * DEATHS_MOST, 397))
+@pytest.mark.parametrize("count", range(1, 2 * MOST_DEATHS_BYTES, 397))
 def test_the_separators_between_deaths_count_towards_the_limit(count: int) -> None:
     entries = [death("q", "expired", 10**9 + number) for number in range(99)]
     first = {**death("q", "expired"), "exchange": "x" * count}
     text = deaths_as_text(with_death(first, *entries))
 
-    assert len(text) <= DEATHS_MOST
+    assert len(text) <= MOST_DEATHS_BYTES
     rows = json.loads(text)
     following = deaths_as_text(with_death(entries[len(rows) - 1]))[1:]
-    assert len(f"{text[:-1]}, {following}") > DEATHS_MOST
+    assert len(f"{text[:-1]}, {following}") > MOST_DEATHS_BYTES
 
 
 @pytest.mark.parametrize(

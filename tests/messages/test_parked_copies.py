@@ -18,7 +18,7 @@ from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, de
 from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.messages.header_names import ADDED, BROKERS_OWN, KEPT, TICKET
 from django_rmq_retry.messages.identity import message_identity
-from django_rmq_retry.messages.parked_copy import ROOM, By, Original, ParkedCopy, read_parked, requeued, set_aside
+from django_rmq_retry.messages.parked_copy import ROOM_BYTES, By, Original, ParkedCopy, read_parked, requeued, set_aside
 from django_rmq_retry.policies import park
 from tests.handlers.factories import NOW, arrived, delivery, subscription
 from tests.messages.parked_copies import parked_copy
@@ -78,7 +78,7 @@ class TestParkedByAConsumer:
         "raw",
         [
             b"\x20\x00\x00\x00\x00\x05\x01aZ\x00\x00",
-            encode_properties(Properties(headers=Headers.of({"big": "a" * (ROOM + 1)}))),
+            encode_properties(Properties(headers=Headers.of({"big": "a" * (ROOM_BYTES + 1)}))),
             encode_properties(Properties(headers=Headers.of({"big": bytes(range(256)) * 473}))),
         ],
         ids=["of an unknown type", "large", "large and not to be packed"],
@@ -120,12 +120,12 @@ class TestParkedByAConsumer:
         assert "rmq-retry-broker" not in copy.headers
 
     def test_a_message_without_room_for_broker_headers_is_still_parked(self) -> None:
-        big = {"big": "a" * (ROOM - 1500), "x-death": [died(), {"padding": "b" * 1000}]}
+        big = {"big": "a" * (ROOM_BYTES - 1500), "x-death": [died(), {"padding": "b" * 1000}]}
         copy = by_us(delivery(headers=big))
 
         assert "rmq-retry-broker" not in copy.headers
         assert "x-death" not in read_parked(copy, HOMES).properties.headers
-        assert len(str(read_parked(copy, HOMES).properties.headers["big"])) == ROOM - 1500
+        assert len(str(read_parked(copy, HOMES).properties.headers["big"])) == ROOM_BYTES - 1500
 
     @given(theirs=st.lists(st.tuples(st.sampled_from(sorted(BROKERS_OWN)), st.binary(max_size=20)), min_size=1))
     def test_broker_headers_are_restored_byte_for_byte(self, theirs: list[tuple[str, bytes]]) -> None:
@@ -284,7 +284,7 @@ class TestParkedByOthers:
         bomb = zlib.compress(bytes(50_000_000), 9)
         found = read({"rmq-retry-reason": "x", "rmq-retry-properties-zlib": bomb}, body=b"x")
 
-        assert len(found.raw) < ROOM
+        assert len(found.raw) < ROOM_BYTES
         assert decode_properties(found.raw).headers["rmq-retry-properties-zlib"] == bomb
 
     @pytest.mark.parametrize("packed", [b"", b"no zlib", zlib.compress(b"\0\0")[:-3]])
@@ -403,11 +403,11 @@ class TestAside:
         assert "rmq-retry-unrecorded" not in decode_properties(found.raw).headers
 
     @pytest.mark.parametrize(
-        "raw", [b"\xff\xff", encode_properties(Properties(headers=Headers.of({"a": b"1" * ROOM})))]
+        "raw", [b"\xff\xff", encode_properties(Properties(headers=Headers.of({"a": b"1" * ROOM_BYTES})))]
     )
     def test_properties_without_room_are_put_aside_as_bytes(self, raw: bytes) -> None:
         copy = set_aside(delivery(queue="q", raw=raw, body=b"x"), "why", queue="unrecorded")
 
         assert copy.headers["rmq-retry-unrecorded"] == "why"
-        assert len(copy.headers.raw) < ROOM + 1000
+        assert len(copy.headers.raw) < ROOM_BYTES + 1000
         assert copy.body.endswith(b"x")

@@ -6,7 +6,15 @@ from types import FunctionType
 import pytest
 
 from django_rmq_retry.messages import tracebacks
-from django_rmq_retry.messages.tracebacks import CAUSES, INNERMOST, OUTERMOST, REMEMBERED, ChainedError, stack_of, trace
+from django_rmq_retry.messages.tracebacks import (
+    INNERMOST,
+    MOST_CAUSES,
+    MOST_REMEMBERED,
+    OUTERMOST,
+    ChainedError,
+    stack_of,
+    trace,
+)
 from tests.messages.exceptions import (
     Unprintable,
     ask,
@@ -69,7 +77,7 @@ def test_a_long_chain_is_cut() -> None:
         error.__cause__ = Exception(str(number))
         error = error.__cause__
 
-    assert len(trace(first, own)) == CAUSES
+    assert len(trace(first, own)) == MOST_CAUSES
 
 
 def test_a_deep_stack_keeps_its_first_and_last_frames() -> None:
@@ -88,11 +96,11 @@ def test_the_stack_of_a_known_place_is_cached() -> None:
 
 
 def test_the_cache_of_stacks_is_limited() -> None:
-    for number in range(2 * REMEMBERED):
+    for number in range(2 * MOST_REMEMBERED):
         made = FunctionType(compile(f"{number}/0", f"/srv/{number}.py", "exec"), {"__name__": f"m{number}"})
         assert trace(caught(made), own)[0].stack.frames[-1].place == f"m{number}:<module>"
 
-    assert len(tracebacks._stacks) <= REMEMBERED
+    assert len(tracebacks._stacks) <= MOST_REMEMBERED
 
 
 def test_an_exception_that_raises_on_access_is_named_by_its_class() -> None:

@@ -142,7 +142,7 @@ def test_a_blocker_without_an_id_is_found_by_its_bytes() -> None:
 
 
 def test_many_waiting_messages_without_an_id_do_not_hide_a_resolved_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "AT_ONCE", 1)
+    monkeypatch.setattr(keys, "MOST_AT_ONCE", 1)
     with transaction.atomic():
         for number in range(1, 6):
             keys.block(

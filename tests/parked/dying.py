@@ -38,7 +38,7 @@ def main(step: str, nth: int) -> None:
     from django_rmq_retry.consumer.drainer import Drainer  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.store import BatchWriter, Store  # noqa: PLC0415 - as above
 
-    drainer.BATCH = 10
+    drainer.BATCH_MESSAGES = 10
     owner, name, when = {
         "before the batch": (Store, "store", "before"),
         "in the transaction": (BatchWriter, "_add", "after"),

@@ -20,11 +20,11 @@ from django_rmq_retry import (
     StopTheLine,
     WaitQueue,
 )
-from django_rmq_retry.arguments import LONGEST
+from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.policies import Backoff
 
-SECONDS = st.floats(min_value=0.001, max_value=LONGEST)
+SECONDS = st.floats(min_value=0.001, max_value=LONGEST_WAIT_SECONDS)
 JITTER = st.floats(min_value=0, max_value=1)
 CHANCE = st.floats(min_value=0, max_value=1, exclude_max=True)
 BACKOFFS = st.one_of(
@@ -63,14 +63,14 @@ def test_a_wait_lies_between_its_step_and_its_jitter_or_the_brokers_limit(
     nominal = backoff.nominal(attempt)
     delay = backoff.delay(attempt, chance)
 
-    assert 0 < nominal <= LONGEST
-    assert nominal <= delay <= min(nominal * (1 + backoff.spread), LONGEST) * (1 + 1e-12)
+    assert 0 < nominal <= LONGEST_WAIT_SECONDS
+    assert nominal <= delay <= min(nominal * (1 + backoff.spread), LONGEST_WAIT_SECONDS) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("factor", [3, 3.0, 10**6])
 def test_the_wait_of_attempt_two_billion_is_computed_at_once(factor: float) -> None:
     assert Exponential(10, factor=factor, cap=3600).nominal(2**31) == 3600
-    assert Exponential(10, factor=factor).nominal(2**31) == LONGEST
+    assert Exponential(10, factor=factor).nominal(2**31) == LONGEST_WAIT_SECONDS
 
 
 def test_the_steps_of_a_back_off_are_its_different_waits() -> None:
@@ -85,7 +85,7 @@ def test_the_longest_wait_of_a_back_off_includes_its_jitter() -> None:
     assert Exponential(10, factor=3, jitter=0.2).longest(5) == 324
     assert Exponential(10, factor=3, cap=60).longest(None) == 60
     assert Exponential(10, factor=1).longest(None) == 10
-    assert Exponential(10).longest(None) == LONGEST
+    assert Exponential(10).longest(None) == LONGEST_WAIT_SECONDS
     assert Exponential(1, factor=1.1).longest(100) == pytest.approx(1.1**98)
     assert Steps([60, 10, 600]).longest(3) == 60
     assert Steps([*range(1, 71), 3600]).longest(None) == 3600
@@ -97,7 +97,7 @@ def test_a_back_off_of_a_million_attempts_is_checked_at_once() -> None:
     assert len(Exponential(1, factor=1.000001).steps(10**9)) == 64
 
 
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, LONGEST + 1, "30", None, True])
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, LONGEST_WAIT_SECONDS + 1, "30", None, True])
 def test_an_invalid_wait_is_refused_by_the_constructor(seconds: float) -> None:
     for made in (Fixed, Exponential) if seconds != 0 else (Exponential,):
         with pytest.raises(ConfigurationError, match="takes seconds above 0 and up to ten years, not "):

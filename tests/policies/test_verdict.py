@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies import Kind, discard, halt, park, retry
-from django_rmq_retry.policies.verdict import DETAIL_LIMIT
+from django_rmq_retry.policies.verdict import DETAIL_BYTES
 
 
 class BankDown(Exception):
@@ -78,7 +78,7 @@ def test_a_short_valid_text_is_kept(text: str) -> None:
 
 def test_details_are_cut_too() -> None:
     for verdict in (park(Reason.REQUESTED, "d" * 10**6), discard("d" * 10**6), halt(1, detail="d" * 10**6)):
-        assert verdict.detail == "d" * (DETAIL_LIMIT - 3) + "…"
+        assert verdict.detail == "d" * (DETAIL_BYTES - 3) + "…"
 
 
 def test_each_kind_of_verdict_has_its_facts() -> None:

@@ -11,7 +11,7 @@ from tests.tooling.waiting import wait_until
 
 FOLDER = Path(os.environ["BANK_FOLDER"])
 PROBE = float(os.environ.get("BANK_PROBE", "0.5"))
-gate.LEASE = float(os.environ.get("BANK_LEASE", "20"))
+gate.LEASE_SECONDS = float(os.environ.get("BANK_LEASE", "20"))
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
 
 
