@@ -21,9 +21,9 @@ from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
 from django_rmq_retry.publishing import broker_connections
 
-PATIENCE = 0.8
-FRESH = 2.0
-KNOWN = 60.0
+PATIENCE_SECONDS = 0.8
+FRESH_SECONDS = 2.0
+KNOWN_SECONDS = 60.0
 """Seconds for which a page that sends nothing may show an old look, while a thread takes a new one."""
 
 
@@ -46,7 +46,7 @@ class Look:
 
 
 class _Window:
-    """The last look of this process. One thread looks; other threads wait for it, up to ``PATIENCE`` seconds."""
+    """The last look of this process. One thread looks; other threads wait for it, up to ``PATIENCE_SECONDS``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,17 +67,17 @@ class _Window:
             if self._seen is not None and time.monotonic() < self._until:
                 return self._seen
             looking = self._begun()
-        looking.join(PATIENCE)
+        looking.join(PATIENCE_SECONDS)
         with self._lock:
             if not looking.is_alive() and self._seen is not None:
                 return self._seen
-            return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE:g}"})
+            return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE_SECONDS:g}"})
 
     def glimpse(self) -> Look:
         """Return the last look without waiting if it is not too old; a newer one is then ready for the next page."""
         with self._lock:
             late = time.monotonic() - self._until
-            if self._seen is not None and late < KNOWN:
+            if self._seen is not None and late < KNOWN_SECONDS:
                 if late >= 0:
                     self._begun()
                 return self._seen
@@ -104,7 +104,7 @@ class _Window:
         else:
             self._since = None
         with self._lock:
-            self._seen, self._until = seen, time.monotonic() + FRESH
+            self._seen, self._until = seen, time.monotonic() + FRESH_SECONDS
 
     def _away(self, why: str) -> Look:
         self._since = self._since or timezone.now()
@@ -115,10 +115,10 @@ def _seen(known: Sequence[Declared]) -> Look:
     if broker_connections.current.replaced:
         return Look(at=timezone.now())
     access = settings().access()
-    timeout = min(access.connect_timeout, PATIENCE)
+    timeout = min(access.connect_timeout, PATIENCE_SECONDS)
     url = settings().operators.management_url
     inspector = None if url is None else Inspector(url=url, vhost=access.vhost)
-    with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE) as session:
+    with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE_SECONDS) as session:
         topology = registry.topology()
         former = declared.former_queues(known, topology, declared.Place.of(session))
         gauged = gauge(Declarer(session, inspector), topology, former)

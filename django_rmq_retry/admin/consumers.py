@@ -25,7 +25,7 @@ BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ProcessRow:
     """One process, as the page shows it."""
 
     process: Process
@@ -36,7 +36,7 @@ class Row:
     """The queues whose messages in flight are not delivered again, because of ``ack="auto"``."""
 
     @classmethod
-    def of(cls, process: Process) -> "Row":
+    def of(cls, process: Process) -> "ProcessRow":
         kind, sign, label = BADGES[process.state]
         lost = dict.fromkeys(one.queue for one in process.in_flight if one.auto_ack)
         return cls(process=process, kind=kind, sign=sign, label=label, lost=", ".join(lost))
@@ -58,7 +58,7 @@ class ConsumerProcessAdmin(Pages):
         why = pages.refusal(request, "view_status")
         if why:
             return self.refused(request, why)
-        rows = [Row.of(one) for one in processes.processes()]
+        rows = [ProcessRow.of(one) for one in processes.processes()]
         return self.page(
             request,
             "consumerprocess/consumers.html",

@@ -26,7 +26,7 @@ from django_rmq_retry.parked.selection import EXCEPT, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
 from django_rmq_retry.topology.declarations import Role
 
-LONGEST = 400
+LONGEST_SELECTION = 400
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),
     By.BROKER: pgettext_lazy("parked by", "broker"),
@@ -98,7 +98,7 @@ def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
     text = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
-    return otherwise if selection.get("ids") and otherwise else short(text, LONGEST) or otherwise
+    return otherwise if selection.get("ids") and otherwise else short(text, LONGEST_SELECTION) or otherwise
 
 
 def _value(name: str, value: Any) -> str:

@@ -39,7 +39,7 @@ BADGES: dict[str, tuple[str, str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ControlRow:
     """One queue, as the page shows it."""
 
     queue: str
@@ -53,7 +53,7 @@ class Row:
     number: int
 
     @classmethod
-    def of(cls, one: QueueState, now: float, number: int) -> "Row":
+    def of(cls, one: QueueState, now: float, number: int) -> "ControlRow":
         state = one.state(now)
         kind, sign, label = BADGES[state]
         return cls(
@@ -133,7 +133,7 @@ class QueueControlAdmin(Pages):
             "queuecontrol/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
-            rows=[Row.of(one, now, number) for number, one in enumerate(controls.queue_states(), start=1)],
+            rows=[ControlRow.of(one, now, number) for number, one in enumerate(controls.queue_states(), start=1)],
             why_not=pages.refusal(request, "pause_queue"),
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )

@@ -13,7 +13,7 @@ from django_rmq_retry import server
 from django_rmq_retry.health.rules import VANISHED
 from django_rmq_retry.models import ConsumerProcess
 
-EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
+KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
 MOST_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
@@ -114,7 +114,7 @@ def delete_vanished() -> bool:
     alias = router.db_for_write(ConsumerProcess)
     now = server.trusted(alias)
     if now is not None:
-        old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - EMPTY, in_flight=[])
+        old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])
         ConsumerProcess.objects.using(alias).filter(old).delete()
     return False
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.topology.declarations import Server, Topology
 
-Row = Mapping[str, object]
+QueueFacts = Mapping[str, object]
 
-MANY = 100
+MANY_PROCESSES = 100
 """The number from which a rolling update may strand some of them (rabbitmq-server#16652)."""
 NATIVE = (4, 3)
 
 
-def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row] | None) -> Iterator[Problem]:
+def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[QueueFacts] | None) -> Iterator[Problem]:
     """Warn of many such queues: those of the management API, or else the ones that this project declares."""
     whose = "of this virtual host"
     if rows is None:
@@ -21,12 +21,12 @@ def dead_letter_processes(server: Server, topology: Topology, rows: Iterable[Row
             {"type": one.arguments.get("x-queue-type"), "arguments": one.arguments} for one in topology.queues.values()
         ]
     count = sum(map(_careful, rows))
-    if count >= MANY:
+    if count >= MANY_PROCESSES:
         upgrade = "" if server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
         yield Problem(code=Code.MANY_DEAD_LETTER_PROCESSES, count=count, values={"whose": whose, "upgrade": upgrade})
 
 
-def _careful(row: Row) -> bool:
+def _careful(row: QueueFacts) -> bool:
     """Return True if the queue is a quorum queue and dead-letters at least once, by its argument or a policy."""
     arguments, policy = row.get("arguments"), row.get("effective_policy_definition")
     strategies = (

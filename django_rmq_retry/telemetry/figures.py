@@ -32,27 +32,27 @@ from django_rmq_retry.topology.declarations import Role
 
 log = logging.getLogger("django_rmq_retry")
 
-EVERY = 15.0
+READ_EVERY_SECONDS = 15.0
 """Seconds between two readings."""
 SHARE = 20
 """A reading that takes long is repeated after this many times its duration at the soonest."""
 OTHERS = "other"
 """The label of queues that no handler of this project consumes, because messages from outside name such queues."""
-PATIENCE = 5.0
-DRAINED_IN = 60.0
+PATIENCE_SECONDS = 5.0
+DRAINED_IN_SECONDS = 60.0
 """Seconds in which the wanted consumers would work off the messages that are ready."""
-GUESS = 0.1
+GUESSED_SECONDS = 0.1
 """Seconds for one message, as long as none has been handled."""
-STOP_TIMEOUT = 2.0
+STOP_SECONDS = 2.0
 """Seconds at the end in which a reading may finish."""
-ROOM = 512 * 1024
+ROOM_BYTES = 512 * 1024
 _HEAD = struct.Struct("<dQQ")
 
 
 class Notice:
     """A text in memory that a supervisor shares with its children: one process writes it, each process reads it."""
 
-    def __init__(self, *, room: int = ROOM) -> None:
+    def __init__(self, *, room: int = ROOM_BYTES) -> None:
         self._memory = mmap.mmap(-1, _HEAD.size + room)
         self._room = room
 
@@ -76,7 +76,7 @@ class Notice:
         return found.decode() if _HEAD.unpack_from(self._memory, 0)[2] == turn else ""
 
 
-class Parked(NamedTuple):
+class ParkedCount(NamedTuple):
     """The open messages of one queue with one status, whose error groups are muted or not."""
 
     queue: str
@@ -92,7 +92,7 @@ class Reading:
 
     survey: Survey
     now: datetime
-    parked: tuple[Parked, ...]
+    parked: tuple[ParkedCount, ...]
     runs: Mapping[str, int]
     """Requeue runs that have not ended, by state."""
 
@@ -123,14 +123,14 @@ class Figures:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(STOP_TIMEOUT)
+        self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         try:
             while not self._over.is_set():
                 began = time.monotonic()
                 self._notice.write(text_of(self.read()))
-                self._over.wait(max(EVERY, SHARE * (time.monotonic() - began)))
+                self._over.wait(max(READ_EVERY_SECONDS, SHARE * (time.monotonic() - began)))
         finally:
             connections.close_all()
 
@@ -161,7 +161,7 @@ class Figures:
 
     def _gauged(self) -> Sequence[Level] | None:
         try:
-            with Session(settings().access(), purpose="metrics", patience=PATIENCE) as session:
+            with Session(settings().access(), purpose="metrics", patience=PATIENCE_SECONDS) as session:
                 found = gauge(Declarer(session), registry.topology()).levels
         except Exception as error:  # noqa: BLE001 - a broker that is away is no reason to end
             self._missed("broker", error)
@@ -245,8 +245,8 @@ class Figures:
     def _wanted(self, queue: str, ready: float) -> float:
         histograms = [self._board.seconds(at) for at, labels in enumerate(self._board.labels) if labels.queue == queue]
         count, total = sum(one.count for one in histograms), sum(one.total for one in histograms)
-        each = total / count if count else GUESS
-        return math.ceil(ready * each / (self._threads * DRAINED_IN))
+        each = total / count if count else GUESSED_SECONDS
+        return math.ceil(ready * each / (self._threads * DRAINED_IN_SECONDS))
 
 
 def _read() -> Reading:
@@ -256,7 +256,7 @@ def _read() -> Reading:
     return Reading(
         survey=found,
         now=server.now(found.alias),
-        parked=tuple(Parked(*row) for row in rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
+        parked=tuple(ParkedCount(*row) for row in rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
         runs=dict(runs.annotate(n=Count("pk"))),
     )
 

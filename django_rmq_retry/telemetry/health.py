@@ -10,11 +10,11 @@ from django_rmq_retry.publishing.relay import RelayThread
 from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, Family, families_of, text_of
 from django_rmq_retry.telemetry.figures import Notice
 from django_rmq_retry.telemetry.http import Response
-from django_rmq_retry.telemetry.meter import SILENT, Board, Slot
+from django_rmq_retry.telemetry.meter import SILENT_SECONDS, Board, Slot
 
-DEAD = 15.0
+DEAD_SECONDS = 15.0
 """Seconds without a beat after which a process does not count as alive."""
-FRESH = 600.0
+FRESH_SECONDS = 600.0
 """Seconds for which the figures of database and broker are shown."""
 INDEX = "/metrics\n/livez\n/readyz\n"
 
@@ -55,17 +55,17 @@ class Health:
         if path == "/metrics":
             return self._metrics()
         if path == "/livez":
-            return _said(self._silent(DEAD), "does not respond")
+            return _answered(self._silent(DEAD_SECONDS), "does not respond")
         if path == "/readyz":
-            return _said(self._unready(), "is not ready")
+            return _answered(self._unready(), "is not ready")
         if path == "/":
             return Response(body=INDEX)
         return Response(status=HTTPStatus.NOT_FOUND, body=INDEX)
 
     def _metrics(self) -> Response:
-        alive = self._board.processes - len(self._silent(SILENT))
+        alive = self._board.processes - len(self._silent(SILENT_SECONDS))
         own = families_of(self._board, alive=alive, version=self._version)
-        text = text_of(own) + self._notice.read(newest=FRESH) + self._more()
+        text = text_of(own) + self._notice.read(newest=FRESH_SECONDS) + self._more()
         return Response(body=text, content_type=CONTENT_TYPE)
 
     def _silent(self, seconds: float) -> list[int]:
@@ -73,7 +73,7 @@ class Health:
 
     def _unready(self) -> list[int]:
         waiting = {at + 1 for at in range(self._board.processes) if not self._board.slot(at, Slot.READY)}
-        return sorted(waiting | set(self._silent(SILENT)))
+        return sorted(waiting | set(self._silent(SILENT_SECONDS)))
 
 
 class RelayHealth:
@@ -88,7 +88,7 @@ class RelayHealth:
         if path == "/metrics":
             about = "Messages that this relay has sent from the outbox."
             sent = Family(name="relayed_total", kind="counter", about=about, samples=(({}, self._relaying.sent),))
-            text = text_of([sent]) + self._notice.read(newest=FRESH)
+            text = text_of([sent]) + self._notice.read(newest=FRESH_SECONDS)
             return Response(body=text, content_type=CONTENT_TYPE)
         if path in ("/livez", "/readyz"):
             why = self._trouble(ready=path == "/readyz")
@@ -102,7 +102,7 @@ class RelayHealth:
         return self._relaying.trouble if ready else ""
 
 
-def _said(processes: list[int], what: str) -> Response:
+def _answered(processes: list[int], what: str) -> Response:
     if not processes:
         return Response(body="ok\n")
     named = ", ".join(map(str, processes))

@@ -23,21 +23,21 @@ from django_rmq_retry.errors import RmqRetryError
 
 log = logging.getLogger("django_rmq_retry")
 
-MOST = 128
+MOST_CLIENTS = 128
 """Open connections; for a further one the oldest is closed that waits for no answer."""
-BATCH = 2 * MOST
+BATCH = 2 * MOST_CLIENTS
 """Connections accepted in one step: with fewer, a flood fills the backlog and a probe is not accepted in time."""
-TURN = 0.1
+TURN_SECONDS = 0.1
 """Seconds after which a step accepts no more: a supervisor has other work."""
-BACKLOG = 8 * MOST
+BACKLOG = 8 * MOST_CLIENTS
 """Connections that the system keeps until they are accepted. It drops more; their clients try again after a second."""
-HEAD_LIMIT = 8192
+MOST_HEAD_BYTES = 8192
 """The largest head of a request in bytes."""
-PATIENCE = 2.0
+PATIENCE_SECONDS = 2.0
 """Seconds for a request and its answer."""
-CHUNK = 65_536
-LONGEST_STEP = 0.5
-ACCEPT_PAUSE = 0.5
+CHUNK_BYTES = 65_536
+LONGEST_STEP_SECONDS = 0.5
+ACCEPT_PAUSE_SECONDS = 0.5
 """Seconds without new connections after the system has no file descriptor left, though clients were closed."""
 
 Address = tuple[str, int]
@@ -184,15 +184,15 @@ class HttpServer:
         return [self._accepts_at - now, *oldest]
 
     def _accept(self) -> None:
-        until = self._clock() + TURN
+        until = self._clock() + TURN_SECONDS
         for _ in range(BATCH):
             client = self._new_client() if self._clock() <= until else None
             if client is None:
                 return
-            if len(self._clients) >= MOST:
+            if len(self._clients) >= MOST_CLIENTS:
                 self._shed(1)
             client.setblocking(False)  # noqa: FBT003 - Python's own signature
-            self._clients[client] = _Client(self._clock() + PATIENCE)
+            self._clients[client] = _Client(self._clock() + PATIENCE_SECONDS)
             self._selector.register(client, selectors.EVENT_READ)
             # Its request has often arrived while it waited, and silent clients must not delay a probe.
             self._serve(client, selectors.EVENT_READ)
@@ -216,7 +216,7 @@ class HttpServer:
     def _pause(self) -> None:
         # The connection stays in the backlog, so the listener would be ready again at once.
         self._selector.unregister(self._listener)
-        self._accepts_at = self._clock() + ACCEPT_PAUSE
+        self._accepts_at = self._clock() + ACCEPT_PAUSE_SECONDS
 
     def _shed(self, number: int) -> None:
         """Drop the oldest clients; those to which an answer is being sent are last."""
@@ -239,7 +239,7 @@ class HttpServer:
             if events & selectors.EVENT_READ and not state.answer:
                 self._read(client, state)
             if state.answer:
-                state.answer = state.answer[client.send(state.answer[:CHUNK]) :]
+                state.answer = state.answer[client.send(state.answer[:CHUNK_BYTES]) :]
                 if not state.answer:
                     client.shutdown(socket.SHUT_WR)
                     self._drop(client)
@@ -249,10 +249,10 @@ class HttpServer:
             self._drop(client)
 
     def _read(self, client: socket.socket, state: _Client) -> None:
-        received = client.recv(HEAD_LIMIT)
+        received = client.recv(MOST_HEAD_BYTES)
         state.request += received
         whole = b"\r\n\r\n" in state.request or b"\n\n" in state.request
-        if not whole and received and len(state.request) <= HEAD_LIMIT:
+        if not whole and received and len(state.request) <= MOST_HEAD_BYTES:
             return
         if not received and not whole:
             self._drop(client)
@@ -296,9 +296,9 @@ class HttpThread:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(2 * LONGEST_STEP)
+        self._thread.join(2 * LONGEST_STEP_SECONDS)
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._server.step(LONGEST_STEP)
+            self._server.step(LONGEST_STEP_SECONDS)
         self._server.close()

@@ -27,7 +27,7 @@ AGES = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86
 WAITS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0, 604_800.0)
 """The upper bounds of the histograms' buckets, in seconds."""
 
-SILENT = 1.8
+SILENT_SECONDS = 1.8
 """Seconds without a beat after which a process is silent: it beats each half second."""
 
 _VERDICTS = 0
@@ -136,7 +136,7 @@ class Board:
         for slot in Slot:
             if slot not in COUNTERS:
                 self.values[process * self._share + slot] = 0.0
-        self.values[process * self._share + Slot.BEAT] = math.inf if over else now - 2 * SILENT
+        self.values[process * self._share + Slot.BEAT] = math.inf if over else now - 2 * SILENT_SECONDS
         self.values[process * self._share + Slot.READY] = float(over)
 
     def silent(self, seconds: float, *, now: float) -> list[int]:

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.telemetry.exposition import PREFIX, Family
-from django_rmq_retry.telemetry.figures import EVERY, Figures, Notice
+from django_rmq_retry.telemetry.figures import READ_EVERY_SECONDS, Figures, Notice
 from django_rmq_retry.telemetry.meter import Board
 
 try:
@@ -71,7 +71,7 @@ class FiguresCollector(Base):  # type: ignore[misc, valid-type]  # the client ma
         # The connections of a web request are renewed by Django itself.
         self._figures = Figures(Notice(), Board(work_queues), work_queues, threads=threads, around=nullcontext)
         self._known: list[Metric] = []
-        self._read_at = -EVERY
+        self._read_at = -READ_EVERY_SECONDS
 
     def describe(self) -> Iterable["Metric"]:
         """Return no metrics, so that registering it reads nothing."""
@@ -81,7 +81,7 @@ class FiguresCollector(Base):  # type: ignore[misc, valid-type]  # the client ma
         """Return the figures; they are read again after 15 seconds."""
         if _beside_own.get():
             return ()
-        if time.monotonic() - self._read_at >= EVERY:
+        if time.monotonic() - self._read_at >= READ_EVERY_SECONDS:
             self._known = [_metric(family) for family in self._figures.read()]
             self._read_at = time.monotonic()
         return self._known

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from django_rmq_retry.messages.properties import Headers
 
 BAGGAGE, STATE = "baggage", "tracestate"
-LIMITS = {"traceparent": 512, STATE: 512, "sentry-trace": 512}
+MOST_BYTES = {"traceparent": 512, STATE: 512, "sentry-trace": 512}
 """In bytes. W3C demands that 512 of a tracestate are passed on; the other two are far shorter."""
-LONGEST = 8192
+MOST_BAGGAGE_BYTES = 8192
 """W3C's limit on a baggage; no header of another propagator needs more."""
 MOST_MEMBERS = 180
 """W3C's limit on the members of a baggage."""
@@ -25,4 +25,4 @@ def usable(headers: Headers, names: Iterable[str] | None = None) -> dict[str, st
 
 def _within(name: str, value: str) -> bool:
     few = name != BAGGAGE or value.count(",") < MOST_MEMBERS
-    return few and len(value) <= LIMITS.get(name, LONGEST) and value.isascii()
+    return few and len(value) <= MOST_BYTES.get(name, MOST_BAGGAGE_BYTES) and value.isascii()

@@ -15,9 +15,9 @@ from unittest import mock
 import pytest
 
 from django_rmq_retry.telemetry.http import (
-    ACCEPT_PAUSE,
-    HEAD_LIMIT,
-    MOST,
+    ACCEPT_PAUSE_SECONDS,
+    MOST_CLIENTS,
+    MOST_HEAD_BYTES,
     AddressUnusable,
     HttpServer,
     HttpThread,
@@ -72,7 +72,7 @@ def test_an_error_names_its_class_and_no_content(server: HttpServer) -> None:
         (b"\x16\x03\x01\x02\r\n\r\n", 400),
         (b"GET /metrics\r\n\r\n", 400),
         (b"GET / SPDY/9\r\n\r\n", 400),
-        (b"GET /" + b"x" * HEAD_LIMIT, 431),
+        (b"GET /" + b"x" * MOST_HEAD_BYTES, 431),
         (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", 200),
         (b"GET / HTTP/1.0\n\n", 200),
     ],
@@ -93,7 +93,7 @@ def elapsed(do: Callable[[], object]) -> float:
 
 
 def test_silent_and_trickling_clients_delay_no_other_and_are_dropped(server: HttpServer) -> None:
-    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST - 2)]
+    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST_CLIENTS - 2)]
     trickling = silent[0]
     over = threading.Event()
 
@@ -116,7 +116,7 @@ def test_silent_and_trickling_clients_delay_no_other_and_are_dropped(server: Htt
 
 
 def test_more_clients_than_allowed_close_the_oldest_and_delay_no_probe(server: HttpServer) -> None:
-    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST + 8)]
+    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST_CLIENTS + 8)]
     try:
         assert elapsed(lambda: get(server, "/readyz")) < 1
     finally:
@@ -127,7 +127,7 @@ def test_more_clients_than_allowed_close_the_oldest_and_delay_no_probe(server: H
 def test_connections_are_kept_while_the_server_is_at_work() -> None:
     server, waiting = HttpServer(("127.0.0.1", 0), answer), list[socket.socket]()
     try:
-        for _ in range(3 * MOST):
+        for _ in range(3 * MOST_CLIENTS):
             # A connection that the system drops would be tried again after a second.
             waiting.append(socket.create_connection(server.address, timeout=0.5))
     finally:
@@ -185,7 +185,7 @@ def test_a_system_without_file_descriptors_is_not_asked_again_at_once(number: in
                 server.step(0.01)
             assert accept.call_count == asked
             assert elapsed(lambda: server.step(5)) < 2, "the pause ends the step"
-        now[0] += ACCEPT_PAUSE
+        now[0] += ACCEPT_PAUSE_SECONDS
         client.sendall(request)
         for _ in range(4):
             server.step(0.1)
@@ -231,7 +231,7 @@ def test_probes_are_answered_though_silent_connections_have_taken_all_file_descr
 
 def test_one_step_answers_the_probe_behind_more_silent_connections_than_may_be_open() -> None:
     with closing(HttpServer(("127.0.0.1", 0), answer)) as server, ExitStack() as opened:
-        for _ in range(MOST + 8):
+        for _ in range(MOST_CLIENTS + 8):
             opened.enter_context(closing(socket.create_connection(server.address, timeout=5)))
         probe = opened.enter_context(closing(socket.create_connection(server.address, timeout=5)))
         probe.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
@@ -246,11 +246,11 @@ def test_the_oldest_client_may_send_as_a_new_one_takes_its_place() -> None:
         closing(socket.socket()) as new,
         ExitStack() as stack,
     ):
-        clients = [socket.create_connection(server.address, timeout=5) for _ in range(MOST)]
+        clients = [socket.create_connection(server.address, timeout=5) for _ in range(MOST_CLIENTS)]
         for client in clients:
             stack.enter_context(closing(client))
         server.step(5)
-        assert server.clients == MOST
+        assert server.clients == MOST_CLIENTS
         new.settimeout(5)
         new.connect(server.address)
         clients[0].sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -30,8 +30,8 @@ from django_rmq_retry.management.broker_status import (
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
 from django_rmq_retry.server import renew_connections
 
-LEAST, MOST = 0.1, 86_400.0
-LIMIT = 50
+LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
+MOST_ROWS = 50
 CLEARED = "\x1b[H\x1b[2J"
 _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
 
@@ -68,9 +68,10 @@ class Command(RmqCommand):
         add(
             "--limit",
             type=positive,
-            default=LIMIT,
+            default=MOST_ROWS,
             metavar="N",
-            help=f"with --consumers: at most N processes and messages in flight, problems first; {LIMIT} by default",
+            help="with --consumers: at most N processes and messages in flight, problems first; "
+            f"{MOST_ROWS} by default",
         )
         add("--watch", type=period, metavar="SECONDS", help="refresh every SECONDS until Ctrl-C")
         add_json(parser)
@@ -219,6 +220,6 @@ def period(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not LEAST <= number <= MOST:
-        raise argparse.ArgumentTypeError(f"takes seconds from {LEAST:g} to {MOST:g}, not {text!r}")
+    if not LEAST_SECONDS <= number <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"takes seconds from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {text!r}")
     return number
