@@ -23,6 +23,7 @@ def taken(seen: Seen) -> bool:
     return not seen.arrivals.empty()
 
 
+@pytest.mark.nightly
 def test_messages_of_a_queue_in_order_pass_to_the_next_consumer_in_order(
     impatient: Node, private_broker: Vhost
 ) -> None:

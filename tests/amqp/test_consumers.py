@@ -287,22 +287,6 @@ def test_a_reconnect_does_not_check_waiting_queues_again(broker_url: str, amqp: 
         assert seen.failures == []
 
 
-def test_a_queue_missing_after_a_reconnect_raises_after_some_attempts(
-    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "RESUBSCRIBE_SECONDS", 0.02)
-    queue(amqp)
-    with between(broker_url) as line, consuming(line.url, LINE) as (_, seen):
-        fill(amqp, b"1")
-        seen.next()
-        line.silence()
-        amqp.queue_delete("q")
-        line.cut()
-        line.speak()
-
-        assert isinstance(wait_until(lambda: seen.failures)[0], QueueUnusable)
-
-
 def test_one_queue_that_fails_leaves_the_others_alone(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     queue(amqp, "other")

@@ -276,6 +276,7 @@ def test_closing_and_opening_again_while_dialling_makes_one_connection(broker_ur
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_broker_with_small_frames_is_refused_with_the_setting_to_change(make_node: Callable[..., Node]) -> None:
     node = make_node(conf=("frame_max = 65536",))
     with linked(node.url()) as told:

@@ -10,6 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp import source as patience
 from django_rmq_retry.messages import DONE
+from tests.amqp.line_between import between
 from tests.amqp.live import Seen, io_thread, publisher_on, source_on
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -88,11 +89,11 @@ def test_a_queue_without_read_right_delays_no_other_queue(
 
 
 def test_reconnects_do_not_shorten_the_wait_for_a_missing_queue(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "LOOK_AGAIN_SECONDS", 600.0)
     waits: list[float] = []
-    with source(vhost.url, Line(queue="missing", prefetch=1)) as (made, seen):
+    with between(broker_url) as way, source(way.url, Line(queue="missing", prefetch=1)) as (made, seen):
         later = made._io.later
 
         def counted(seconds: float, call: Callable[[], None]) -> Any:
@@ -101,7 +102,7 @@ def test_reconnects_do_not_shorten_the_wait_for_a_missing_queue(
 
         monkeypatch.setattr(made._io, "later", counted)
         wait_until(lambda: "cannot be consumed" in caplog.text)
-        wait_until(vhost.close_connections, what="connections are known and cut")
+        way.cut()
         wait_until(lambda: len(seen.servers) == 2)
         wait_until(lambda: made._lines == {} and made._tries["missing"] >= 2)
 

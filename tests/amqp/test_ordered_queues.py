@@ -68,14 +68,6 @@ def returned(line: Taker, *, times: int) -> None:
         line.give_back()
 
 
-def test_two_consumers_get_messages_without_single_active_consumer(vhost: Vhost, amqp: BlockingChannel) -> None:
-    lined_up(vhost, amqp, x_single_active_consumer=None)
-
-    handed = {taker(amqp).next(), taker(amqp).next()}
-
-    assert handed == {b"1", b"2"}
-
-
 def test_a_message_over_its_delivery_limit_is_parked_and_the_next_passes(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp, x_delivery_limit=2)
 
@@ -95,16 +87,6 @@ def test_each_closed_connection_counts_towards_the_delivery_limit(vhost: Vhost, 
 
     assert taker(amqp).next() == b"2"
     has(amqp, "parked", 1)
-
-
-def test_without_a_delivery_limit_a_returned_message_loses_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:
-    lined_up(vhost, amqp, x_delivery_limit=None)
-
-    line = taker(amqp)
-    # RabbitMQ 3 puts it behind the rest, RabbitMQ 4 has its own limit of 20.
-    returned(line, times=1 if vhost.version.startswith("3.") else 21)
-
-    assert line.next() == b"2"
 
 
 def test_with_the_layouts_delivery_limit_a_message_keeps_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:

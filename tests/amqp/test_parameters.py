@@ -77,11 +77,6 @@ def test_neither_parameters_nor_options_show_the_password() -> None:
     assert "s3cret" not in repr(dialled("amqps://app:s3cret@h"))
 
 
-def test_the_embedded_broker_has_no_connection_parameters() -> None:
-    with pytest.raises(ConfigurationError, match="needs no server"):
-        parameters(Access.parse("embedded://"), Host("h", 1), purpose="consume")
-
-
 @pytest.mark.parametrize("tls", [Tls(ca_file="/nowhere.pem"), Tls(cert_file="/nowhere.pem")])
 def test_a_certificate_that_is_not_there_is_named(tls: Tls) -> None:
     with pytest.raises(ConfigurationError, match=r"The TLS c.*_file.* '/nowhere\.pem' cannot be used: .*No such file"):

@@ -9,7 +9,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp import Line
+from django_rmq_retry.amqp import Line, quarantine_turns
 from django_rmq_retry.amqp.quarantine_turns import LONGEST_TURN_SECONDS, QuarantineTurns
 from django_rmq_retry.messages import DONE
 from tests.amqp.line_between import between
@@ -20,13 +20,14 @@ from tests.tooling.waiting import wait_until
 
 NAMES = ("a.quarantine", "b.quarantine", "c.quarantine")
 LINES = [Line(queue=name, prefetch=1, parks=True, quarantine=True) for name in NAMES]
-LONGER_THAN_A_TURN = 2.5
+LONGER_THAN_A_LOOK = 0.8
 Fill = Callable[..., None]
 
 
 @pytest.fixture
-def fill(amqp: BlockingChannel) -> Fill:
-    """Publish to one of the quarantine queues, which exist."""
+def fill(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> Fill:
+    """Publish to one of the quarantine queues, which exist, and are looked at often."""
+    monkeypatch.setattr(quarantine_turns, "LOOK_SECONDS", 0.2)
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
     for name in NAMES:
         amqp.queue_declare(name, durable=True, arguments=arguments)
@@ -41,7 +42,7 @@ def fill(amqp: BlockingChannel) -> Fill:
 
 def nothing_arrives(seen: Seen) -> bool:
     try:
-        seen.next(LONGER_THAN_A_TURN)
+        seen.next(LONGER_THAN_A_LOOK)
     except Empty:
         return True
     return False

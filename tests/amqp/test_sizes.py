@@ -34,7 +34,7 @@ class Broker:
         self.limit = limit
 
 
-@pytest.fixture(params=["embedded", pytest.param("rabbitmq", marks=pytest.mark.slow)])
+@pytest.fixture(params=["embedded", pytest.param("rabbitmq", marks=[pytest.mark.slow, pytest.mark.nightly])])
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if request.param == "rabbitmq":
         node = request.getfixturevalue("private_node")
