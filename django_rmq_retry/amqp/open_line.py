@@ -15,7 +15,7 @@ from django_rmq_retry.amqp.acks import Acks
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.frames import Received
-from django_rmq_retry.amqp.session import binding, declaring, wanted
+from django_rmq_retry.amqp.session import binding, declaring
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Topology
 
@@ -248,7 +248,7 @@ class OpenLine:
             )
             bind()
 
-        declaring(queue, wanted(queue))(channel, declared)
+        declaring(queue)(channel, declared)
 
     def _limit(self, channel: "Channel") -> None:
         channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._limited(channel))

@@ -13,7 +13,7 @@ from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.deletion import delete_empty, delete_queues, feeds
 from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_rest, returning, watch
 from django_rmq_retry.amqp.move import Move, aside, back, for_good
-from django_rmq_retry.amqp.session import binding, declaring, unbinding, wanted
+from django_rmq_retry.amqp.session import binding, declaring, unbinding
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
     BindingDeclaration,
@@ -120,7 +120,7 @@ class Recreation:
     def _try_out(self) -> None:
         """Declare the new arguments on a queue with another name: invalid ones are refused before any change."""
         trial = replace(self._wanted, name=self._name + TRIAL)
-        self._session.ask(declaring(trial, wanted(trial)))
+        self._session.ask(declaring(trial))
         self._session.ask(lambda channel, done: channel.queue_delete(trial.name, callback=done))
 
     def _empty(self) -> None:
@@ -128,7 +128,7 @@ class Recreation:
         quorum = self._wanted.arguments.get("x-queue-type") == "quorum"
         kind = {"x-queue-type": "quorum", "x-delivery-limit": NO_LIMIT} if quorum else {}
         keep = QueueDeclaration(name=self._aside, arguments=kind)
-        self._session.ask(declaring(keep, wanted(keep)))
+        self._session.ask(declaring(keep))
         # Bind the new queue before unbinding the old one: in between, a message is duplicated instead of lost.
         self._bind(self._aside, self._bindings)
         self._unbind(self._name, self._bindings)
@@ -142,7 +142,7 @@ class Recreation:
 
     def _fill(self) -> int:
         """Create the new queue, and move all messages back into it."""
-        self._session.ask(declaring(self._wanted, wanted(self._wanted)))
+        self._session.ask(declaring(self._wanted))
         self._bind(self._name, self._bindings)
         if self._look(self._aside) is None:
             return 0

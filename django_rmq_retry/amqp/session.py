@@ -5,7 +5,6 @@ A session runs an event loop on the caller's thread and reconnects after a refus
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from pika.adapters.select_connection import IOLoop
@@ -54,7 +53,7 @@ class Session:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._disconnect()
         show_pika_logs()
 
@@ -184,8 +183,9 @@ def wanted(declaration: Named) -> dict[str, object]:
     return {**own, **declaration.arguments}
 
 
-def declaring(declaration: Named, values: Mapping[str, object]) -> Question:
-    """Return a request to declare a queue or exchange with these values; None leaves an argument out."""
+def declaring(declaration: Named, values: Mapping[str, object] | None = None) -> Question:
+    """Return a request to declare a queue or exchange, or one with other values; None leaves an argument out."""
+    values = wanted(declaration) if values is None else values
     own: dict[str, Any] = {name: value for name, value in values.items() if name in METHOD_FIELDS}
     arguments = {name: value for name, value in values.items() if name not in METHOD_FIELDS and value is not None}
     name = declaration.name
@@ -205,21 +205,17 @@ def passively(declaration: Named) -> Question:
 
 
 def binding(declaration: BindingDeclaration) -> Question:
-    key, arguments = declaration.key, dict(declaration.arguments)
+    names = declaration.destination, declaration.source
+    how: dict[str, Any] = {"routing_key": declaration.key, "arguments": dict(declaration.arguments)}
     if declaration.to_exchange:
-        return lambda channel, done: channel.exchange_bind(
-            declaration.destination, declaration.source, routing_key=key, arguments=arguments, callback=done
-        )
-    return lambda channel, done: channel.queue_bind(
-        declaration.destination, declaration.source, routing_key=key, arguments=arguments, callback=done
-    )
+        return lambda channel, done: channel.exchange_bind(*names, **how, callback=done)
+    return lambda channel, done: channel.queue_bind(*names, **how, callback=done)
 
 
 def unbinding(declaration: BindingDeclaration) -> Question:
-    key, arguments = declaration.key, dict(declaration.arguments)
-    return lambda channel, done: channel.queue_unbind(
-        declaration.destination, declaration.source, routing_key=key, arguments=arguments, callback=done
-    )
+    names = declaration.destination, declaration.source
+    how: dict[str, Any] = {"routing_key": declaration.key, "arguments": dict(declaration.arguments)}
+    return lambda channel, done: channel.queue_unbind(*names, **how, callback=done)
 
 
 def right_for(declaration: Named | BindingDeclaration, what: str, name: str) -> str:
