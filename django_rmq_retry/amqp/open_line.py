@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pika import frame, spec
-from pika.amqp_object import Method
+from pika import frame
 from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.amqp.acks import Acks
@@ -30,8 +29,6 @@ UNTIMED_CONSUMER: dict[str, object] = {CONSUMER_TIMEOUT: 4_000_000_000}
 
 It takes precedence over the timeouts of policy, queue and broker.
 """
-MOST_WAITING_DELIVERIES, MOST_WAITING_BYTES = 1000, 16 << 20
-"""The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
 OnProcessed = Callable[[bool], None]
 
 
@@ -83,12 +80,6 @@ class OpenLine:
         self._quiet = False
         self.retired = False
         """True once the line is given up: deliveries in flight are settled here, and none gets another attempt."""
-        self._bytes = 0
-        """The bytes of the deliveries in flight, counted on auto-ack lines only."""
-        self._sending = False
-        """True while the broker may send deliveries: from the subscription until a cancel is confirmed."""
-        self._cancelling = False
-        """True from a cancel until it is confirmed."""
         self._pending: list[OnProcessed] = []
         """The callbacks that the next answer of the broker ends."""
         self._next: list[OnProcessed] = []
@@ -101,20 +92,12 @@ class OpenLine:
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge these deliveries in one write."""
-        if self.line.auto_ack:
-            self._handled(deliveries)
-            return
         tags = [delivery.token[1] for delivery in deliveries]  # type: ignore[index]  # made in _receive
         self.in_flight -= len(tags)
         self._connection.send_raw(b"".join(self._acks.acks(tags)))
 
     def instruct(self, delivery: Delivery, instruction: Instruction) -> None:
         """Settle one delivery on the broker. Does nothing on a closed channel: the broker has requeued it already."""
-        if self.line.auto_ack:
-            if instruction is not Instruction.ACK:
-                self._owner.message_lost(self.line.queue)
-            self._handled([delivery])
-            return
         if not self.open:
             return
         tag: int = delivery.token[1]  # type: ignore[index]  # made in _receive
@@ -156,9 +139,7 @@ class OpenLine:
         self._stop_deliveries()
 
     def _stop_deliveries(self) -> None:
-        if self.line.auto_ack:
-            self._cancel()
-        elif self.open and not self.line.in_order and self._tag and self._channel is not None:
+        if self.open and not self.line.in_order and self._tag and self._channel is not None:
             self._channel.basic_cancel(self._tag, callback=lambda _frame: None)
 
     def retire(self) -> None:
@@ -169,38 +150,7 @@ class OpenLine:
     @property
     def quiet(self) -> bool:
         """True if nothing more can arrive that would be lost with the channel."""
-        return not self.line.auto_ack or not self._sending
-
-    def _cancel(self) -> None:
-        """Cancel an auto-ack subscription; deliveries already sent still arrive.
-
-        The frame bypasses pika's own basic_cancel, after which pika drops arriving deliveries. They would be lost,
-        because the broker does not send them again.
-        """
-        if self.open and self._tag and not self._cancelling and self._sending and self._channel is not None:
-            self._cancelling = True
-            self._channel.add_callback(lambda _frame: self._cancelled(), [spec.Basic.CancelOk])
-            self._send(spec.Basic.Cancel(consumer_tag=self._tag))
-
-    def _cancelled(self) -> None:
-        self._sending = self._cancelling = False
-        self._take_more()
-
-    def _take_more(self) -> None:
-        full = self.in_flight > MOST_WAITING_DELIVERIES // 2 or self._bytes > MOST_WAITING_BYTES // 2
-        if not full and not self._quiet and not self._sending and self.open and self._tag:
-            self._sending = True
-            self._send(spec.Basic.Consume(queue=self.name, consumer_tag=self._tag, no_ack=True, nowait=True))
-
-    def _send(self, method: Method) -> None:
-        if self._channel is not None:
-            self._connection.send_raw(frame.Method(self._channel.channel_number, method).marshal())
-
-    def _handled(self, deliveries: Iterable[Delivery]) -> None:
-        for delivery in deliveries:
-            self.in_flight -= 1
-            self._bytes -= len(delivery.body)
-        self._take_more()
+        return True
 
     def leave_unsettled(self) -> None:
         """Leave a delivery unsettled: the broker returns it to its place in the queue when the channel closes."""
@@ -268,7 +218,9 @@ class OpenLine:
         channel = self._channel
         if not self.open or self._quiet or channel is None:
             return
-        self._sending = True
+        self._consume(channel)
+
+    def _consume(self, channel: "Channel") -> None:
         channel.basic_consume(
             self.name,
             self._receive,
@@ -285,15 +237,7 @@ class OpenLine:
 
     def _receive(self, *received: *Received) -> None:
         _, number, redelivered, exchange, routing_key, raw, body = received
-        if self.line.auto_ack:
-            self._bytes += len(body)
-            if self.in_flight + 1 >= MOST_WAITING_DELIVERIES or self._bytes >= MOST_WAITING_BYTES:
-                # RabbitMQ applies no prefetch without acknowledgements and does not support channel.flow.
-                self._cancel()
-        elif self._quiet:
-            # It was in flight when the line stopped, so requeue it; an ordered line requeues by closing its channel.
-            if not self.line.in_order:
-                self._connection.send_raw(self._acks.nack(number, requeue=True))
+        if self._quiet and not self._take_late(number):
             return
         self.in_flight += 1
         if self.line.ordered:
@@ -309,6 +253,15 @@ class OpenLine:
                 token=(self, number),
             )
         )
+
+    def _take_late(self, number: int) -> bool:
+        """True if a delivery that was in flight as the line stopped is accepted. Here it is requeued instead.
+
+        An ordered line requeues it by closing its channel.
+        """
+        if not self.line.in_order:
+            self._connection.send_raw(self._acks.nack(number, requeue=True))
+        return False
 
     def _interrupt(self, reason: BaseException | str) -> None:
         if not self._open:

@@ -10,6 +10,7 @@ from pika.exceptions import NoFreeChannels
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.answers import answers_on
+from django_rmq_retry.amqp.auto_ack_line import AutoAckLine
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
 from django_rmq_retry.amqp.io_thread import IoThread
@@ -205,7 +206,8 @@ class PikaSource:
         arrived = self.arrived if line.quarantine or self._receiver is None else self._receiver.arrived
         name = self._named.get(queue, "")
         try:
-            self._lines[queue] = OpenLine(connection, self._pauses.shaped(line), self, name=name, arrived=arrived)
+            kind = AutoAckLine if line.auto_ack else OpenLine
+            self._lines[queue] = kind(connection, self._pauses.shaped(line), self, name=name, arrived=arrived)
         except NoFreeChannels:
             advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
             self._failed(QueueUnusable(queue, "the connection has no free channel", advice=advice))

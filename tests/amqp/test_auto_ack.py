@@ -1,12 +1,13 @@
 """Messages that the broker forgets as it sends them: on a real broker."""
 
 import logging
+from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.amqp import Line, open_line
+from django_rmq_retry.amqp import Line, auto_ack_line
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import has, ready
 from tests.amqp.live import consuming
@@ -45,14 +46,14 @@ def test_a_process_buffers_messages_only_up_to_its_limits(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int, str]
 ) -> None:
     messages, size, kind = limits
-    monkeypatch.setattr(open_line, "MOST_WAITING_DELIVERIES", messages)
-    monkeypatch.setattr(open_line, "MOST_WAITING_BYTES", size)
+    monkeypatch.setattr(auto_ack_line, "MOST_WAITING_DELIVERIES", messages)
+    monkeypatch.setattr(auto_ack_line, "MOST_WAITING_BYTES", size)
     fill(amqp, 1, kind=kind)
     amqp.queue_purge("q")
     taken: list[Delivery] = []
     with consuming(broker_url, LINE) as (source, seen):
         wait_until(lambda: source._granted)
-        line = source._lines["q"]
+        line: Any = source._lines["q"]
         fill(amqp, 300, kind=kind, size=1000)
         wait_until(lambda: not line._sending, what="no more is taken")
         left = ready(amqp, "q")
