@@ -1,6 +1,6 @@
 """The list of parked messages: filters, search and newer arrivals."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -91,32 +91,6 @@ class ByState(Word):
             }
 
 
-class ByQueue(Word):
-    title = gettext_lazy("queue")
-    parameter_name = "queue"
-
-    def known(self) -> Iterable[tuple[str, Any]]:
-        names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
-        return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
-
-
-class ByType(Word):
-    title = gettext_lazy("message type")
-    parameter_name = "type"
-
-    def known(self) -> Iterable[tuple[str, Any]]:
-        types = {one.match.type or "" for one in registry.subscriptions()} - {""}
-        return ((name, name) for name in sorted(types))
-
-
-class ByReason(Word):
-    title = gettext_lazy("reason")
-    parameter_name = "reason"
-
-    def known(self) -> Iterable[tuple[str, Any]]:
-        return ((reason.value, reason_text(reason)) for reason in Reason)
-
-
 class ByAge(Word):
     title = gettext_lazy("parked")
     parameter_name = "parked"
@@ -129,33 +103,32 @@ class ByAge(Word):
         return {"parked_after": (timezone.now() - age).isoformat()} if age else {}
 
 
-class ByCycle(Word):
-    title = gettext_lazy("requeued before")
-    parameter_name = "cycle_min"
-
-    def known(self) -> Iterable[tuple[str, Any]]:
-        return (("2", _("at least once")),)
+def _queues() -> Iterator[tuple[str, Any]]:
+    names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
+    return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
 
 
-class ByTime(Word):
-    """The filter behind the link to messages older than the last page."""
-
-    title = gettext_lazy("parked before")
-    parameter_name = "parked_before"
-
-    def known(self) -> Iterable[tuple[str, Any]]:
-        return ()
+def _types() -> Iterator[tuple[str, Any]]:
+    types = {one.match.type or "" for one in registry.subscriptions()} - {""}
+    return ((name, name) for name in sorted(types))
 
 
-class ByGroup(Word):
-    title = gettext_lazy("group")
-    parameter_name = "group"
-
-    def known(self) -> Iterable[tuple[str, Any]]:
-        return ()
+def _by(parameter: str, label: Any, choices: Callable[[], Iterable[tuple[str, Any]]] = tuple) -> type[Word]:
+    """Return a filter for a word of a selection; without choices it is shown only while a link sets it."""
+    known = staticmethod(choices)
+    return type(f"By_{parameter}", (Word,), {"title": label, "parameter_name": parameter, "known": known})
 
 
-FILTERS = (ByState, ByQueue, ByType, ByReason, ByAge, ByCycle, ByTime, ByGroup)
+FILTERS = (
+    ByState,
+    _by("queue", gettext_lazy("queue"), _queues),
+    _by("type", gettext_lazy("message type"), _types),
+    _by("reason", gettext_lazy("reason"), lambda: ((reason.value, reason_text(reason)) for reason in Reason)),
+    ByAge,
+    _by("cycle_min", gettext_lazy("requeued before"), lambda: (("2", _("at least once")),)),
+    _by("parked_before", gettext_lazy("parked before")),
+    _by("group", gettext_lazy("group")),
+)
 
 
 @needs("view")

@@ -1,61 +1,22 @@
-"""Arguments with which commands select messages and times."""
+"""Arguments of several commands: numbers, times and addresses."""
 
 import argparse
-import codecs
 import re
-import sys
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_rmq_retry.conf import LOOPBACK
-from django_rmq_retry.management.command import UNITS, Exit, Options, RmqCommand
+from django_rmq_retry.management.terminal import AGE_UNITS
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.key_lists import (
-    Excluded,
-    Lookup,
-    Match,
-    excluded,
-    keys_of,
-    list_filter,
-    look_up,
-    matches_of_list,
-    parse,
-    store,
-)
-from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection
 
-MOST = 10**9
+HIGHEST_NUMBER = 10**9
 HIGHEST_PORT = 65_535
 HOST_AND_PORT = re.compile(r"(?:(?P<host>\[[^][]+\]|[^][]*):)?(?P<port>[0-9]{1,5})")
-OLDEST = 100 * 365 * 86_400
+LONGEST_AGE_SECONDS = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-FILTERS: Mapping[str, tuple[str, str]] = {
-    "group": ("N", "in this error group"),
-    "queue": ("QUEUE", "that failed in this queue"),
-    "type": ("TYPE", "of this message type"),
-    "handler": ("NAME", "parked by this handler"),
-    "parked_reason": ("REASON", 'parked for this reason, such as "permanent"'),
-    "error": ("CLASS", "with this error class"),
-    "key": ("KEY", "with this business key"),
-    "message_id": ("ID", "with this message id"),
-    "correlation_id": ("ID", "with this correlation id"),
-    "search": ("TEXT", "with this business key, message id or correlation id"),
-    "failed_of_run": ("RUN", "that failed again in this requeue run"),
-    "cycle_min": ("N", "sent to their queue at least N times"),
-}
-NAMED_KEYS = 20
-"""The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
-NAMED = {"parked_reason": "reason"}
-CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNCONFIRMED}
 
 
 def http_address(text: str) -> tuple[str, int]:
@@ -66,222 +27,13 @@ def http_address(text: str) -> tuple[str, int]:
     return (address["host"] or "").strip("[]") or LOOPBACK, int(address["port"])
 
 
-def add_choice(parser: CommandParser, *, states: bool = True) -> None:
-    """Add the arguments by which messages are chosen."""
-    parser.add_argument("ids", nargs="*", metavar="ID", help="record numbers; - reads them from stdin")
-    chosen = parser.add_argument_group("messages")
-    for name, (metavar, words) in FILTERS.items():
-        chosen.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=words)
-    chosen.add_argument("--since", type=moment, metavar="AGE", help="parked since: 90s, 10m, 1h, 7d, or a time")
-    chosen.add_argument("--until", type=moment, metavar="AGE", help="parked before: 10m, 1h, 7d, or a time")
-    if states:
-        known = ", ".join(State.values)
-        chosen.add_argument("--state", metavar="STATES", help=f"one or more of {known}, separated by commas")
-    chosen.add_argument("--keys-from", metavar="FILE", help="with a business key or message id in FILE; - is stdin")
-    chosen.add_argument(
-        "--except-from", metavar="FILE", help="without the business keys and message ids in FILE; - is stdin"
-    )
-    chosen.add_argument("--all", action="store_true", help="all messages; never the default")
-    chosen.add_argument("--selection", metavar="TOKEN", help="the exact selection that --dry-run or the admin showed")
-
-
-def selection_of(options: Options, *, states: str, states_of_keys: str = "", narrow: bool = True) -> Selection:
-    """Return the selection of the arguments, by default with these ``states``, or with ``states_of_keys`` by key.
-
-    With ``narrow`` the arguments must name messages, a filter or --all.
-    """
-    try:
-        chosen = _chosen(options, states=states, states_of_keys=states_of_keys or states, narrow=narrow)
-        keys = keys_from(options["except_from"])
-        if keys and EXCEPT in chosen.filter:
-            raise CommandError(
-                "This selection excludes a list of keys already, and --except-from would replace that list. Write all "
-                "keys into one file and select the messages again.",
-                returncode=Exit.USAGE,
-            )
-        return chosen.leaving_out(list_filter(store(keys, Actor.of_shell()))) if keys else chosen
-    except Refused as error:
-        raise refused(error) from error
-
-
-def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool) -> Selection:
-    _check_stdin(options)
-    keys = keys_from(options["keys_from"])
-    if keys and (options["selection"] or options["ids"] or options["all"]):
-        raise CommandError(
-            "--keys-from cannot be combined with IDs, --all or --selection. Pass one of them.", returncode=Exit.USAGE
-        )
-    if options["selection"]:
-        return Selection.read(options["selection"])
-    ids = _ids(options["ids"])
-    given = _filter(options)
-    if ids is not None and (given or options["all"]):
-        raise CommandError("IDs cannot be combined with a filter or --all. Pass one of them.", returncode=Exit.USAGE)
-    if ids is not None:
-        return Selection.of_ids(ids)
-    if keys:
-        given[LISTED] = list_filter(store(keys, Actor.of_shell(), look_up(keys)))
-    if not given and not options["all"] and narrow:
-        raise CommandError(_nothing_selected(options.get("state")), returncode=Exit.USAGE)
-    usual = states_of_keys if keys else states
-    return Selection.of_filter({"state": (options.get("state") or usual).split(","), **given})
-
-
-def _nothing_selected(states: str | None) -> str:
-    if not states:
-        return "No messages are selected. Pass IDs, a filter, --keys-from or --all."
-    return (
-        f"--state {short(states, 100)} only narrows a selection. Pass a filter, such as --group or --queue, or "
-        "--keys-from with it, or --all for every message in that state."
-    )
-
-
-def _check_stdin(options: Options) -> None:
-    given = (options["keys_from"], options["except_from"], *options["ids"])
-    if list(given).count("-") > 1:
-        raise CommandError(
-            "Only one argument can be read from stdin. Pass a file for the others.", returncode=Exit.USAGE
-        )
-
-
-def keys_from(name: str | None) -> list[str]:
-    """Read the keys from a file, or from stdin; an empty list if no file is named."""
-    if name is None:
-        return []
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        # Excel calls UTF-16 "Unicode text".
-        keys = parse(data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"))
-    except OSError as error:
-        raise CommandError(f"{name} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
-    except UnicodeDecodeError:
-        raise CommandError(f"{name} is not UTF-8 text. Save it as UTF-8.", returncode=Exit.USAGE) from None
-    if not keys:
-        raise CommandError(f"{name} contains no keys.", returncode=Exit.USAGE)
-    return keys
-
-
-def answer_of(chosen: Selection) -> Lookup | None:
-    """Return the matches of the keys by which messages were chosen; None without a list of keys."""
-    listed = chosen.filter.get(LISTED)
-    return matches_of_list(KeyList.objects.using(database()).get(pk=listed["list"])) if listed else None
-
-
-def excluded_from(chosen: Selection) -> Excluded | None:
-    """Return the messages that a list of keys took out of the selection; None without such a list."""
-    listed = chosen.filter.get(EXCEPT)
-    return excluded(keys_of(listed["list"]), chosen.leaving_out(None).queryset()) if listed else None
-
-
-def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
-    """Write the matches of the keys by which messages were chosen; return PARTLY if a key matches no message."""
-    lookup, left = answer_of(chosen), excluded_from(chosen)
-    if lookup:
-        command.say(
-            f"{_counted(len(lookup.keys), 'key')}: {len(lookup.found)} found and parked, "
-            f"{len(lookup.missing)} not found, {len(lookup.several)} found several times, "
-            f"{len(lookup.closed)} not open."
-        )
-        _say_some(command, "not found", lookup.missing)
-        _say_some(command, "differs in case only", _spelled(lookup.alike))
-        _say_some(command, "found several times", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.several])
-        _say_some(command, "not open", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.closed])
-    if left:
-        command.say(f"{_counted(left.messages, 'message')} left out by {_counted(len(left.keys), 'key')}.")
-        _say_some(command, "not found, so no message is left out", left.missing)
-        _say_some(command, "differs in case only", _spelled(left.alike))
-        _say_some(command, "not in the selection", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
-        _say_some(command, "leaves out several messages", [f"{key} ({count})" for key, count in left.several.items()])
-    return Exit.PARTLY if (lookup and lookup.missing) or (left and left.missing) else Exit.DONE
-
-
-def _say_some(command: RmqCommand, what: str, keys: Sequence[str]) -> None:
-    if keys:
-        more = f" and {len(keys) - NAMED_KEYS} more" if len(keys) > NAMED_KEYS else ""
-        command.say(f"  {what}: {', '.join(keys[:NAMED_KEYS])}{more}")
-
-
-def _spelled(alike: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"{key} → {' or '.join(others)}" for key, others in alike.items()]
-
-
-def _states(matches: Sequence[Match]) -> str:
-    some = ", ".join(f"#{one.record} {one.state}" for one in matches[:NAMED_KEYS])
-    return f"{some} and {len(matches) - NAMED_KEYS} more" if len(matches) > NAMED_KEYS else some
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def keys_data(lookup: Lookup) -> dict[str, Any]:
-    """Return the matches of each key as JSON data."""
-    matches = {key: [_match(one) for one in lookup.matches.get(key, ())] for key in lookup.keys}
-    return {
-        "keys": len(lookup.keys),
-        "found": len(lookup.found),
-        "not_found": lookup.missing,
-        "several": {key: matches[key] for key in lookup.several},
-        "not_open": {key: matches[key] for key in lookup.closed},
-        "differs_in_case": lookup.alike,
-    }
-
-
-def _match(one: Match) -> dict[str, object]:
-    return {"id": one.record, "state": one.state, "run": one.run}
-
-
-def excluded_data(left: Excluded) -> dict[str, Any]:
-    """Return the messages that keys took out as JSON data."""
-    return {
-        "keys": len(left.keys),
-        "messages": left.messages,
-        "not_found": left.missing,
-        "elsewhere": {key: _match(one) for key, one in left.elsewhere.items()},
-        "several": left.several,
-        "differs_in_case": left.alike,
-    }
-
-
-def lists_data(chosen: Selection) -> dict[str, Any]:
-    """Return a selection's key lists as JSON data; null for a list that it does not use."""
-    lookup, left = answer_of(chosen), excluded_from(chosen)
-    return {"keys": keys_data(lookup) if lookup else None, "except": excluded_data(left) if left else None}
-
-
-def refused(error: Refused) -> CommandError:
-    """Return a refusal as a CommandError with its exit code."""
-    return CommandError(str(error), returncode=CODES.get(type(error), Exit.USAGE))
-
-
-def _filter(options: Options) -> dict[str, Any]:
-    words = {NAMED.get(name, name): options[name] for name in FILTERS if options[name] is not None}
-    for name, word in (("since", "parked_after"), ("until", "parked_before")):
-        if options[name] is not None:
-            words[word] = options[name].isoformat()
-    return words
-
-
-def _ids(given: list[str]) -> list[int] | None:
-    if not given:
-        return None
-    words: list[str] = []
-    for one in given:
-        words += sys.stdin.read().split() if one == "-" else [one]
-    try:
-        return [int(word.removeprefix("#")) for word in words]
-    except ValueError:
-        text = "An ID is not a record number. Pass the numbers that `manage.py rmq_parked list` shows in the column ID."
-        raise CommandError(text, returncode=Exit.USAGE) from None
-
-
 def age(text: str) -> timedelta:
     """Parse an argument: ``90s``, ``10m``, ``1h``, ``7d``."""
     match = _AGE.fullmatch(text)
     if not match:
         raise argparse.ArgumentTypeError(f"takes an age such as 90s, 10m, 1h or 7d, not {text!r}")
-    seconds = float(match[1]) * UNITS[match[2]]
-    if seconds > OLDEST:
+    seconds = float(match[1]) * AGE_UNITS[match[2]]
+    if seconds > LONGEST_AGE_SECONDS:
         raise argparse.ArgumentTypeError(f"takes an age of at most 100 years, not {text!r}")
     return timedelta(seconds=seconds)
 
@@ -307,16 +59,23 @@ def later(text: str) -> datetime:
 
 def positive(text: str) -> int:
     """Parse an argument: a number, at least 1."""
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < MOST:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < HIGHEST_NUMBER:
         raise argparse.ArgumentTypeError(f"takes a whole number of at least 1, not {text!r}")
     return int(text)
 
 
 def whole(text: str) -> int:
     """Parse an argument: a number, at least 0."""
-    if not text.isascii() or not text.isdigit() or int(text) >= MOST:
+    if not text.isascii() or not text.isdigit() or int(text) >= HIGHEST_NUMBER:
         raise argparse.ArgumentTypeError(f"takes a whole number of at least 0, not {text!r}")
     return int(text)
+
+
+def add_limit(parser: CommandParser, what: str, most: int) -> None:
+    """Add the option for the length of a list."""
+    parser.add_argument(
+        "--limit", type=positive, default=most, metavar="N", help=f"at most N {what}; {most} by default"
+    )
 
 
 def seconds(text: str) -> float:

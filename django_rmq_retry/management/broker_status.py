@@ -29,7 +29,8 @@ from django_rmq_retry.health.problems import (
     unusable,
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
-from django_rmq_retry.management.command import RmqCommand, clock, declarer
+from django_rmq_retry.management.command import RmqCommand, declarer
+from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role

@@ -5,21 +5,16 @@ import difflib
 import json
 import os
 import sys
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
-from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, no_translations
-from django.db import Error, InterfaceError, OperationalError, connections, models, router
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DatabaseErrorWrapper
-from django.utils import timezone
+from django.db import connections
 
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import WouldLose
@@ -30,158 +25,15 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.health.facts import Unmigrated
-from django_rmq_retry.management.terminal import printable
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned
+from django_rmq_retry.management.terminal import clock, printable
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
-from django_rmq_retry.parked.operators import LABEL
-from django_rmq_retry.server import uncertain
-
-AWAY = (OperationalError, InterfaceError)
-LONGEST = 300
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-"""The units of ages, in seconds."""
+from django_rmq_retry.parked.operators import NotAllowed, NothingChosen, Outdated, Refused
 
 Options = dict[str, Any]
-LONGEST_PATIENCE = 3600.0
-
-PATIENCE_OF_API = 5.0
-
-
-class _Pin:
-    """A database router that goes before all others."""
-
-    def __init__(self, alias: str, labels: Collection[str]) -> None:
-        self._alias = alias
-        self._labels = labels
-
-    def _placed(self, model: type[models.Model], **_hints: object) -> str | None:
-        return self._alias if model._meta.app_label in self._labels else None  # noqa: SLF001 - documented
-
-    db_for_read = db_for_write = _placed
-
-
-@contextmanager
-def pinned(alias: str | None, also: Collection[str] = ()) -> Iterator[None]:
-    """Read and write the models of this package, and of the apps in ``also``, in the given database."""
-    if alias is None:
-        yield
-        return
-    pin = _Pin(alias, {LABEL, *also})
-    router.routers.insert(0, pin)
-    try:
-        yield
-    finally:
-        router.routers.remove(pin)
-
-
-def look_without_lock() -> None:
-    """Ask each SQLite database if it supports JSON, without a lock.
-
-    Django asks in a transaction, from 6.1 on before every command with checks. If transactions take SQLite's lock at
-    their start, that query waits for the lock's owner, and then Django reports that this SQLite has no JSON support.
-    """
-    for connection in connections.all():
-        if connection.vendor != "sqlite" or not connection.settings_dict["OPTIONS"].get("transaction_mode"):
-            continue
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT JSON('{}')")
-        except OperationalError:
-            # Django reports the problem.
-            continue
-        connection.features.supports_json_field = True
-
-
-def check_without_database(check: Callable[..., None], say: Callable[[str], None]) -> None:
-    """Run the checks; without a database, skip only the checks of field types, which query MariaDB."""
-    try:
-        check()
-    except AWAY:
-        away = _away()
-        if not away:
-            # The error comes from the check itself, such as a missing table.
-            raise
-        left = ", ".join(f"{alias!r} ({_words(error)})" for alias, error in away.items())
-        try:
-            check(databases=[alias for alias in connections if alias not in away])
-        except AWAY as another:
-            names = " and ".join(map(repr, away))
-            verb = "does" if len(away) == 1 else "do"
-            text = f"A system check queries a database while {names} {verb} not answer: {_words(another)}."
-            raise CommandError(f"{text} Start the database, or pass --skip-checks.") from another
-        say(f"The checks skip the types of model fields, because a database does not answer: {left}.")
-
-
-def _away() -> dict[str, Exception]:
-    """Return the databases that accept no new connection, each with its error."""
-    errors: dict[str, Exception] = {}
-    for connection in connections.all():
-        fresh = connection.copy()
-        try:
-            fresh.ensure_connection()
-        except AWAY as error:
-            errors[connection.alias] = error
-        except ImproperlyConfigured:
-            # No database is configured here, so Django's checks skip it.
-            continue
-        finally:
-            fresh.close()
-    return errors
-
-
-def away(error: BaseException) -> str:
-    """Return a sentence that names the unreachable database; empty if the error has another cause."""
-    alias, connecting = _raised_by(error)
-    if not alias or not isinstance(error, AWAY) or not (connecting or uncertain(error)):
-        return ""
-    text = f"The database {alias!r} does not answer ({_words(error)})."
-    return f"{text} Start it, or correct DATABASES[{alias!r}] in the settings."
-
-
-def unmigrated(error: BaseException) -> str:
-    """Return a sentence if the error's database lacks tables of this package; empty if it has them all."""
-    alias, _ = _raised_by(error)
-    if not alias:
-        return ""
-    options = [model._meta for model in apps.get_app_config(LABEL).get_models()]  # noqa: SLF001 - documented
-    needed = {one.db_table for one in options if one.managed}
-    try:
-        there = set(connections[alias].introspection.table_names())
-    except Error:
-        return ""
-    return "" if needed <= there else f"Database: {Unmigrated(alias)}"
-
-
-def _raised_by(error: BaseException) -> tuple[str, bool]:
-    """Return the alias of the error's database, and True if the error came from connecting.
-
-    Both are read from the traceback: the error does not name its database, and a new connection may take minutes.
-    """
-    alias, connecting = "", False
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, DatabaseErrorWrapper):
-            alias = owner.wrapper.alias  # type: ignore[attr-defined]  # missing in the stubs
-        connecting |= isinstance(owner, BaseDatabaseWrapper) and frame.f_code.co_name == "connect"
-    return alias, connecting
-
-
-def _words(error: Exception) -> str:
-    return short(" ".join(str(error.args[-1] if error.args else error).split()) or type(error).__name__, LONGEST)
-
-
-def clock(at: datetime | None, *, terminal: bool) -> str:
-    """Format a time: its age on a terminal, the full time elsewhere."""
-    if at is None:
-        return "-"
-    if not terminal:
-        return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    seconds = (timezone.now().astimezone(UTC) - at.astimezone(UTC)).total_seconds()
-    for unit, size in reversed(UNITS.items()):
-        if abs(seconds) >= size and unit != "w":
-            return f"{abs(seconds) / size:.0f} {unit}{' ago' if seconds > 0 else ' ahead'}"
-    return "now"
+MOST_TIMEOUT_SECONDS = 3600.0
+API_TIMEOUT_SECONDS = 5.0
 
 
 class Exit(IntEnum):
@@ -221,7 +73,23 @@ class RmqCommand(BaseCommand):
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own shape
 
     def run(self, options: Options) -> Exit | None:
-        raise NotImplementedError
+        """Run the command, by default its subcommand."""
+        act: Callable[[Options], Exit | None] = options["act"]
+        return act(options)
+
+    def subcommands(self, parser: CommandParser, *, required: bool = True) -> Callable[..., CommandParser]:
+        """Return a function that adds a subcommand: name, what it runs, help, and whether it has ``--json``."""
+        actions = parser.add_subparsers(dest="subcommand", required=required, metavar="ACTION")
+
+        def add(name: str, act: Callable[[Options], Exit | None], help: str, *, json: bool = True) -> CommandParser:  # noqa: A002 - as in argparse
+            added: CommandParser = actions.add_parser(name, help=help, description=help)
+            added.set_defaults(act=act)
+            if json:
+                add_json(added)
+            add_common(added, self.common)
+            return added
+
+        return add
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         lines = [f"  manage.py {example}" for example in self.examples]
@@ -242,16 +110,15 @@ class RmqCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> None:
         if not options.get("force_color") and (os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"):
             options["no_color"] = True
-        try:
-            super().execute(*args, **options)
-        except BrokenPipeError:
-            _discard_stdout()
-        except KeyboardInterrupt:
-            sys.exit(Exit.INTERRUPTED)
-        finally:
-            # Flush before an exit code of this command: a failed flush by Python would replace it by 120.
-            with _ending_quietly():
-                self.stdout.flush()
+        with _tolerated_closing():
+            try:
+                super().execute(*args, **options)
+            except KeyboardInterrupt:
+                sys.exit(Exit.INTERRUPTED)
+            finally:
+                # Flush before an exit code of this command: a failed flush by Python would replace it by 120.
+                with _tolerated_closing():
+                    self.stdout.flush()
 
     # Translated sentences, which the admin shares with the commands, would mix with English ones.
     @no_translations
@@ -259,7 +126,7 @@ class RmqCommand(BaseCommand):
         using = options.get("using")
         check_known("database", [using] if using else [], connections)
         try:
-            with pinned(using, self.also_using):
+            with pinned(using, self.also_using), named_errors():
                 code = self.run(options)
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
@@ -269,10 +136,13 @@ class RmqCommand(BaseCommand):
             raise CommandError(str(error), returncode=Exit.DRIFT) from error
         except (RmqRetryError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=Exit.ERROR) from error
-        except Error as error:
-            if text := away(error) or unmigrated(error):
-                raise CommandError(printable(text), returncode=Exit.ERROR) from error
-            raise
+        except Refused as error:
+            codes = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNCONFIRMED}
+            raise CommandError(str(error), returncode=codes.get(type(error), Exit.USAGE)) from error
+        except DatabaseAway as error:
+            raise CommandError(printable(str(error)), returncode=Exit.ERROR) from error
+        except Unmigrated as error:
+            raise CommandError(f"Database: {error}", returncode=Exit.ERROR) from error
         if code:
             sys.exit(int(code))
 
@@ -308,7 +178,7 @@ class RmqCommand(BaseCommand):
 
     def document(self, schema: str, **content: object) -> None:
         """Write the single JSON document of ``--json``."""
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = clock(datetime.now(UTC), terminal=False)
         self.stdout.write(json.dumps({"schema": f"rmq_retry.{schema}", "at": at, **content}, indent=2, default=str))
 
     def confirm(self, question: str, *, yes: bool, option: str = "--yes") -> None:
@@ -335,16 +205,12 @@ def columns(stream: Any) -> int:
 
 
 @contextmanager
-def _ending_quietly() -> Iterator[None]:
+def _tolerated_closing() -> Iterator[None]:
+    """Ignore that the reader of stdout (head, less) has closed it; redirect it, so that no later flush fails."""
     try:
         yield
     except BrokenPipeError:
-        _discard_stdout()
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout, whose reader (head, less) has closed it, so that the flush at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def add_yes(parser: CommandParser) -> None:
@@ -375,8 +241,8 @@ def patience(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number <= LONGEST_PATIENCE:
-        raise argparse.ArgumentTypeError(f"takes seconds, more than 0 and up to {LONGEST_PATIENCE:g}, not {text!r}")
+    if not 0 < number <= MOST_TIMEOUT_SECONDS:
+        raise argparse.ArgumentTypeError(f"takes seconds, more than 0 and up to {MOST_TIMEOUT_SECONDS:g}, not {text!r}")
     return number
 
 
@@ -430,4 +296,4 @@ def inspector(*, timeout: float | None = None) -> Inspector | None:
     url = settings().operators.management_url
     if url is None:
         return None
-    return Inspector(url=url, vhost=settings().access().vhost, timeout=timeout or PATIENCE_OF_API)
+    return Inspector(url=url, vhost=settings().access().vhost, timeout=timeout or API_TIMEOUT_SECONDS)

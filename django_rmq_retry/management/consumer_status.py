@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
-from django_rmq_retry.management.command import clock
+from django_rmq_retry.management.terminal import clock
 
 _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")

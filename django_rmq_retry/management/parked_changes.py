@@ -1,4 +1,4 @@
-"""``rmq_parked``: edit, export, import and purge."""
+"""``rmq_parked``: discard, restore, hold, unhold, edit, export, import and purge messages."""
 
 import os
 import shlex
@@ -11,32 +11,53 @@ from pathlib import Path
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.management.arguments import add_choice, age, report_keys, selection_of
+from django_rmq_retry.management.arguments import age, later
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.management.parked_choice import (
+    OPEN_STATES,
+    add_act,
+    add_choice,
+    confirm_number,
+    lists_data,
+    report_keys,
+    selection_of,
+    token_of,
+)
+from django_rmq_retry.models import DiscardCategory, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED, State
+from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge
+from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import Payload, export, import_lines
+
+_CHANGES: dict[str, Callable[[Selection, Actor, Options], Done]] = {
+    "discard": lambda chosen, actor, given: discard(chosen, actor, category=given["category"], text=given["reason"]),
+    "restore": lambda chosen, actor, given: restore(chosen, actor, reason=given["reason"]),
+    "hold": lambda chosen, actor, given: hold(chosen, actor, until=given["hold_until"], reason=given["reason"]),
+    "unhold": lambda chosen, actor, given: unhold(chosen, actor, reason=given["reason"]),
+}
+_DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "unhold": "taken off hold"}
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     """Add the subcommands with their options."""
-    edit = add("edit", help="store a new version of a message; requeue sends it")
-    edit.add_argument("id", type=int, metavar="ID", help="the record's number")
-    source = edit.add_mutually_exclusive_group()
+    _add_changes(add)
+    editing = add("edit", edit, help="store a new version of a message; requeue sends it")
+    editing.add_argument("id", type=int, metavar="ID", help="the record's number")
+    source = editing.add_mutually_exclusive_group()
     source.add_argument("--body-file", metavar="FILE", help="the new body; - is stdin")
     source.add_argument("--editor", action="store_true", help="open the body in $EDITOR")
-    edit.add_argument("--header", action="append", default=[], metavar="NAME=TEXT", help="set a header; repeatable")
-    edit.add_argument(
+    editing.add_argument("--header", action="append", default=[], metavar="NAME=TEXT", help="set a header; repeatable")
+    editing.add_argument(
         "--without-header", action="append", default=[], metavar="NAME", help="remove a header; repeatable"
     )
-    edit.add_argument("--new-id", default="", metavar="ID", help="new message id, which makes it another message")
-    edit.add_argument("--reason", default="", help="the reason, kept in the audit log; required")
-    edit.add_argument("--dry-run", action="store_true", help="change nothing; show the difference")
-    add_yes(edit)
-    out = add("export", help="write messages as JSON lines or CSV to stdout")
+    editing.add_argument("--new-id", default="", metavar="ID", help="new message id, which makes it another message")
+    editing.add_argument("--reason", default="", help="the reason, kept in the audit log; required")
+    editing.add_argument("--dry-run", action="store_true", help="change nothing; show the difference")
+    add_yes(editing)
+    out = add("export", export_messages, help="write messages as JSON lines or CSV to stdout")
     add_choice(out)
     out.add_argument("--csv", action="store_true", help="as CSV, without bodies")
     out.add_argument(
@@ -46,10 +67,10 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
         help="form of the bodies; only whole can be imported",
     )
     out.add_argument("--reason", default="", help="the reason, kept in the audit log")
-    into = add("import", help="park exported messages; publishes nothing")
+    into = add("import", import_messages, help="park exported messages; publishes nothing")
     into.add_argument("file", metavar="FILE", help="JSON lines with their whole payload; - is stdin")
     into.add_argument("--reason", default="", help="the reason, kept in the audit log")
-    old = add("purge", help="delete messages resolved long ago; without --yes only count them")
+    old = add("purge", purge_messages, help="delete messages resolved long ago; without --yes only count them")
     old.add_argument(
         "--older-than", type=age, required=True, metavar="AGE", help="the least age since then, such as 90d"
     )
@@ -57,6 +78,63 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
         "--state", "--status", default=",".join(RESOLVED), metavar="STATES", help="one or both of processed, discarded"
     )
     add_yes(old)
+
+
+def _add_changes(add: Callable[..., CommandParser]) -> None:
+    discarding = add("discard", change, help="close messages without handling them")
+    add_choice(discarding)
+    discarding.add_argument(
+        "--category",
+        required=True,
+        choices=DiscardCategory.values,
+        help="category of the reason; other requires --reason",
+    )
+    add_act(discarding)
+    for name, words in (("restore", "reopen discarded messages"), ("unhold", "take messages off hold")):
+        one = add(name, change, help=words)
+        add_choice(one, states=False)
+        add_act(one)
+    holding = add("hold", change, help="put messages on hold until a time")
+    add_choice(holding)
+    holding.add_argument(
+        "--for", dest="hold_until", type=later, required=True, metavar="AGE", help="30m, 2h, 1d or a time"
+    )
+    add_act(holding)
+
+
+def change(command: RmqCommand, options: Options) -> Exit:
+    """Discard, restore, hold or unhold the chosen messages."""
+    name = options["subcommand"]
+    states = {"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, OPEN_STATES)
+    # A message on hold needs an operator's decision, so a list of keys alone does not select it.
+    chosen = selection_of(options, states=states, states_of_keys=State.PARKED if states == OPEN_STATES else states)
+    partly = report_keys(command, chosen)
+    if not chosen.count:
+        command.say("No message matches.")
+        return Exit.NOTHING
+    if options["dry_run"]:
+        _show_token(command, chosen, options)
+        return Exit.DONE
+    confirm_number(command, chosen.count, f"{name.capitalize()} {plural(chosen.count, 'message')}?", options)
+    # Read the matches before the action: afterwards none of the messages is open.
+    lists = lists_data(chosen) if options["json"] else {}
+    done = _CHANGES[name](chosen, Actor.of_shell(), options)
+    if options["json"]:
+        command.document(f"parked_{name}/1", changed=done.changed, left=done.left, **lists)
+    else:
+        left = f"; {done.left} not changed: they changed meanwhile, or their state forbids it" if done.left else ""
+        command.line(f"{plural(done.changed, 'message')} {_DONE[name]}{left}.")
+    return Exit.PARTLY if done.left else partly
+
+
+def _show_token(command: RmqCommand, chosen: Selection, options: Options) -> None:
+    action = options["subcommand"]
+    if options["json"]:
+        facts = {"action": action, "count": chosen.count, "selection": token_of(chosen)}
+        command.document("parked_preview/1", **facts, **lists_data(chosen))
+    else:
+        command.line(f"{action.capitalize()} {plural(chosen.count, 'message')}.")
+        command.line(f"--selection {token_of(chosen)}")
 
 
 def edit(command: RmqCommand, options: Options) -> Exit:

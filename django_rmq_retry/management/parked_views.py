@@ -1,4 +1,4 @@
-"""``rmq_parked``: list, keys, groups, show and runs."""
+"""``rmq_parked``: list and show messages, keys and groups."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +7,15 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.management.arguments import add_choice, keys_data, keys_from, positive, report_keys, selection_of
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, clock
+from django_rmq_retry.management.arguments import add_limit, positive
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
+from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, RequeueRun, State
-from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately
@@ -25,8 +26,8 @@ from django_rmq_retry.parked.record import moment
 from django_rmq_retry.parked.selection import Place, pages
 from django_rmq_retry.parked.transfer import as_data
 
-LIMIT = 50
-DEATHS = 20
+MOST_LISTED = 50
+MOST_DEATHS = 20
 """The most entries of x-death, and keys of one entry, that are shown; a forged header may have thousands."""
 FORMATTED_LIMIT = 16 * 1024 * 1024
 """Indenting makes a body longer: one that would grow beyond this size is written as it is stored."""
@@ -35,32 +36,25 @@ BODIES = ("none", "exact", "pretty", "hex")
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     """Add the subcommands with their options."""
-    listed = add("list", help="list messages, the latest first")
+    listed = add("list", show_list, help="list messages, the latest first")
     add_choice(listed)
-    listed.add_argument("--limit", type=positive, metavar="N", help=f"at most N messages; {LIMIT} by default")
+    listed.add_argument("--limit", type=positive, metavar="N", help=f"at most N messages; {MOST_LISTED} by default")
     listed.add_argument(
         "--after", metavar="PLACE", help="continue after this record number, or after “next” of the previous page"
     )
     listed.add_argument("--jsonl", action="store_true", help="one JSON object per line; all messages without --limit")
-    keys = add("keys", help="show the messages of each key in a list; changes nothing")
+    keys = add("keys", show_keys, help="show the messages of each key in a list; changes nothing")
     keys.add_argument(
         "file", metavar="FILE", help="business keys or message ids, one per line or separated; - is stdin"
     )
-    groups = add("groups", help="list error groups, the largest first")
+    groups = add("groups", show_groups, help="list error groups, the largest first")
     groups.add_argument("--all", action="store_true", help="include groups without parked messages")
-    groups.add_argument(
-        "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N groups; {LIMIT} by default"
-    )
-    show = add("show", help="show a message with its attempts")
+    add_limit(groups, "groups", MOST_LISTED)
+    show = add("show", show_one, help="show a message with its attempts")
     show.add_argument("id", type=int, metavar="ID", help="the record's number")
     show.add_argument("--body", choices=BODIES, default="none", help="format of the body, which is masked")
     show.add_argument("--attempts", choices=("last", "all"), default="last", help="show the last attempt, or all")
     show.add_argument("--reveal", action="store_true", help="show the body unmasked; the audit log records it")
-    runs = add("requeue-runs", help="list requeue runs, the latest first")
-    runs.add_argument("--active", action="store_true", help="only requeue runs that have not ended")
-    runs.add_argument(
-        "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N requeue runs; {LIMIT} by default"
-    )
 
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
@@ -76,7 +70,7 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
                 command.stdout.write(json.dumps(as_data(row)))
         return Exit.DONE if lines else Exit.NOTHING
     # Read one row more than is shown, to detect a following page.
-    most = limit or LIMIT
+    most = limit or MOST_LISTED
     more = [row for page in pages(rows, after=after, limit=most + 1) for row in page]
     found = more[:most]
     following = str(Place.of(found[-1])) if len(more) > most else None
@@ -183,35 +177,6 @@ def _group_data(row: ErrorGroup) -> Mapping[str, object]:
     return {"id": row.pk, **{name: getattr(row, name) for name in names}, **times}
 
 
-def show_runs(command: RmqCommand, options: Options) -> Exit:
-    rows = RequeueRun.objects.order_by("-pk")
-    runs = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
-    if options["json"]:
-        command.document("parked_requeue_runs/1", items=[run_data(run) for run in runs])
-    elif runs:
-        terminal = command.stdout.isatty()
-        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
-        cells = [_run_cells(run, terminal=terminal) for run in runs]
-        command.table([head, *cells], cut=True)
-    else:
-        command.say("There are no requeue runs.")
-    return Exit.DONE if runs else Exit.NOTHING
-
-
-def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
-    counts = (run.total, run.sent, run.processed, run.failed, run.skipped)
-    return run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *counts, run.reason
-
-
-def run_data(run: RequeueRun) -> Mapping[str, object]:
-    """Return a requeue run as JSON data."""
-    names = ("state", "wait", "note", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
-    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
-    times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
-    known = {name: getattr(run, name) for name in (*names, *counts)}
-    return {"id": run.pk, **known, **{name: None if at == "-" else at for name, at in times.items()}}
-
-
 def show_one(command: RmqCommand, options: Options) -> Exit:
     row = ParkedMessage.objects.select_related("group").prefetch_related("keys").filter(pk=options["id"]).first()
     if row is None:
@@ -257,7 +222,7 @@ def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
         headers = decode_properties(bytes(row.properties)).headers
     except UndecodableHeaders:
         return None
-    return deaths(headers)[:DEATHS] if well_formed(headers) else None
+    return deaths(headers)[:MOST_DEATHS] if well_formed(headers) else None
 
 
 def _death(one: Death) -> Mapping[str, object]:
@@ -267,7 +232,7 @@ def _death(one: Death) -> Mapping[str, object]:
         "reason": short(one.reason),
         "count": one.count,
         "exchange": short(one.exchange),
-        "routing_keys": [short(key) for key in one.keys[:DEATHS]],
+        "routing_keys": [short(key) for key in one.keys[:MOST_DEATHS]],
         "at": None if at is None else clock(at, terminal=False),
         "expiration": short(one.expiration),
     }
@@ -275,7 +240,7 @@ def _death(one: Death) -> Mapping[str, object]:
 
 def _death_line(one: Death) -> str:
     entry = _death(one)
-    keys = ", ".join(one.keys[:DEATHS])
+    keys = ", ".join(one.keys[:MOST_DEATHS])
     more = [f"{name} {value}" for name, value in (("exchange", one.exchange), ("key", keys)) if value]
     more += [f"first {entry['at']}"] if entry["at"] else []
     more += [f"original expiration {one.expiration} ms"] if one.expiration else []

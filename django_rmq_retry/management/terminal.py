@@ -1,4 +1,4 @@
-"""Log formats of the consumer: coloured lines, logfmt and JSON."""
+"""Texts for a terminal, a pipe or a file: log lines of the consumer, times, and text without control characters."""
 
 import json
 import logging
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from django.core.management.color import Style
+from django.utils import timezone
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.telemetry.log_fields import LogFields
@@ -27,6 +28,8 @@ SIGNS = {
 }
 STYLES = {logging.WARNING: "WARNING", logging.ERROR: "ERROR", logging.CRITICAL: "ERROR"}
 RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+"""The units of ages, in seconds."""
 _BARE = re.compile(r'[^\s"=\\]+')
 _KEY = re.compile(r"[^\w.-]")
 
@@ -180,6 +183,19 @@ def printable(text: str, keep: str = "\n\t") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def clock(at: datetime | None, *, terminal: bool) -> str:
+    """Format a time: its age on a terminal, the full time elsewhere."""
+    if at is None:
+        return "-"
+    if not terminal:
+        return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds = (timezone.now() - at).total_seconds()
+    for unit, size in reversed(AGE_UNITS.items()):
+        if abs(seconds) >= size and unit != "w":
+            return f"{abs(seconds) / size:.0f} {unit}{' ago' if seconds > 0 else ' ahead'}"
+    return "now"
 
 
 def took(seconds: float) -> str:

@@ -10,7 +10,7 @@ from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import router
 
-from django_rmq_retry.management.command import pinned
+from django_rmq_retry.management.databases import pinned
 from django_rmq_retry.models import OperatorAction, ParkedMessage
 from tests.amqp.line_between import between
 from tests.commands.running import Exit, run

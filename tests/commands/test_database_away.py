@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 from django.core.management import CommandError
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import ConnectionHandler
+from pytest_django import DjangoDbBlocker
 
 from django_rmq_retry.management.command import Options, RmqCommand
 from tests.commands.running import Exit
 from tests.shop.running import Shop
 from tests.tooling import databases
-from tests.tooling.filled import Own
+from tests.tooling.filled import Own, registered
 
 COMMANDS = ("rmq_parked list", "rmq_relay list", "rmq_relay --burst", "rmq_queue list", "rmq_blocked list", "rmq_roles")
 
@@ -50,31 +50,29 @@ class Asking(RmqCommand):
             cursor.execute(self._sql)
 
 
-@pytest.mark.django_db
-def test_the_unavailable_one_of_several_databases_is_named() -> None:
+def test_the_unavailable_one_of_several_databases_is_named(django_db_blocker: DjangoDbBlocker) -> None:
     kind = databases.KINDS[databases.POSTGRESQL]
     if why := kind.undriven():
         pytest.skip(why)
     closed = {**kind.settings(), "HOST": "127.0.0.1", "PORT": "1"}
-    both = ConnectionHandler({"default": databases.settings(databases.SQLITE), "ledger": closed})
 
-    with pytest.raises(CommandError, match=r"^The database 'ledger' does not answer") as raised:
-        Asking(both["ledger"]).handle()
+    with django_db_blocker.unblock(), registered(closed), pytest.raises(CommandError) as raised:
+        Asking(connections["own"]).handle()
 
+    assert str(raised.value).startswith("The database 'own' does not answer")
     assert raised.value.returncode == Exit.ERROR
 
 
-@pytest.mark.django_db
 @pytest.mark.database
-def test_a_connection_closed_by_the_database_is_a_one_sentence_error(own_database: Own) -> None:
+@pytest.mark.usefixtures("own_database")
+def test_a_connection_closed_by_the_database_is_a_one_sentence_error() -> None:
     kill = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
-    asked = ConnectionHandler({"default": own_database.settings})["default"]
+    asked = connections["own"]
     if asked.vendor not in kill:
         pytest.skip("no server is between a process and its file")
 
-    with pytest.raises(CommandError, match=r"^The database 'default' does not answer"):
+    with pytest.raises(CommandError, match=r"^The database 'own' does not answer"):
         Asking(asked, kill[asked.vendor]).handle()
-    asked.close()
 
 
 @pytest.mark.django_db

@@ -8,8 +8,8 @@ from django.core.management.base import CommandError
 from django.db import OperationalError
 from django.db.utils import ConnectionHandler
 
-from django_rmq_retry.management import command
-from django_rmq_retry.management.command import check_without_database
+from django_rmq_retry.management import databases
+from django_rmq_retry.management.databases import check_without_database
 
 pytestmark = pytest.mark.django_db
 
@@ -20,13 +20,13 @@ def _one_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(name)}
 
     here, away = lite(tmp_path / "here.sqlite3"), lite(tmp_path / "nowhere" / "away.sqlite3")
-    monkeypatch.setattr(command, "connections", ConnectionHandler({"default": here, "replica": away}))
+    monkeypatch.setattr(databases, "connections", ConnectionHandler({"default": here, "replica": away}))
 
 
 @pytest.fixture
 def _one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "here.sqlite3")}
-    monkeypatch.setattr(command, "connections", ConnectionHandler({"default": here}))
+    monkeypatch.setattr(databases, "connections", ConnectionHandler({"default": here}))
 
 
 @pytest.mark.usefixtures("_one_away")

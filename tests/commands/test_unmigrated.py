@@ -13,6 +13,7 @@ from pytest_django import DjangoDbBlocker
 from tests.commands.running import Exit, run
 from tests.commands.test_database_away import Asking
 from tests.tooling import databases
+from tests.tooling.filled import registered
 
 COMMANDS = (
     *("rmq_parked list", "rmq_parked groups", "rmq_parked show 1"),
@@ -65,14 +66,11 @@ def test_a_command_names_migrate(command: str, tmp_path: Path) -> None:
     assert told.err.removesuffix("\n") == "Database: the tables are missing in 'default': manage.py migrate"
 
 
-@pytest.mark.usefixtures("empty")
-def test_another_database_is_named_with_its_option() -> None:
-    fresh = connections["default"]
-    fresh.alias, connections["ledger"] = "ledger", fresh
-    try:
-        with pytest.raises(CommandError, match=r"missing in 'ledger': manage\.py migrate --database ledger$") as raised:
-            Asking(fresh, "SELECT * FROM rmq_retry_parkedmessage").handle()
-    finally:
-        del connections["ledger"]
+def test_another_database_is_named_with_its_option(django_db_blocker: DjangoDbBlocker, tmp_path: Path) -> None:
+    fresh = registered(databases.settings(databases.SQLITE, name=str(tmp_path / "own.sqlite3")))
+    with django_db_blocker.unblock(), fresh, pytest.raises(CommandError) as raised:
+        Asking(connections["own"], "SELECT * FROM rmq_retry_parkedmessage").handle()
+
+    assert str(raised.value) == "Database: the tables are missing in 'own': manage.py migrate --database own"
 
     assert raised.value.returncode == Exit.ERROR

@@ -45,7 +45,7 @@ def own_database(folder: Path, copied: str = "", kind: str = "") -> Iterator[Own
     It is a copy of the one made by `to_copy`, if that is given.
     """
     kind = kind or databases.chosen()
-    with _created(kind, folder / "own.sqlite3", copied) as name, _known(databases.settings(kind, name=name)) as own:
+    with _created(kind, folder / "own.sqlite3", copied) as name, registered(databases.settings(kind, name=name)) as own:
         if not copied:
             call_command("migrate", database=ALIAS, verbosity=0)
         yield own
@@ -59,7 +59,7 @@ def to_copy(folder: Path) -> Iterator[str]:
         yield ""
         return
     with _created(kind, folder / "copied.sqlite3") as name:
-        with _known(databases.settings(kind, name=name)):
+        with registered(databases.settings(kind, name=name)):
             call_command("migrate", database=ALIAS, verbosity=0)
         yield name
 
@@ -85,7 +85,7 @@ def _created(kind: str, file: Path, copied: str = "") -> Iterator[str]:
 
 
 @contextmanager
-def _known(settings: databases.Settings) -> Iterator[Own]:
+def registered(settings: databases.Settings) -> Iterator[Own]:
     """Register the alias with Django inside the block."""
     connections.settings[ALIAS] = connections.configure_settings({"default": {}, ALIAS: dict(settings)})[ALIAS]
     try:
@@ -104,7 +104,7 @@ def _known(settings: databases.Settings) -> Iterator[Own]:
 def _execute(kind: str, statement: str) -> None:
     """Run a statement on the server, outside of any transaction."""
     server = databases.settings(kind, name="postgres" if kind == databases.POSTGRESQL else "mysql")
-    with _known(server):
+    with registered(server):
         connection = connections[ALIAS]
         connection.set_autocommit(True)
         with connection.cursor() as cursor:

@@ -8,16 +8,17 @@ from django.core.management.base import CommandParser
 from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.management.arguments import age, moment, positive
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, clock
+from django_rmq_retry.management.arguments import add_limit, age, moment
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.operators import Actor, audit_head, verify
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
 
-LIMIT = 50
-HEAD = re.compile("0:|[1-9][0-9]{0,17}:[0-9a-f]{64}")
-NUMBERS = ("message", "group", "run")
+MOST_LISTED = 50
+HEAD_OF_LOG = re.compile("0:|[1-9][0-9]{0,17}:[0-9a-f]{64}")
+NUMBER_OPTIONS = ("message", "group", "run")
 
 
 class Command(RmqCommand):
@@ -26,44 +27,28 @@ class Command(RmqCommand):
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="list actions, the latest first")
-        listed.add_argument(
-            "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N actions; {LIMIT} by default"
-        )
-        out = actions.add_parser("export", help="write actions as JSON lines or CSV to stdout")
+        add = self.subcommands(parser)
+        listed = add("list", self._list, "list actions, the latest first")
+        add_limit(listed, "actions", MOST_LISTED)
+        out = add("export", self._export, "write actions as JSON lines or CSV to stdout", json=False)
         out.add_argument("--csv", action="store_true", help="as CSV")
         for one in (listed, out):
-            for name in NUMBERS:
+            for name in NUMBER_OPTIONS:
                 one.add_argument(f"--{name}", type=int, metavar="N", help=f"actions on this {name}")
             one.add_argument("--action", choices=Action.values, help="only this action")
             one.add_argument("--by", metavar="NAME", help="by this operator")
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
-        checked = actions.add_parser("verify", help="verify that no row was changed or deleted; exit code 1 if one was")
+        checked = add("verify", self._verify, "verify that no row was changed or deleted; exit code 1 if one was")
         checked.add_argument(
             "--head", type=head_of_log, metavar="NUMBER:SEAL", help="the head that `rmq_audit head` printed earlier"
         )
-        head = actions.add_parser("head", help="print number and seal of the last action, to keep in another place")
-        old = actions.add_parser("purge", help="delete the oldest actions; without --yes only count them")
+        add("head", self._head, "print number and seal of the last action, to keep in another place", json=False)
+        old = add("purge", self._purge, "delete the oldest actions; without --yes only count them")
         days = datetime.timedelta(days=settings().operators.audit_days)
         old.add_argument(
             "--older-than", type=age, default=days, metavar="AGE", help="the least age; AUDIT_DAYS by default"
         )
         add_yes(old)
-        for one in (listed, checked, old):
-            add_json(one)
-        for one in (listed, out, checked, head, old):
-            add_common(one, self.common)
-
-    def run(self, options: Options) -> Exit | None:
-        actions = {
-            "list": self._list,
-            "verify": self._verify,
-            "head": self._head,
-            "export": self._export,
-            "purge": self._purge,
-        }
-        return actions[options["subcommand"]](options)
 
     def _list(self, options: Options) -> Exit:
         actions = list(_chosen(options).order_by("-number")[: options["limit"]])
@@ -111,14 +96,14 @@ class Command(RmqCommand):
 
 def head_of_log(text: str) -> str:
     """Parse an argument: the head of the audit log."""
-    if not HEAD.fullmatch(text):
+    if not HEAD_OF_LOG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"takes what `rmq_audit head` printed, such as 812:9f3c…, not {text!r}")
     return text
 
 
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
-    given = {name: options[name] for name in (*NUMBERS, "action") if options[name] is not None}
+    given = {name: options[name] for name in (*NUMBER_OPTIONS, "action") if options[name] is not None}
     if options["by"]:
         given["actor_name"] = options["by"]
     if options["since"]:
@@ -155,5 +140,5 @@ def _who(one: OperatorAction) -> str:
 
 
 def _subject(one: OperatorAction) -> str:
-    places = [f"{name} {getattr(one, name)}" for name in NUMBERS if getattr(one, name) is not None]
+    places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
     return " ".join([*places, one.subject]).strip()

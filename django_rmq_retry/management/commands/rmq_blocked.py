@@ -1,13 +1,16 @@
 """``manage.py rmq_blocked``: list blocked ordering keys and unblock them."""
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
-from django_rmq_retry.management.arguments import refused
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, clock
+from django_rmq_retry.management.arguments import add_limit
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import blocked_figures, records_of
 from django_rmq_retry.parked.controls import blocked, blocked_by_name, unblock
-from django_rmq_retry.parked.operators import Actor, Outdated, Refused
+from django_rmq_retry.parked.operators import Actor, Outdated
+
+MOST_LISTED = 50
 
 
 class Command(RmqCommand):
@@ -20,12 +23,12 @@ class Command(RmqCommand):
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="list blocked keys, the oldest first")
+        add = self.subcommands(parser)
+        listed = add("list", self._list, "list blocked keys, the oldest first")
         listed.add_argument("--handler", default="", metavar="NAME", help="only keys of this handler")
-        listed.add_argument("--limit", type=int, default=50, metavar="N", help="at most N keys; 50 by default")
-        unblock = actions.add_parser(
-            "unblock", help="let a key continue with its next message, as if the first were resolved"
+        add_limit(listed, "keys", MOST_LISTED)
+        unblock = add(
+            "unblock", self._unblock, "let a key continue with its next message, as if the first were resolved"
         )
         unblock.add_argument("handler", metavar="HANDLER", help="the handler's name")
         unblock.add_argument("keys", nargs="+", metavar="KEY", help="ordering keys of this handler")
@@ -33,16 +36,8 @@ class Command(RmqCommand):
             "--reason", default="", metavar="TEXT", help="why the key need not wait for its first message"
         )
         add_yes(unblock)
-        for one in (listed, unblock):
-            add_json(one)
-            add_common(one, self.common)
-
-    def run(self, options: Options) -> Exit | None:
-        return self._list(options) if options["subcommand"] == "list" else self._unblock(options)
 
     def _list(self, options: Options) -> Exit:
-        if options["limit"] < 1:
-            raise CommandError("--limit takes a number of at least 1.", returncode=Exit.USAGE)
         keys = list(blocked(handler=options["handler"])[: options["limit"]])
         now = blocked_figures()
         if options["json"]:
@@ -68,12 +63,9 @@ class Command(RmqCommand):
         return Exit.DONE
 
     def _unblock(self, options: Options) -> Exit:
-        try:
-            rows = blocked_by_name(options["handler"], options["keys"])
-            self.confirm(_question(rows), yes=options["yes"])
-            done = [one.key for one in rows if self._unblock_one(one, options["reason"])]
-        except Refused as refusal:
-            raise refused(refusal) from refusal
+        rows = blocked_by_name(options["handler"], options["keys"])
+        self.confirm(_question(rows), yes=options["yes"])
+        done = [one.key for one in rows if self._unblock_one(one, options["reason"])]
         if options["json"]:
             self.document("blocked_unblock/1", handler=options["handler"], unblocked=done)
         return Exit.DONE if len(done) == len(rows) else Exit.PARTLY if done else Exit.NOTHING

@@ -27,10 +27,9 @@ from django_rmq_retry.management.command import (
     Options,
     RmqCommand,
     check_known,
-    check_without_database,
     declarer,
-    look_without_lock,
 )
+from django_rmq_retry.management.databases import check_without_database, look_without_lock
 from django_rmq_retry.parked.declared import save
 from django_rmq_retry.telemetry.http import AddressUnusable
 from django_rmq_retry.topology.plan import Plan, PlanState

@@ -1,32 +1,13 @@
 """``manage.py rmq_parked``: the admin's actions on parked messages, for shells and scripts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_rmq_retry.management import parked_actions, parked_changes, parked_views
-from django_rmq_retry.management.arguments import refused
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json
-from django_rmq_retry.parked.operators import Refused
-
-ACTIONS: dict[str, Callable[[RmqCommand, Options], Exit]] = {
-    "list": parked_views.show_list,
-    "keys": parked_views.show_keys,
-    "groups": parked_views.show_groups,
-    "show": parked_views.show_one,
-    "requeue-runs": parked_views.show_runs,
-    "requeue": parked_actions.requeue,
-    "requeue-run": parked_actions.drive_run,
-    "discard": parked_actions.change,
-    "restore": parked_actions.change,
-    "hold": parked_actions.change,
-    "unhold": parked_actions.change,
-    "edit": parked_changes.edit,
-    "export": parked_changes.export_messages,
-    "import": parked_changes.import_messages,
-    "purge": parked_changes.purge_messages,
-}
+from django_rmq_retry.management import parked_changes, parked_runs, parked_views
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
 
 
 class Command(RmqCommand):
@@ -40,19 +21,10 @@ class Command(RmqCommand):
     patience = 3.0
 
     def add_arguments(self, parser: CommandParser) -> None:
-        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
+        add = self.subcommands(parser)
 
-        def add(name: str, **words: Any) -> CommandParser:
-            parser: CommandParser = actions.add_parser(name, description=words["help"], **words)
-            add_json(parser)
-            add_common(parser, self.common)
-            return parser
+        def add_own(name: str, act: Callable[[RmqCommand, Options], Exit], **words: Any) -> CommandParser:
+            return add(name, partial(act, self), **words)
 
-        for module in (parked_views, parked_actions, parked_changes):
-            module.add_arguments(add)
-
-    def run(self, options: Options) -> Exit | None:
-        try:
-            return ACTIONS[options["subcommand"]](self, options)
-        except Refused as error:
-            raise refused(error) from error
+        for module in (parked_views, parked_runs, parked_changes):
+            module.add_arguments(add_own)

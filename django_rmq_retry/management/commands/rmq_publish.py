@@ -22,14 +22,14 @@ from django_rmq_retry.publishing.publish import MOST_PRIORITY, Options, dispatch
 
 log = logging.getLogger("django_rmq_retry")
 
-LONGEST_NAME = 255
-GIVEN = (
+LONGEST_NAME_BYTES = 255
+PUBLISH_OPTIONS = (
     *("type", "priority", "expiration", "correlation_id", "message_id", "delay", "reply_to", "app_id", "user_id"),
     *("timestamp", "content_encoding"),
 )
 """The publish options that have a command argument of the same name."""
-QUIET = 2
-"""The verbosity below which no remark is written while the command waits for a broker."""
+REMARKS_FROM_VERBOSITY = 2
+"""The verbosity from which remarks are written while the command waits for a broker."""
 
 
 class Command(RmqCommand):
@@ -81,7 +81,7 @@ class Command(RmqCommand):
         add_json(parser)
 
     def run(self, options: Given) -> Exit | None:
-        if options["verbosity"] < QUIET:
+        if options["verbosity"] < REMARKS_FROM_VERBOSITY:
             log.setLevel(logging.ERROR)
         try:
             message = self._message(self._body(options["file"]), options)
@@ -123,7 +123,7 @@ class Command(RmqCommand):
         content_type = _checked(body, options, subscription)
         if options["content_encoding"] and not options["raw"]:
             raise CommandError("--content-encoding requires --raw.", returncode=Exit.USAGE)
-        given = {name: options[name] for name in GIVEN}
+        given = {name: options[name] for name in PUBLISH_OPTIONS}
         publish_options = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # Send the exact bytes: a test of a handler needs full control over its input.
         raw = replace(destination_of(subscription), codec=Raw()) if subscription else None
@@ -157,8 +157,8 @@ def _checked(body: bytes, options: Given, subscription: Subscription | None) -> 
 def name(text: str) -> str:
     """Parse an argument: a name that AMQP can express."""
     size = len(text.encode("utf-8", "surrogateescape"))
-    if size > LONGEST_NAME:
-        raise argparse.ArgumentTypeError(f"takes at most {LONGEST_NAME} bytes, not {size}")
+    if size > LONGEST_NAME_BYTES:
+        raise argparse.ArgumentTypeError(f"takes at most {LONGEST_NAME_BYTES} bytes, not {size}")
     return text
 
 

@@ -6,12 +6,13 @@ from django.core.management.base import CommandParser
 from django.utils import timezone
 
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, QueueState
-from django_rmq_retry.management.arguments import age, refused
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, check_known, clock
+from django_rmq_retry.management.arguments import age
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
+from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.parked import controls
-from django_rmq_retry.parked.operators import Actor, Outdated, Refused
+from django_rmq_retry.parked.operators import Actor, Outdated
 
-STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
+STATE_STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
 
 
 class Command(RmqCommand):
@@ -25,10 +26,10 @@ class Command(RmqCommand):
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="list queues that have a handler, with the reason of each pause")
-        pause = actions.add_parser("pause", help="stop consuming the queue, in all processes, within seconds")
-        resume = actions.add_parser("resume", help="resume the queue; also closes an open breaker")
+        add = self.subcommands(parser)
+        add("list", self._list, "list queues that have a handler, with the reason of each pause")
+        pause = add("pause", self._change, "stop consuming the queue, in all processes, within seconds")
+        resume = add("resume", self._change, "resume the queue; also closes an open breaker")
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE", help="work queues of this project")
             one.add_argument(
@@ -37,13 +38,11 @@ class Command(RmqCommand):
         pause.add_argument(
             "--for", dest="span", type=age, metavar="SPAN", help="resume automatically after: 90s, 30m, 2h"
         )
-        for one in (listed, pause, resume):
-            add_json(one)
-            add_common(one, self.common)
 
-    def run(self, options: Options) -> Exit | None:
-        if options["subcommand"] == "list":
-            return self._told(controls.queue_states(), options)
+    def _list(self, options: Options) -> Exit:
+        return self._report(controls.queue_states(), options)
+
+    def _change(self, options: Options) -> Exit:
         check_known("queue", options["queues"], controls.queues())
         queues, left = list(dict.fromkeys(options["queues"])), 0
         for queue in queues:
@@ -52,9 +51,7 @@ class Command(RmqCommand):
             except Outdated as refusal:
                 left += 1
                 self.say(str(refusal))
-            except Refused as refusal:
-                raise refused(refusal) from refusal
-        self._told([one for one in controls.queue_states() if one.queue in queues], options)
+        self._report([one for one in controls.queue_states() if one.queue in queues], options)
         return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
 
     def _switch(self, queue: str, options: Options) -> None:
@@ -64,7 +61,7 @@ class Command(RmqCommand):
         else:
             controls.pause(queue, actor, reason=reason, until=controls.pause_end(options["span"] or None))
 
-    def _told(self, states: list[QueueState], options: Options) -> Exit:
+    def _report(self, states: list[QueueState], options: Options) -> Exit:
         now = timezone.now().timestamp()
         if options["json"]:
             self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in states])
@@ -72,7 +69,7 @@ class Command(RmqCommand):
             terminal = self.stdout.isatty()
             head = ("QUEUE", "STATE", "SINCE", "RESUMES", "REASON")
             rows = [_cells(one, now, terminal=terminal) for one in states]
-            styles = ["", *(STYLES.get(one.state(now), "WARNING") for one in states)]
+            styles = ["", *(STATE_STYLES.get(one.state(now), "WARNING") for one in states)]
             self.table([head, *rows], styles)
         else:
             self.say("No installed app has a handler, so there is no queue.")

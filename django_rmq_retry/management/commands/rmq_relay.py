@@ -11,18 +11,15 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.arguments import http_address, positive, seconds
+from django_rmq_retry.management.arguments import add_limit, http_address, seconds
 from django_rmq_retry.management.command import (
     Exit,
     Options,
     RmqCommand,
-    add_common,
-    add_json,
     add_yes,
     check_known,
-    clock,
 )
-from django_rmq_retry.management.terminal import install
+from django_rmq_retry.management.terminal import clock, install
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.operators import Actor
@@ -36,7 +33,7 @@ from django_rmq_retry.telemetry.meter import Board
 
 log = logging.getLogger("django_rmq_retry")
 
-LIMIT = 50
+MOST_LISTED = 50
 NO_OUTBOX = "No database has an outbox. Run `manage.py migrate`."
 
 
@@ -54,15 +51,14 @@ class Command(RmqCommand):
             metavar="HOST:PORT",
             help="serve /metrics, /livez and /readyz there; a bare port listens on 127.0.0.1",
         )
-        actions = parser.add_subparsers(dest="subcommand", metavar="ACTION")
-        listed = actions.add_parser("list", help="list messages in the outbox, the oldest first")
+        add = self.subcommands(parser, required=False)
+        parser.set_defaults(act=self._relay, outbox=DEFAULT_DB_ALIAS)
+        listed = add("list", self._list, "list messages in the outbox, the oldest first")
         listed.add_argument("--failed", action="store_true", help="only failed messages, which need an operator")
-        listed.add_argument(
-            "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N messages; {LIMIT} by default"
-        )
-        again = actions.add_parser("retry", help="send messages again that could not be sent")
+        add_limit(listed, "messages", MOST_LISTED)
+        again = add("retry", self._retry, "send messages again that could not be sent")
         again.add_argument("--all", action="store_true", help="all failed messages")
-        gone = actions.add_parser("discard", help="delete messages that could not be sent; they are never sent")
+        gone = add("discard", self._discard, "delete messages that could not be sent; they are never sent")
         gone.add_argument("--reason", required=True, metavar="TEXT", help="the reason, kept in the audit log")
         for one in (again, gone):
             one.add_argument(
@@ -73,15 +69,10 @@ class Command(RmqCommand):
             # A name of its own, because the audit log stays in the database of the project's records.
             text = "alias of the database with the outbox; “default” by default"
             one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=text)
-            add_json(one)
-            add_common(one)
 
     def run(self, options: Options) -> Exit | None:
-        if options["subcommand"] is None:
-            return self._relay(options)
         check_known("database", [options["outbox"]], connections)
-        actions = {"list": self._list, "retry": self._retry, "discard": self._discard}
-        return actions[options["subcommand"]](options)
+        return super().run(options)
 
     def _relay(self, options: Options) -> Exit:
         served = [alias for alias in outbox_rows.served() if outbox_rows.table_exists(alias)]
@@ -132,7 +123,7 @@ class Command(RmqCommand):
         if count:
             self.confirm(f"Send {plural(count, 'message')} again?", yes=options["yes"])
             count = retry_outbox(Actor.of_shell(), ids or None, using=using)
-        return self._told(options, count, "will be sent again")
+        return self._report(options, count, "will be sent again")
 
     def _discard(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
@@ -142,13 +133,13 @@ class Command(RmqCommand):
         if count:
             self.confirm(f"Discard {plural(count, 'message')}? What is discarded is never sent.", yes=options["yes"])
             count = discard_outbox(Actor.of_shell(), ids, using=using, reason=options["reason"])
-        return self._told(options, count, "discarded")
+        return self._report(options, count, "discarded")
 
-    def _told(self, options: Options, count: int, what: str) -> Exit:
+    def _report(self, options: Options, count: int, what: str) -> Exit:
         if options["json"]:
             self.document(f"relay_{options['subcommand']}/1", database=options["outbox"], count=count)
         else:
-            self.line(f"{count} {'message' if count == 1 else 'messages'} {what}.")
+            self.line(f"{plural(count, 'message')} {what}.")
         if not count:
             return Exit.NOTHING
         return Exit.PARTLY if count < len(options["ids"]) else Exit.DONE

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from itertools import compress
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import Error
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
@@ -27,7 +26,8 @@ from django_rmq_retry.management.broker_status import (
     look,
     totals,
 )
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, away
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.server import renew_connections
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
@@ -131,15 +131,12 @@ class Command(RmqCommand):
         try:
             if options["consumers"]:
                 renew_connections()
-                found = self._found(options)
+                with named_errors():
+                    found = self._found(options)
             else:
                 seen = look(limits_of(options), options["timeout"])
-        except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
+        except (BrokerUnreachable, BrokerRefused, NotRunning, DatabaseAway) as error:
             problem = str(error)
-        except Error as error:
-            problem = away(error)
-            if not problem:
-                raise
         terminal = self.stdout.isatty()
         now = datetime.now().astimezone() if terminal else datetime.now(UTC)
         self.stdout.write(CLEARED if terminal else "", ending="")

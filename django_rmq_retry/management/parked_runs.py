@@ -1,0 +1,425 @@
+"""``rmq_parked``: requeue messages, and list, follow and control requeue runs."""
+
+import argparse
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry.arguments import plural
+from django_rmq_retry.management.arguments import add_limit
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.parked_choice import (
+    OPEN_STATES,
+    add_act,
+    add_choice,
+    confirm_number,
+    lists_data,
+    report_keys,
+    selection_of,
+    token_of,
+)
+from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
+from django_rmq_retry.parked import requeue as steering
+from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, Finding, Report, Terms, report
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
+from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive, driver_name
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.transfer import run_lines
+
+MOST_RUNS = 50
+BAR_WIDTH = 24
+LINE_SECONDS = 10.0
+"""The time between two lines if stderr is not a terminal."""
+POLL_SECONDS = 0.25
+"""The longest time between two looks at a requeue run."""
+OUTCOME_SECONDS = 60.0
+MOST_EXAMPLES = 3
+"""The most examples of a finding in a preview."""
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    """Add the subcommands with their options."""
+    _add_requeue(add)
+    _add_requeue_run(add)
+    runs = add("requeue-runs", show_runs, help="list requeue runs, the latest first")
+    runs.add_argument("--active", action="store_true", help="only requeue runs that have not ended")
+    add_limit(runs, "requeue runs", MOST_RUNS)
+
+
+def _add_requeue(add: Callable[..., CommandParser]) -> None:
+    parser = add("requeue", requeue, help="send messages back to their queues, as a requeue run")
+    add_choice(parser)
+    option = parser.add_argument
+    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
+    option("--max-depth", type=int, metavar="N", help="wait while the target queue has more than N messages")
+    option(
+        "--stop-at",
+        type=percent,
+        default=STOP_AT,
+        metavar="N%",
+        help="pause when more than this percentage fails again; 20%% by default, 100%% switches this guard off",
+    )
+    option(
+        "--to",
+        default="",
+        metavar="QUEUE",
+        help="send to this declared queue instead of the queue where each message failed",
+    )
+    option("--one-by-one", action="store_true", help="send one message of each business key at a time")
+    option("--canary", action="store_true", help="send one message, and the others after it was processed")
+    option(
+        "--include",
+        action="append",
+        default=[],
+        choices=INCLUDABLE,
+        help="also send messages that are left out for this reason",
+    )
+    option("--planned", action="store_true", help="let a consumer start the requeue run once the broker is reachable")
+    option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
+    option(
+        "--wait",
+        type=float,
+        default=OUTCOME_SECONDS,
+        metavar="S",
+        help="seconds to wait for outcomes after the last message; 60 by default",
+    )
+    add_act(parser)
+
+
+def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
+    run = add("requeue-run", drive_run, help="follow a requeue run until it ends, or control it")
+    run.add_argument("id", type=int, metavar="RUN", help="the number of the requeue run")
+    control = run.add_mutually_exclusive_group()
+    for name in ("pause", "resume", "stop"):
+        control.add_argument(f"--{name}", action="store_true", help=f"{name} the requeue run")
+    control.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
+    control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
+    run.add_argument("--reason", default="", help="the reason, kept in the audit log")
+    run.add_argument(
+        "--wait",
+        type=float,
+        default=OUTCOME_SECONDS,
+        metavar="S",
+        help=f"seconds to wait for outcomes after the last message; {OUTCOME_SECONDS:g} by default",
+    )
+
+
+def requeue(command: RmqCommand, options: Options) -> Exit:
+    chosen = selection_of(options, states=OPEN_STATES)
+    terms = Terms(
+        target=checked_target(options["to"]),
+        include=[name for name in options["include"] if name != "permanent"],
+        confirmed_permanent="permanent" in options["include"],
+    )
+    findings = report(chosen, terms)
+    partly = report_keys(command, chosen)
+    _preview(command, findings, chosen, options)
+    if not findings.sendable:
+        return Exit.NOTHING
+    if options["dry_run"]:
+        return Exit.DONE
+    unread = _check_broker(options, [queue for queue, _count in findings.queues])
+    _say_unread(command, unread)
+    confirm_number(command, findings.sendable, f"Requeue {plural(findings.sendable, 'message')}?", options)
+    names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
+    run = start(
+        chosen,
+        Actor.of_shell(),
+        target=terms.target,
+        include=terms.include,
+        confirmed_permanent=terms.confirmed_permanent,
+        **{name: options[name] for name in names},
+    )
+    if options["planned"] or options["no_wait"]:
+        return _report_run(command, run, options, Exit.DONE) or partly
+    return _follow(command, run, options) or partly
+
+
+def drive_run(command: RmqCommand, options: Options) -> Exit:
+    actor, number, reason = Actor.of_shell(), options["id"], options["reason"]
+    run = RequeueRun.objects.filter(pk=number).first()
+    if run is None:
+        raise CommandError(f"There is no requeue run {number}.", returncode=Exit.NOTHING)
+    for name in ("pause", "resume", "stop"):
+        if options[name]:
+            return _report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
+    if options["rate"] is not None:
+        return _report_run(
+            command, steering.slow(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE
+        )
+    if options["export"]:
+        for line in run_lines(number, actor):
+            command.stdout.write(line, ending="")
+        return Exit.DONE
+    if run.state not in ACTIVE or run.state == RunState.PAUSED:
+        return _report_run(command, run, options, code_of(run))
+    return _follow(command, run, options)
+
+
+def percent(text: str) -> float:
+    """Parse an argument: ``20%`` or ``20``."""
+    number = float(text.removesuffix("%"))
+    if not 0 <= number <= 100:  # noqa: PLR2004 - percent
+        raise argparse.ArgumentTypeError(f"takes 0% to 100%, not {text}")
+    return number
+
+
+def show_runs(command: RmqCommand, options: Options) -> Exit:
+    rows = RequeueRun.objects.order_by("-pk")
+    runs = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
+    if options["json"]:
+        command.document("parked_requeue_runs/1", items=[run_data(run) for run in runs])
+    elif runs:
+        terminal = command.stdout.isatty()
+        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
+        cells = [_run_cells(run, terminal=terminal) for run in runs]
+        command.table([head, *cells], cut=True)
+    else:
+        command.say("There are no requeue runs.")
+    return Exit.DONE if runs else Exit.NOTHING
+
+
+def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
+    counts = (run.total, run.sent, run.processed, run.failed, run.skipped)
+    return run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *counts, run.reason
+
+
+def run_data(run: RequeueRun) -> Mapping[str, object]:
+    """Return a requeue run as JSON data."""
+    names = ("state", "wait", "note", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
+    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
+    times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
+    known = {name: getattr(run, name) for name in (*names, *counts)}
+    return {"id": run.pk, **known, **{name: None if at == "-" else at for name, at in times.items()}}
+
+
+def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Options) -> None:
+    if options["json"] and options["dry_run"]:
+        findings = [
+            {
+                "name": one.name,
+                "count": one.count,
+                "left_out": one.left_out,
+                "why": one.explanation,
+                "examples": one.examples,
+            }
+            for one in found.findings
+        ]
+        command.document(
+            "parked_requeue_preview/1",
+            total=found.total,
+            sendable=found.sendable,
+            findings=findings,
+            queues=dict(found.queues),
+            stop_at=None if options["stop_at"] >= GUARD_OFF else options["stop_at"],
+            selection=token_of(chosen),
+            **lists_data(chosen),
+        )
+        return
+    out = command.line if options["dry_run"] else command.say
+    for one in found.findings:
+        examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:MOST_EXAMPLES])
+        more = "…" if one.count > MOST_EXAMPLES else ""
+        out(f"  {one.count} {one.name.replace('_', ' ')}, {_fate(one)}: {examples}{more}")
+    for queue, count in found.queues:
+        out(f"  {count} to {queue}")
+    if found.sendable > 1:
+        out(f"  guard: {_guard(options['stop_at'])}")
+    begun = "Would requeue" if options["dry_run"] else "Requeues"
+    out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
+    if options["dry_run"]:
+        command.line(f"--selection {token_of(chosen)}")
+
+
+def _guard(stop_at: float) -> str:
+    if stop_at >= GUARD_OFF:
+        return "off, so the requeue run continues however many messages fail again"
+    return f"pauses the requeue run when more than {stop_at:g}% of at least {MIN_OUTCOMES} outcomes failed again"
+
+
+def _fate(one: Finding) -> str:
+    if one.left_out:
+        them = "it" if one.count == 1 else "them"
+        return f"left out (--include {one.name} sends {them})" if one.includable else "left out"
+    return "sent one after another" if one.name == "duplicates" else "sent"
+
+
+def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
+    """Return those of the queues that have no consumer; raise a CommandError without a broker."""
+    if options["planned"]:
+        return []
+    broker = BrokersDepths(patience=options["timeout"])
+    try:
+        if not broker.is_reachable():
+            text = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
+            raise CommandError(text, returncode=Exit.UNREACHABLE)
+        return [queue for queue in queues if broker.is_unread(queue)]
+    finally:
+        broker.close()
+
+
+def _say_unread(command: RmqCommand, queues: Sequence[str]) -> None:
+    for queue in queues:
+        command.say(
+            f"No consumer reads {queue!r}, so messages to it wait. Start manage.py rmq_consume, or see manage.py "
+            "rmq_queue list for a pause."
+        )
+
+
+def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
+    try:
+        ended = Follower(command, run.pk).follow(wait=options["wait"])
+    except KeyboardInterrupt:
+        again = f"rmq_parked requeue-run {run.pk}"
+        command.say(f"Requeue run {run.pk} resumes with the next consumer, or with {again}. To stop it: {again} --stop")
+        raise
+    code = _report_run(command, ended, options, code_of(ended))
+    if ended.sent > ended.processed + ended.failed:
+        broker = BrokersDepths(patience=options["timeout"])
+        try:
+            _say_unread(command, [queue for queue in _targets(ended) if broker.is_unread(queue)])
+        finally:
+            broker.close()
+    return code
+
+
+def _targets(run: RequeueRun) -> list[str]:
+    """Return the queues in which messages of the run wait for an outcome."""
+    if run.target:
+        return [run.target]
+    waiting = ParkedMessage.objects.filter(items__run=run, state=State.REQUEUED).order_by()
+    return list(waiting.values_list("queue", flat=True).distinct()[:MOST_QUEUES])
+
+
+def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
+    if options["json"]:
+        command.document("parked_requeue_run/1", run=run_data(run))
+    else:
+        command.line(summary(run))
+        if run.explanation:
+            command.say(run.explanation)
+        if run.state == RunState.PAUSED:
+            _say_steps(command, run)
+    return code
+
+
+def _say_steps(command: RmqCommand, run: RequeueRun) -> None:
+    if run.failed:
+        command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
+    for step in ("resume", "stop"):
+        command.say(f"To {step} it: manage.py rmq_parked requeue-run {run.pk} --{step}")
+
+
+class Follower:
+    """Sends a requeue run's messages while no other process does, and shows the progress."""
+
+    def __init__(self, command: RmqCommand, run: int) -> None:
+        self._command = command
+        self._run = run
+        self._terminal = command.stderr.isatty()
+        self._shown = 0.0
+        self._why = ""
+
+    def follow(self, *, wait: float) -> RequeueRun:
+        """Follow the run until all messages have an outcome, at most ``wait`` seconds after the last one was sent."""
+        drive: Drive | None = None
+        waiting_since: float | None = None
+        try:
+            while True:
+                drive = drive or Drive(self._run, driver_name("rmq_parked"))
+                with self._whole():
+                    pause = drive.step()
+                run = RequeueRun.objects.get(pk=self._run)
+                self._show(run)
+                if run.state not in DRIVEN:
+                    return run
+                if pause is None:
+                    # A consumer drives the run. If that consumer dies, its lease expires and this process takes over.
+                    drive.end()
+                    drive = None
+                if run.state == RunState.WAITING:
+                    waiting_since = waiting_since or time.monotonic()
+                    if time.monotonic() - waiting_since >= wait:
+                        return run
+                time.sleep(POLL_SECONDS if pause is None else min(pause, POLL_SECONDS))
+        finally:
+            if drive is not None:
+                drive.end()
+            if self._terminal:
+                self._write("\r\x1b[K")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Delay Ctrl-C until the messages in flight are confirmed and recorded; a second Ctrl-C stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        asked = threading.Event()
+
+        def interrupt(_number: int, _frame: object) -> None:
+            if asked.is_set():
+                raise KeyboardInterrupt
+            asked.set()
+            self._command.say("Stopping after the messages in flight. Press Ctrl-C again to stop at once.")
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    def _show(self, run: RequeueRun) -> None:
+        if self._terminal:
+            self._write(f"\r\x1b[K{bar(run)}")
+            return
+        if run.explanation and run.explanation != self._why:
+            self._command.say(f"Requeue run {run.pk}: {run.explanation}")
+        elif time.monotonic() - self._shown >= LINE_SECONDS:
+            self._command.say(f"Requeue run {run.pk}: {bar(run)}")
+            self._shown = time.monotonic()
+        self._why = run.explanation
+
+    def _write(self, text: str) -> None:
+        self._command.stderr.write(text, lambda it: it, ending="")
+        self._command.stderr.flush()
+
+
+def bar(run: RequeueRun) -> str:
+    """Return a progress bar: ``60% ██████████████▌         126/211 20/s  processed 118 failed again 1``."""
+    todo = run.total - run.skipped
+    done = run.sent + run.unconfirmed
+    share = done / todo if todo else 1.0
+    filled = "█" * round(share * BAR_WIDTH)
+    outcomes = f"processed {run.processed} failed again {run.failed}"
+    text = f"{share:4.0%} {filled:<{BAR_WIDTH}} {done}/{todo} {run.rate:g}/s  {outcomes}"
+    return f"{text}  {run.explanation}" if run.explanation else text
+
+
+def summary(run: RequeueRun) -> str:
+    """Return the result: ``Requeue run 73: 207 processed, 3 failed again, 1 left out.``"""
+    waiting = run.sent - run.processed - run.failed
+    counts = {
+        "processed": run.processed,
+        "failed again": run.failed,
+        "waiting for outcome": max(0, waiting),
+        "left out": run.skipped,
+        "not confirmed": run.unconfirmed,
+        "not sent": max(0, run.total - run.sent - run.skipped - run.unconfirmed),
+    }
+    text = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
+    return f"Requeue run {run.pk}{ended}: {text or 'nothing to send'}."
+
+
+def code_of(run: RequeueRun) -> Exit:
+    """Return 0 only if every chosen message was processed."""
+    return Exit.DONE if run.processed == run.total else Exit.PARTLY
