@@ -1,6 +1,7 @@
 """A project with one work queue and no broker: what is published is kept in a list."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -80,3 +81,13 @@ def client_of(user: User) -> Client:
     client = Client()
     client.force_login(user)
     return client
+
+
+def operating(settings: Any, **operators: Any) -> None:
+    """Set the project's OPERATORS."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": operators}
+
+
+def is_north(_user: object, _verb: str, message: Any) -> bool:
+    """A rule of the project: only messages of the type "north" are for anybody."""
+    return bool(message.type == "north")

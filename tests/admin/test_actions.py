@@ -12,13 +12,13 @@ from django_rmq_retry import Message
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
 from tests.operators.invariants import check_audit_log
 from tests.operators.made import logged
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 MESSAGES = "/admin/rmq_retry/parkedmessage/"
 
 
@@ -99,7 +99,7 @@ def test_a_resolved_message_is_not_discarded(page: Client) -> None:
 
 
 def edited(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
+    operating(settings, EDITABLE={"payment.*": True})
 
 
 def test_editing_is_off_unless_the_project_allows_it(page: Client) -> None:
@@ -129,7 +129,7 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
 
 
 def test_a_large_edit_is_previewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    operating(settings, EDITABLE={"*": True})
     one = made.message(body=b'{"a": 1}')
     text = '{"a": "' + "x" * 500_000 + '"}'
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text=text)
@@ -263,7 +263,7 @@ def test_the_result_of_a_requeue_run_can_be_exported(page: Client) -> None:
 
 
 def test_a_body_too_large_for_a_form_names_the_edit_command(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    operating(settings, EDITABLE={"*": True})
     one = made.message(body=b'{"x": "' + b"y" * 3_200_000 + b'"}')
     lines = made.message(body=b"[" + b"1,\n" * 1_000_000 + b"1]")
     said = "Its body is too large to be edited in a browser. Edit it with: manage.py rmq_parked edit"
@@ -275,7 +275,7 @@ def test_a_body_too_large_for_a_form_names_the_edit_command(page: Client, settin
 
 
 def test_a_body_above_the_django_form_limit_can_be_edited(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    operating(settings, EDITABLE={"*": True})
     text = "[" + '"é",' * 400_000 + "1]"
     one = made.message(body=text.encode())
     form = urlencode({"text": f"{text} ", "reason": "test", "version": "1", "store": "1"})
@@ -287,7 +287,7 @@ def test_a_body_above_the_django_form_limit_can_be_edited(page: Client, settings
 
 
 def test_an_oversized_form_is_answered_with_413_and_an_explanation(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    operating(settings, EDITABLE={"*": True})
     one = made.message()
     form, kind = "text=" + "y" * 11_000_000, "application/x-www-form-urlencoded"
     answer = page.post(f"{MESSAGES}{one.pk}/edit/", form, content_type=kind)
@@ -298,7 +298,7 @@ def test_an_oversized_form_is_answered_with_413_and_an_explanation(page: Client,
 
 
 def test_an_edit_shows_values_in_a_language_neutral_format(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    operating(settings, EDITABLE={"*": True})
     at = datetime(2026, 11, 22, 17, 47, tzinfo=UTC)
     one = made.message(properties=made.properties({"at": at, "more": [{"when": at, "none": None}], "yes": True}))
     text = Page(page.get(f"{MESSAGES}{one.pk}/edit/")).text

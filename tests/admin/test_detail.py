@@ -16,7 +16,7 @@ from django_rmq_retry.messages.masking import indented
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.admin.test_message_list import own
 from tests.operators.invariants import check_audit_log
@@ -60,10 +60,7 @@ def test_the_page_takes_six_queries(page: Client) -> None:
 
 
 def test_the_message_page_shows_each_attempt_with_its_time(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
-    }
+    operating(settings, ERROR_LABELS={"GatewayTimeout": "The bank did not answer."})
     one = made.message(business_key="PAY-1")
     for number in range(1, 6):
         made.attempt(one, number)
@@ -269,7 +266,7 @@ def test_undecodable_properties_are_shown_as_bytes_with_the_reason(page: Client)
 
 
 def test_a_disabled_button_states_why(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
+    operating(settings, CONTACT="payments-oncall")
     seen = Page(support().get(at(made.message())))
     disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
 

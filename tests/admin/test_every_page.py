@@ -16,7 +16,7 @@ from django_rmq_retry.models import Action, BlockedKey, OperatorAction, ParkedMe
 from django_rmq_retry.parked.controls import pause, resume, retry_outbox, unblock
 from django_rmq_retry.policies import Circuit
 from tests.admin import made
-from tests.admin.conftest import QUEUE, client_of
+from tests.admin.conftest import QUEUE, client_of, operating
 from tests.admin.standstills import blocked, outgoing, tripped
 from tests.admin.test_translated import ADMIN, untranslated
 from tests.operators.made import ANN, logged
@@ -35,7 +35,7 @@ QUEUES, KEYS, OUTBOX, LIST = (
 
 @pytest.fixture(autouse=True)
 def spoken(tmp_path: Path, settings: Any) -> Iterator[None]:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
+    operating(settings, EDITABLE={"payment.*": True})
     # The copy of an unblocked message is a row of the outbox.
     with broker_away(), pseudo.spoken(settings, tmp_path):
         yield
@@ -98,7 +98,7 @@ def test_every_admin_page_is_translated(page: Client) -> None:
 
 
 def test_every_admin_page_states_the_missing_permission_in_translation(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann"}}
+    operating(settings, CONTACT="ann")
     asked, new = world(), client_of(made.person("admin"))
     found = {name: answered(new, name, asked.get(name, {})) for name in addresses()}
     ours = {name: response for name, response in found.items() if response.templates}

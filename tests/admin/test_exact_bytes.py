@@ -10,12 +10,12 @@ from django.test import Client
 from django_rmq_retry import Message
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.operators.made import requeue_run
 from tests.parked.arrivals import by_us, store
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 ADMIN = "/admin/rmq_retry"
 BODIES = {
     "cents": b'{"amount": 100.00, "small": 1.10, "huge": 1E400}',
@@ -93,10 +93,7 @@ def _content(answer: Any) -> str:
 
 
 def test_masked_values_are_in_no_page_no_file_and_no_audit_row(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"EDITABLE": {"*": True}, "MASK": ["*.iban", "*.pan", "authorization"]},
-    }
+    operating(settings, EDITABLE={"*": True}, MASK=["*.iban", "*.pan", "authorization"])
     headers: dict[str, object] = {
         "authorization": "Bearer abc.def",
         "card": {"pan": "4111111111111111"},

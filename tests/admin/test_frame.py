@@ -23,7 +23,7 @@ from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMe
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.admin.test_message_list import own
 from tests.operators.made import logged
@@ -46,10 +46,7 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
 
 
 def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
-    }
+    operating(settings, ERROR_LABELS={"GatewayTimeout": "The bank did not answer."})
     cause, now = made.group(note="outage", noted_by="ann", noted_at=timezone.now()), timezone.now()
     for minutes in (1, 5, 70):
         made.message(cause, parked_at=now - timedelta(minutes=minutes))

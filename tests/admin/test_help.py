@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 
 from django_rmq_retry.parked.operators import PERMISSIONS
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 
 pytestmark = pytest.mark.django_db
@@ -28,14 +28,14 @@ def mine(user: User) -> dict[str, str]:
 
 
 def test_the_help_shows_every_permission_of_a_superuser_as_allowed(lead: User, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
+    operating(settings, EDITABLE={"payment.*": True})
 
     assert set(mine(lead).values()) == {""}
     assert set(mine(lead)) == {str(name) for _codename, name in PERMISSIONS.values()}
 
 
 def test_the_help_states_which_permission_is_missing(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
+    operating(settings, CONTACT="payments-oncall")
     support = made.person("support", "view_parkedmessage", "requeue")
     text = Page(client_of(support).get(HELP)).text
     why = "You need the permission “Can discard and restore messages”. Contact: payments-oncall."
@@ -53,7 +53,7 @@ def test_the_help_names_each_missing_permission_of_a_combined_action() -> None:
 
 @pytest.mark.parametrize("editable", [{}, {"payment.*": False}])
 def test_the_help_states_that_editing_is_disabled(lead: User, settings: Any, editable: dict[str, bool]) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": editable}}
+    operating(settings, EDITABLE=editable)
     why = mine(lead)["Can edit a message and requeue it"]
 
     assert why == "This project does not allow messages to be edited (setting EDITABLE)."
@@ -62,7 +62,7 @@ def test_the_help_states_that_editing_is_disabled(lead: User, settings: Any, edi
 def test_the_help_mentions_project_rules_only_to_users_bound_by_them(lead: User, settings: Any) -> None:
     clerk = made.person("clerk")
     before = Page(client_of(clerk).get(HELP)).text
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: True}}
+    operating(settings, PERMIT=lambda _user, _verb, _message: True)
 
     assert RULES not in before
     assert RULES in Page(client_of(clerk).get(HELP)).text

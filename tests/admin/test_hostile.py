@@ -14,10 +14,10 @@ from django_rmq_retry.admin import runs
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, is_north, operating
 from tests.operators.made import requeue_run
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 EXPORT = "/admin/rmq_retry/parkedmessage/export/"
 PREVIEW = "/admin/rmq_retry/requeuerun/preview/"
 CLERK = (
@@ -55,7 +55,7 @@ def content(response: Any) -> str:
 @pytest.mark.parametrize("by", ["ids", "filter"])
 def test_an_export_omits_bodies_hidden_by_a_project_rule(verb: str, by: str, settings: Any) -> None:
     north, south = both()
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only(verb)}}
+    operating(settings, PERMIT=north_only(verb))
     ids, found = Selection.of_ids([north.pk, south.pk]), Selection.of_filter({"group": north.group_id})
     form = {"sel": (ids if by == "ids" else found).token(), "form": "jsonl", "payload": "whole"}
     answer = client_of(made.person("clerk", *CLERK)).post(EXPORT, form)
@@ -70,10 +70,7 @@ def test_an_export_omits_bodies_hidden_by_a_project_rule(verb: str, by: str, set
 @pytest.mark.parametrize("page", ["discard", "hold", "export", "preview"])
 def test_a_link_from_another_project_shows_no_hidden_message(page: str, settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
-    }
+    operating(settings, PERMIT=is_north)
     clerk = client_of(made.person("clerk", *CLERK))
     url = PREVIEW if page == "preview" else reverse(f"admin:rmq_retry_parkedmessage_{page}")
     form = {"sel": made.selected(north, south), "start": "now", "category": "test", "span": "2h"}
@@ -92,7 +89,7 @@ def test_a_group_shows_no_traceback_hidden_by_a_project_rule(of: str, settings: 
     failed = made.attempt(south if of == "south" else north, fingerprint=north.group.fingerprint, chain=chain)
     if of == "no region":
         Attempt.objects.filter(pk=failed.pk).update(identity="of a message that waits for its retry")
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only("view_traceback")}}
+    operating(settings, PERMIT=north_only("view_traceback"))
     clerk = client_of(made.person("clerk", *CLERK, "view_traceback"))
     page = clerk.get(reverse("admin:rmq_retry_errorgroup_change", args=[north.group_id])).content.decode()
     why = {
@@ -108,10 +105,7 @@ def test_a_run_names_no_hidden_message(settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
     ParkedMessage.objects.filter(pk=north.pk).update(succeeded_at=timezone.now())
     run = requeue_run([north.pk, south.pk])
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
-    }
+    operating(settings, PERMIT=is_north)
     clerk = client_of(made.person("clerk", *CLERK))
     page = clerk.get(reverse("admin:rmq_retry_requeuerun_change", args=[run.pk])).content.decode()
     table = content(clerk.post(reverse("admin:rmq_retry_requeuerun_export", args=[run.pk])))

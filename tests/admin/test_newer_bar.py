@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_rmq_retry.admin import message_list
 from django_rmq_retry.models import ParkedMessage, State
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, is_north, operating
 from tests.admin.looking import Page
 from tests.admin.test_message_list import own
 
@@ -104,10 +104,7 @@ def test_the_bar_counts_up_to_its_limit(page: Client, monkeypatch: pytest.Monkey
 
 
 def test_the_bar_does_not_count_hidden_messages(settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
-    }
+    operating(settings, PERMIT=is_north)
     clerk = client_of(made.person("clerk", "view_parkedmessage"))
     address = asked(clerk.get(LIST))
     for kind in ("north", "south"):

@@ -27,7 +27,7 @@ from django_rmq_retry.parked.transfer import export
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology import Role
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.commands.running import run
 from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run
@@ -52,10 +52,7 @@ def sent(run: RequeueRun, one: ParkedMessage, state: State, **fields: Any) -> No
 
 
 def test_a_processed_message_shows_no_stale_requeue_failure(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The payment was not sent."}},
-    }
+    operating(settings, ERROR_LABELS={"GatewayTimeout": "The payment was not sent."})
     one = made.message(attempts=3)
     before = shown(page, f"parkedmessage/{one.pk}/change/")
     run = requeued(one.group)
@@ -340,7 +337,7 @@ def test_an_operator_sees_no_actions_of_other_projects_on_a_run() -> None:
 
 
 def ruled(settings: Any, allows: Any) -> Client:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": allows}}
+    operating(settings, PERMIT=allows)
     verbs = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "requeue", "bulk_requeue", "export")
     return client_of(made.person("support", *verbs))
 

@@ -21,7 +21,7 @@ from tests.admin.test_requeueing import press
 from tests.commands.running import Exit, run
 from tests.operators.made import ANN
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 QUEUES = "/admin/rmq_retry/queuecontrol/"
 STATUS = "/admin/rmq_retry/livestatus/"
 

@@ -16,10 +16,10 @@ from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, Re
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
 PREVIEW = "/admin/rmq_retry/requeuerun/preview/"
 
@@ -126,7 +126,7 @@ def test_a_selection_older_than_an_hour_is_refused(page: Client, monkeypatch: py
 
 
 def test_findings_are_counted_and_can_be_included(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
+    operating(settings, REQUEUE_MAX_AGE=3600)
     cause = made.group()
     for age in (1, 2, 300):
         made.message(cause, published_at=timezone.now() - timedelta(minutes=age))

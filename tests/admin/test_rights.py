@@ -19,7 +19,7 @@ from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, S
 from django_rmq_retry.parked import selection
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, is_north, operating
 from tests.operators.made import requeue_run
 
 pytestmark = pytest.mark.django_db
@@ -156,7 +156,7 @@ def in_role(role: str) -> Client:
 @pytest.fixture(autouse=True)
 def roles(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("rmq_roles", verbosity=0)
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+    operating(settings, EDITABLE={"*": True})
     monkeypatch.setattr(runs, "CLICK_SECONDS", 0.0)
 
 
@@ -301,7 +301,7 @@ def test_the_permit_setting_is_called_for_each_message(settings: Any) -> None:
     def north_only(_user: object, _verb: str, message: Any) -> bool | str:
         return message.type == "north" or "Only the north is yours."
 
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only}}
+    operating(settings, PERMIT=north_only)
     north, south = (
         made.message(type="north", business_key="NORTH-ONE"),
         made.message(type="south", business_key="SOUTH-ONE"),
@@ -321,10 +321,7 @@ def test_the_permit_setting_is_called_for_each_message(settings: Any) -> None:
 
 
 def test_a_search_does_not_open_a_hidden_message(settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
-    }
+    operating(settings, PERMIT=is_north)
     north = made.message(type="north", message_id="id-of-north")
     made.message(type="south", message_id="id-of-south")
     client = client_of(made.person("clerk", "view_parkedmessage"))
@@ -337,10 +334,7 @@ def test_a_search_does_not_open_a_hidden_message(settings: Any) -> None:
 
 
 def test_discarding_a_group_leaves_hidden_messages_parked(settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        **settings.RMQ_RETRY,
-        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
-    }
+    operating(settings, PERMIT=is_north)
     cause = made.group()
     north, south = made.message(cause, type="north"), made.message(cause, type="south")
     client = client_of(made.person("clerk", "view_parkedmessage", "discard"))

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 
 pytestmark = pytest.mark.django_db
@@ -108,7 +108,7 @@ def test_the_badge_of_a_finished_run_shows_its_result(page: Client, counts: dict
 
 
 def test_skip_reasons_are_shown_even_if_their_messages_are_hidden(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: False}}
+    operating(settings, PERMIT=lambda _user, _verb, _message: False)
     run = run_of(state=RunState.FINISHED, skipped=1)
     RequeueItem.objects.create(
         run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, skip_code=ItemReason.REFUSED

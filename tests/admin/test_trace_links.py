@@ -6,6 +6,7 @@ import pytest
 from django.test import Client
 
 from tests.admin import made
+from tests.admin.conftest import operating
 from tests.admin.looking import Page
 from tests.admin.test_detail import at, support
 
@@ -18,7 +19,7 @@ URL = "https://jaeger.bank/trace/{trace_id}?q={x}&y"
 
 @pytest.fixture(autouse=True)
 def tracing(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"TRACE_URL": URL}}
+    operating(settings, TRACE_URL=URL)
 
 
 def links(response: Any) -> list[tuple[str, str]]:
@@ -59,7 +60,9 @@ def test_a_forged_creation_context_has_no_link(page: Client, forged: object) -> 
 
 
 def test_without_the_setting_there_is_no_link(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {}}
+    operating(
+        settings,
+    )
     one = made.message(properties=made.properties({"traceparent": CREATION}))
     made.attempt(one, 1, traceparent=FIRST)
 
@@ -67,7 +70,7 @@ def test_without_the_setting_there_is_no_link(page: Client, settings: Any) -> No
 
 
 def test_a_masked_creation_context_has_no_link_until_it_is_revealed(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"TRACE_URL": URL, "MASK": ["*.traceparent"]}}
+    operating(settings, TRACE_URL=URL, MASK=["*.traceparent"])
     one = made.message(properties=made.properties({"traceparent": CREATION}))
     operator = support("reveal_field")
 

@@ -26,11 +26,11 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.topology import Role
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.operators.made import logged
 from tests.tooling import pseudo
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 ADMIN = "/admin/rmq_retry/"
 AUDIT, GROUPS, LIST = f"{ADMIN}operatoraction/", f"{ADMIN}errorgroup/", f"{ADMIN}parkedmessage/"
 PREVIEW, RUNS, STATUS = f"{ADMIN}requeuerun/preview/", f"{ADMIN}requeuerun/", f"{ADMIN}livestatus/"
@@ -87,7 +87,7 @@ def untranslated(response: Any) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def marked(tmp_path: Path, settings: Any) -> Iterator[None]:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
+    operating(settings, EDITABLE={"payment.*": True})
     with pseudo.spoken(settings, tmp_path):
         yield
 
@@ -166,7 +166,7 @@ def test_the_message_page_is_translated_in_each_state(page: Client, state: State
 
 
 def test_missing_permissions_are_translated(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann", "MASK": ["iban", "token"]}}
+    operating(settings, CONTACT="ann", MASK=["iban", "token"])
     one = made.message(properties=made.properties({"token": "x", "x-death": "y"}))
     made.attempt(one, 5)
     looker = client_of(made.person("lead", "view_parkedmessage", "view_errorgroup", "view_operatoraction"))
@@ -201,7 +201,7 @@ def test_editing_pages_are_translated(page: Client) -> None:
 
 @pytest.mark.usefixtures("seen")
 def test_the_preview_with_every_finding_is_translated(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"REQUEUE_MAX_AGE": 1.0}}
+    operating(settings, REQUEUE_MAX_AGE=1.0)
     cause, old = made.group(), timezone.now() - timedelta(days=3)
     for _ in range(2):
         made.message(cause, business_key="PAY-1", published_at=old)

@@ -57,13 +57,12 @@ def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - a missing requiremen
 
 @pytest.fixture
 def sit(chromium: Any, site: str) -> Iterator[Sit]:
-    """Sign a user in: sit("lead", scheme="dark", width=320, scripts=False, cookies={"policy": "nonce"})."""
+    """Sign a user in: sit("lead", width=320, scripts=False, cookies={"policy": "nonce"})."""
     contexts = []
 
     def down(
         name: str = "lead",
         *,
-        scheme: str = "light",
         width: int = 1280,
         height: int = 900,
         scripts: bool = True,
@@ -71,7 +70,6 @@ def sit(chromium: Any, site: str) -> Iterator[Sit]:
         cookies: Mapping[str, str] | None = None,
     ) -> Person:
         options = {
-            "color_scheme": scheme,
             "viewport": {"width": width, "height": height},
             "java_script_enabled": scripts,
         }

@@ -7,6 +7,8 @@ LOOK = """async (tags) => {
   const found = await axe.run(document, { runOnly: tags });
   return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.target.join(" ")).join(", ")}`);
 }"""
+LOOKS = (("light", 1280), ("dark", 320))
+"""Colour schemes and widths in which a page is examined."""
 WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
@@ -55,13 +57,22 @@ class Person:
         self.page.locator("main").get_by_text(words).first.wait_for()
 
     def barriers(self) -> list[str]:
-        """Return the findings of axe, and of horizontal scrolling."""
+        """Return the findings of axe, and of horizontal scrolling, in each look."""
         # By evaluation, because the policy blocks a script element.
         self.page.evaluate(self._axe)
-        # At the end of the page no bar covers anything; what has the focus is scrolled out from under it.
-        self.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-        found: list[str] = self.page.evaluate(LOOK, TAGS)
-        return [*found, *(["wider than the screen"] if self.scrolls_sideways() else [])]
+        size, found = self.page.viewport_size, []
+        for scheme, width in LOOKS:
+            self.page.emulate_media(color_scheme=scheme)
+            self.page.set_viewport_size({**size, "width": width})
+            # At the end of the page no bar covers anything; what has the focus is scrolled out from under it.
+            self.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+            problems = [
+                *self.page.evaluate(LOOK, TAGS),
+                *(["wider than the screen"] if self.scrolls_sideways() else []),
+            ]
+            found += [f"{scheme}, {width} px: {problem}" for problem in problems]
+        self.page.set_viewport_size(size)
+        return found
 
     def scrolls_sideways(self) -> bool:
         """Return True if the page is wider than the screen."""

@@ -1,4 +1,4 @@
-"""Accessible pages: no finding of axe, nothing blocked by a strict policy, in light and dark, wide and narrow."""
+"""Pages for everybody: no finding of axe in light and dark, wide and narrow; on a phone; from right to left."""
 
 from typing import Any
 
@@ -74,9 +74,25 @@ ANSWERS = {
 }
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")
-TWO = pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
-CROSSED = [pytest.param(*one, marks=pytest.mark.long) for one in (("light", 320), ("dark", 1280))]
-SEEN = pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320), *CROSSED])
+TABLES = ":is(.rmq-stacked, .rmq-messages, #result_list)"
+TABLE_PAGES = ("messages", "group", "message", "runs", "audit", "status", "blocked keys", "outbox")
+ON_PHONE = {
+    "numbers without a label": """(tables) => [...document.querySelectorAll(`${tables} tbody td`)]
+  .filter((one) => one.checkVisibility() && !one.querySelector("input, a"))
+  .filter((one) => /^\\s*[-\\u2013\\d][-\\u2013\\d.,\\s]*$/.test(one.textContent))
+  .map((one) => `${one.className}: ${one.textContent.trim()}`)""",
+    "labels without a value": """(tables) => [...document.querySelectorAll(`${tables} tbody td:has(.rmq-label)`)]
+  .filter((one) => one.textContent.trim() === one.querySelector(".rmq-label").textContent.trim())
+  .map((one) => one.textContent.trim())""",
+    "captions narrower than their table": """(tables) => [
+  ...document.querySelectorAll(`${tables} caption:not(.visually-hidden)`)
+].filter((one) => one.offsetWidth < 0.9 * one.closest("table").offsetWidth).map((one) => one.textContent)""",
+}
+DIRECTION = "getComputedStyle(document.documentElement).direction"
+TURNED = """() => [...document.querySelectorAll('.rmq-icon, .rmq-sign, .rmq-arrow')]
+  .filter((one) => one.checkVisibility())
+  .map((one) => [one.textContent.trim(), getComputedStyle(one).transform.startsWith('matrix(-1')])"""
+ARROWS = {"→", "↻"}
 
 
 def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:
@@ -99,9 +115,8 @@ def test_every_page_is_examined() -> None:
 
 
 @pytest.mark.nightly
-@SEEN
-def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit, scheme: str, width: int) -> None:
-    lead = sit(scheme=scheme, width=width)
+def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit) -> None:
+    lead = sit()
 
     assert found(lead, PAGES) == {}
     assert lead.complaints == []
@@ -115,9 +130,8 @@ def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
 
 
 @pytest.mark.nightly
-@TWO
-def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit, scheme: str, width: int) -> None:
-    lead = sit(scheme=scheme, width=width, cookies={"broker": "away"})
+def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit) -> None:
+    lead = sit(cookies={"broker": "away"})
     pages = {name: PAGES[name] for name in ("status", "preview", "run running", "message", "groups")}
 
     assert found(lead, pages) == {}
@@ -127,9 +141,8 @@ def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit, scheme
 
 
 @pytest.mark.nightly
-@TWO
-def test_forms_with_errors_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
-    lead = sit(scheme=scheme, width=width)
+def test_forms_with_errors_have_no_barriers(sit: Sit) -> None:
+    lead = sit()
     barriers = {}
     lead.go(PAGES["edit"])
     lead.fill("#rmq-text", '{"a": NaN}')
@@ -162,9 +175,8 @@ def test_forms_with_errors_have_no_barriers(sit: Sit, scheme: str, width: int) -
 
 
 @pytest.mark.nightly
-@TWO
-def test_a_pasted_list_has_no_barriers(sit: Sit, scheme: str, width: int) -> None:
-    lead = sit(scheme=scheme, width=width)
+def test_a_pasted_list_has_no_barriers(sit: Sit) -> None:
+    lead = sit()
     barriers = {}
     lead.go(PAGES["list of keys"])
     lead.fill("#rmq-keys", "PLAIN-0\nplain-1\nDISCARD-0 DISCARD-1\nACC-1\nprocessed\n" + "K" * 300)
@@ -193,9 +205,8 @@ def test_a_pasted_list_has_no_barriers(sit: Sit, scheme: str, width: int) -> Non
 
 
 @pytest.mark.nightly
-@TWO
-def test_pages_that_refuse_access_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
-    support = sit("support", scheme=scheme, width=width)
+def test_pages_that_refuse_access_have_no_barriers(sit: Sit) -> None:
+    support = sit("support")
     names = ("message", "group", "edit", "discard", "export", "audit", "status", "runs", "preview")
 
     assert found(support, {name: PAGES[name] for name in names}) == {}
@@ -270,3 +281,53 @@ def test_scripts_in_message_contents_do_not_run(sit: Sit) -> None:
         lead.go(PAGES[name])
 
     assert (asked, lead.complaints) == ([], [])
+
+
+@pytest.mark.nightly
+def test_tables_on_a_phone_keep_labels_values_and_captions(sit: Sit) -> None:
+    lead = sit(width=390)
+    wrong: dict[tuple[str, str], list[str]] = {}
+    for name in TABLE_PAGES:
+        lead.go(PAGES[name])
+        assert lead.page.locator(TABLES).count() > 0, name
+        wrong |= {(name, what): lead.page.evaluate(script, TABLES) for what, script in ON_PHONE.items()}
+
+    assert {where: some for where, some in wrong.items() if some} == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("language", ["ar", pytest.param("he", marks=pytest.mark.long)])
+def test_pages_are_mirrored_in_right_to_left_languages_and_fit_a_phone(sit: Sit, language: str) -> None:
+    lead = sit(language=language, width=390)
+    wrong, signs = {}, set()
+    for name, address in PAGES.items():
+        lead.go(address)
+        if lead.page.evaluate(DIRECTION) != "rtl" or lead.scrolls_sideways():
+            wrong[name] = lead.page.evaluate(DIRECTION)
+        signs |= {(sign, turned) for sign, turned in lead.page.evaluate(TURNED)}
+
+    assert wrong == {}
+    assert {sign for sign, turned in signs if turned} == ARROWS
+    assert {sign for sign, turned in signs if not turned} & ARROWS == set()
+    assert lead.complaints == []
+
+
+@pytest.mark.nightly
+def test_machine_values_are_read_from_left_to_right(sit: Sit) -> None:
+    lead = sit(language="he")
+    lead.go(PAGES["message"])
+    directions = "(all) => all.map((one) => getComputedStyle(one).direction)"
+    places = {place: lead.page.eval_on_selector_all(f".rmq {place}", directions) for place in ("pre", "time", "code")}
+    lead.go(PAGES["edit"])
+    places["textarea"] = lead.page.eval_on_selector_all(".rmq textarea", directions)
+
+    assert {place: set(found) for place, found in places.items()} == {place: {"ltr"} for place in places}
+
+
+@pytest.mark.nightly
+def test_nothing_is_mirrored_in_left_to_right_languages(sit: Sit) -> None:
+    lead = sit()
+    lead.go(PAGES["message requeued"])
+
+    assert lead.page.evaluate(DIRECTION) == "ltr"
+    assert {turned for _sign, turned in lead.page.evaluate(TURNED)} == {False}

@@ -190,9 +190,8 @@ def test_keyboard_shortcuts_navigate_and_can_be_switched_off(sit: Sit) -> None:
     assert not lead.page.locator("[data-rmq-keys-on]").is_checked()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
-def test_the_help_shows_permissions_and_the_reason_for_each_missing_one(sit: Sit, scheme: str, width: int) -> None:
-    support = sit("support", scheme=scheme, width=width)
+def test_the_help_shows_permissions_and_the_reason_for_each_missing_one(sit: Sit) -> None:
+    support = sit("support")
     support.go(HOME)
     support.page.keyboard.press("?")
     said = support.page.inner_text("dialog[open]")

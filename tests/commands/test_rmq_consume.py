@@ -13,6 +13,7 @@ import django
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.commands.running import run
 from tests.shop.running import ROOT, Shop
 from tests.tooling import databases
 from tests.tooling.filled import Own
@@ -64,6 +65,34 @@ def touched(path: Path) -> bool:
 def written(path: Path) -> Any:
     """The liveness file's content, once it is there."""
     return json.loads(wait_until(lambda: path.read_text() if path.exists() else "", what=str(path)))
+
+
+@pytest.mark.usefixtures("charge")
+def test_an_unknown_queue_gets_the_nearest_name_suggested() -> None:
+    told = run("rmq_consume", "payments.chrge")
+
+    assert (told.code, told.out) == (2, "")
+    assert told.err == "There is no queue 'payments.chrge'. Did you mean payments.charge?"
+
+
+def test_a_project_without_handlers_cannot_consume() -> None:
+    told = run("rmq_consume")
+
+    assert (told.code, "no installed app has a handlers.py" in told.err) == (6, True)
+
+
+@pytest.mark.usefixtures("charge")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--threads", "0"), "argument --threads: takes 1 or more, not 0"),
+        (("--max-runtime", "-1"), "argument --max-runtime: takes seconds of at least 0, not -1"),
+        (("--liveness-file", "/none/x"), "--liveness-file cannot be written: /none is not a writable folder."),
+        (("--reload", "--processes", "2"), "--reload supports one process only. Omit --processes."),
+    ],
+)
+def test_invalid_options_are_refused(words: tuple[str, ...], said: str) -> None:
+    assert said in run("rmq_consume", *words).err
 
 
 def test_burst_empties_every_queue_and_ends(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
@@ -256,27 +285,6 @@ def test_missing_retry_queues_are_reported_before_a_message_is_consumed(
     assert told.returncode == 4
     assert "queue 'shop.orders.parked', queue 'shop.orders.retry.200ms'. No message was taken." in told.stdout
     assert (shop.noted(), depth(amqp)) == ([], 1)
-
-
-def test_an_unknown_queue_gets_the_nearest_name_suggested(no_broker: Shop) -> None:
-    told = no_broker.run("rmq_consume", "shop.order")
-
-    assert (told.returncode, told.stdout) == (2, "")
-    assert "There is no queue 'shop.order'. Did you mean shop.orders?" in told.stderr
-
-
-def test_a_project_without_handlers_cannot_consume(no_broker: Shop) -> None:
-    told = no_broker.run("rmq_consume", SHOP_APPS="django.contrib.contenttypes")
-
-    assert (told.returncode, "no installed app has a handlers.py" in told.stderr) == (6, True)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("--threads", "0"), ("--max-runtime", "-1"), ("--liveness-file", "/none/x"), ("--reload", "--processes", "2")],
-)
-def test_invalid_options_are_refused(no_broker: Shop, words: tuple[str, ...]) -> None:
-    assert no_broker.run("rmq_consume", *words).returncode == 2
 
 
 def test_a_handler_that_exits_its_thread_does_not_stop_the_consumer(shop: Shop, send: Send) -> None:

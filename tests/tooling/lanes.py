@@ -49,11 +49,11 @@ WITHOUT_DJANGO = tuple(
 shape, of the catalogues and of the tests' own tools. They take half of the time; what is built on those packages still
 runs on each Django and Python."""
 BETWEEN = (
-    *(f"--ignore=tests/admin/test_{name}.py" for name in ("permissions", "nonsense", "roles")),
+    "--ignore=tests/admin/test_rights.py",
     *(
         f"tests/{name}"
         for name in (
-            *("admin", "commands/test_documents.py", "commands/test_golden.py", "test_checks.py", "test_conf.py"),
+            *("admin", "commands/test_golden.py", "test_checks.py", "test_conf.py"),
             *("test_testing_django.py", "test_translations.py", "upgrading/test_migrations.py"),
         )
     ),
