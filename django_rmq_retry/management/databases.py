@@ -123,7 +123,7 @@ def named_errors() -> Iterator[None]:
                 raise DatabaseAway(text) from error
         ours = list(apps.get_app_config(LABEL).get_models())
         tables = {model._meta.db_table for model in ours if model._meta.managed}  # noqa: SLF001 - documented
-        for alias in {one.alias for one in used} | {router.db_for_write(model) for model in ours}:
+        for alias in dict.fromkeys([one.alias for one in used] + [router.db_for_write(model) for model in ours]):
             if not tables <= _tables_of(alias, otherwise=tables):
                 raise Unmigrated(alias) from error
         raise
