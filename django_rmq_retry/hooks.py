@@ -18,7 +18,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import HeadersTooLarge
-from django_rmq_retry.messages.history import TRACE_CONTEXT, traceparent
+from django_rmq_retry.messages.history import TRACE_CONTEXT, Stamp
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.verdict import Verdict
 
@@ -51,7 +51,7 @@ class AroundAttempt:
     @property
     def previous(self) -> str:
         """The W3C trace context of the attempt before; empty for a first attempt, or if no hook has set one."""
-        return self.before or traceparent(self.delivery.headers)
+        return self.before or Stamp.read(self.delivery.headers).traceparent
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

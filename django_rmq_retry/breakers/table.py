@@ -7,10 +7,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import Q, QuerySet
@@ -247,28 +247,14 @@ def _error_of(write: Callable[[], None]) -> Exception | None:
     return None
 
 
-class Report(Protocol):
-    """Facts about this process that it writes to the database, on the thread of ``Watch``."""
-
-    def report(self) -> None:
-        """Write what has changed or is due."""
-
-    def end(self) -> None:
-        """Write that the process ends."""
-
-
 class Watch:
     """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
 
     def __init__(
-        self,
-        gate: BreakerGate,
-        *,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
-        reports: Sequence[Report] = (),
+        self, gate: BreakerGate, halts: Halts, *, around: Callable[[], AbstractContextManager[object]]
     ) -> None:
         self._gate = gate
-        self._reports = reports
+        self._halts = halts
         self._around = around
         self._stopping = threading.Event()
         self._wake = gate.changed
@@ -300,10 +286,10 @@ class Watch:
         try:
             with self._around():
                 wait = self._gate.turn()
-                for one in self._reports:
-                    one.report()
+                self._halts.report()
                 if last:
-                    self._end()
+                    self._gate.end()
+                    self._halts.end()
         except Exception:
             log.exception(
                 "Breakers and pauses could not be exchanged with the database. The next exchange is in %g s",
@@ -311,8 +297,3 @@ class Watch:
             )
             return READ_SECONDS
         return max(wait, 0.02)
-
-    def _end(self) -> None:
-        self._gate.end()
-        for one in self._reports:
-            one.end()

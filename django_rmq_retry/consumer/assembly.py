@@ -96,7 +96,7 @@ def consumer(
     if now.records:
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
         recorded.heartbeat = Heartbeat(recorded, **facts, queues=recorded.pauses.queues)
-    recorded.watch = Watch(breaker_gate, around=FreshConnections, reports=[Halts(lambda: events.halts, name)])
+    recorded.watch = Watch(breaker_gate, Halts(lambda: events.halts, name), around=FreshConnections)
     return recorded
 
 

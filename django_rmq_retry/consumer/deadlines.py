@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
 
+from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import DeadlineExceeded, NoKey
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
@@ -264,20 +264,13 @@ class Deadlines:
         run.raised.release()
 
 
-class Attempt(Protocol):
-    """The part of an attempt that SlowHandlers reads."""
-
-    began: float
-    subscription: Subscription | None
-
-
 class SlowHandlers:
     """Names in the log, once, each handler that has run for so long that the broker may take its message back."""
 
     def __init__(self) -> None:
-        self._named: set[Attempt] = set()
+        self._named: set[AttemptState] = set()
 
-    def look(self, running: Iterable[Attempt], now: float) -> None:
+    def look(self, running: Iterable[AttemptState], now: float) -> None:
         slow = {attempt for attempt in running if now - attempt.began > SLOW_SECONDS}
         for attempt in slow - self._named:
             subscription = attempt.subscription

@@ -139,11 +139,6 @@ def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
     return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)
 
 
-def traceparent(headers: Headers) -> str:
-    """Return the trace context of the attempt before; empty without one, or if it has another form than W3C's."""
-    return Stamp.read(headers).traceparent
-
-
 def _number(headers: Headers, name: str, *, most: int = MOST_ATTEMPTS) -> int:
     value = headers.get(name)
     return value if type(value) is int and 0 < value <= most else 0

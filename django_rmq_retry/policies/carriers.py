@@ -159,8 +159,12 @@ def parked_by_broker(route: Route) -> dict[str, object]:
     """
     if route.work.expired == "drop":
         return {}
-    safe = route.work.type == "quorum" and route.work.overflow == "reject-publish"
-    return dead_letter("", route.park, safe=safe)
+    return dead_letter("", route.park, safe=at_least_once(route.work))
+
+
+def at_least_once(queue: Queue) -> bool:
+    """True if the queue supports at-least-once dead-lettering."""
+    return queue.type == "quorum" and queue.overflow == "reject-publish"
 
 
 @dataclass(frozen=True, slots=True)

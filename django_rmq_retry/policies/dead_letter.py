@@ -13,7 +13,15 @@ from django_rmq_retry.messages.header_names import PREFIX_BYTES
 from django_rmq_retry.messages.history import Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.messages.properties import milliseconds
-from django_rmq_retry.policies.carriers import Additions, Carrier, Hop, Route, dead_letter, parked_by_broker
+from django_rmq_retry.policies.carriers import (
+    Additions,
+    Carrier,
+    Hop,
+    Route,
+    at_least_once,
+    dead_letter,
+    parked_by_broker,
+)
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
     Binding,
@@ -99,12 +107,12 @@ class DeadLetter(Carrier):
         exchange = self._exchange()
         back, back_key = _way_back(route, self.back, self.back_key)
         queue = _round_queue(
-            route, self.queue, milliseconds(self.after), dead_letter(back, back_key, safe=_safe(route))
+            route, self.queue, milliseconds(self.after), dead_letter(back, back_key, safe=at_least_once(route.work))
         )
         bindings = _bindings(exchange, name_of(self.queue), self._keys(route))
         return Additions(
             topology=_written_back(self.back) + exchanges_of(exchange) + queue + Topology(bindings=bindings),
-            arguments=dead_letter(exchange.name, self._key(), safe=_safe(route)),
+            arguments=dead_letter(exchange.name, self._key(), safe=at_least_once(route.work)),
         )
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
@@ -171,7 +179,7 @@ class WaitQueue(Carrier):
     def additions(self, route: Route) -> Additions:
         exchange = self._exchange()
         back, back_key = _way_back(route, self.back, None)
-        queue = _round_queue(route, self.queue, None, dead_letter(back, back_key, safe=_safe(route)))
+        queue = _round_queue(route, self.queue, None, dead_letter(back, back_key, safe=at_least_once(route.work)))
         bindings = _bindings(exchange, name_of(self.queue), _keys(route))
         return Additions(
             topology=_written_back(self.back) + exchanges_of(exchange) + queue + Topology(bindings=bindings),
@@ -201,10 +209,6 @@ class WaitQueue(Carrier):
 def _check_back(back: Exchange | str | None) -> None:
     if isinstance(back, str):
         check_text("exchange name", back)
-
-
-def _safe(route: Route) -> bool:
-    return route.work.type == "quorum" and route.work.overflow == "reject-publish"
 
 
 def _keys(route: Route) -> list[str]:

@@ -158,9 +158,7 @@ class RetryThenPark(Policy):
         made = plural(failure.attempt, "attempt")
         if attempts is not None and failure.attempt >= attempts:
             return park(Reason.EXHAUSTED, f"Gave up after {made}: {cause}", cause)
-        delay = _own_delay(failure.error, self.via)
-        if delay is None:
-            delay = backoff.delay(failure.attempt, failure.chance)
+        delay = _delay(failure, backoff, self.via)
         if self.budget is not None and failure.age + delay > self.budget:
             spent = f"the next one would exceed the budget of {self.budget:g} s"
             return park(Reason.EXHAUSTED, f"Gave up after {made}: {spent}: {cause}", cause)
@@ -206,10 +204,7 @@ class StopTheLine(Policy):
             return park(Reason.PERMANENT, f"Non-retryable: {cause}", cause)
         if self.attempts is not None and failure.attempt >= self.attempts:
             return park(Reason.EXHAUSTED, f"Gave up after {plural(failure.attempt, 'attempt')}: {cause}", cause)
-        delay = _own_delay(failure.error, self.via)
-        if delay is None:
-            delay = self.backoff.delay(failure.attempt, failure.chance)
-        return halt(delay, cause)
+        return halt(_delay(failure, self.backoff, self.via), cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,10 +246,12 @@ def _matches(error: BaseException, kinds: Errors) -> bool:
     return isinstance(error, kinds if isinstance(kinds, type) else tuple(kinds))
 
 
-def _own_delay(error: BaseException, via: Carrier) -> float | None:
-    if not isinstance(error, Retry) or error.after is None or via.pace is not None:
-        return None
-    return min(error.after, LONGEST_WAIT_SECONDS)
+def _delay(failure: Failure, backoff: Backoff, via: Carrier) -> float:
+    """Return the wait that a Retry asks for, unless the carrier sets its own pace; else that of the back-off."""
+    error = failure.error
+    if isinstance(error, Retry) and error.after is not None and via.pace is None:
+        return min(error.after, LONGEST_WAIT_SECONDS)
+    return backoff.delay(failure.attempt, failure.chance)
 
 
 def _note_of(error: BaseException) -> ErrorNote:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer import deadlines as room
 from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, SlowHandlers, TimedRun
+from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.call import Unready
@@ -75,13 +76,9 @@ def test_a_strict_handler_has_no_deadline_where_the_broker_waits() -> None:
 
 
 def test_a_handler_that_runs_for_long_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    @dataclass(eq=False)
-    class Running:
-        began: float
-        subscription: Subscription | None
-
     slow, quick = (
-        Running(began, subscription(RetryThenPark(), name=name)) for began, name in ((0, "slow"), (900, "quick"))
+        AttemptState(delivery(), delivery(), began=began, subscription=subscription(RetryThenPark(), name=name))
+        for began, name in ((0, "slow"), (900, "quick"))
     )
     watch = SlowHandlers()
     with caplog.at_level(logging.WARNING, "django_rmq_retry"):
