@@ -55,7 +55,8 @@ class _Fields:
 class _Freezing(type):
     """The metaclass that creates a Delivery with the constructor of `_Fields` and then changes its class to freeze it.
 
-    The constructor of a frozen dataclass takes four times as long, and each message needs two Delivery objects.
+    Each message needs two of them. By timeit, a frozen dataclass takes twice as long to create, and
+    `dataclasses.replace` five times as long as `ready`.
     """
 
     def __call__(cls, **fields: Any) -> Any:
@@ -77,7 +78,6 @@ class Delivery(_Fields, metaclass=_Freezing):
 
     def ready(self, *, attempt: int, data: object, key: str | None = None) -> "Delivery":
         """Return a copy of the delivery with the attempt, data and ordering key that the handler needs."""
-        # Not dataclasses.replace(): it takes three times as long, and this runs for every message.
         delivery: Any = _Fields(
             queue=self.queue,
             body=self.body,

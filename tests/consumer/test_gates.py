@@ -1,6 +1,7 @@
 """Several gates: each receives the verdict on a run once, even if another gate fails."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,8 @@ from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import Unready
-from django_rmq_retry.messages import DONE, Settlement
-from django_rmq_retry.policies import ACK, Verdict, retry
+from django_rmq_retry.messages import DONE, Reason, Settlement
+from django_rmq_retry.policies import ACK, Verdict, park, retry
 from tests.consumer.attempts import attempts_of
 from tests.handlers.factories import delivery
 
@@ -24,7 +25,7 @@ class One:
         self.failing = failing
         self.heard: list[Verdict] = []
 
-    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | Verdict | None:
         return None
 
     def leave(
@@ -75,3 +76,19 @@ def test_the_next_attempt_of_a_message_is_reported_to_all_gates() -> None:
     assert made(message) is DONE
     assert [(one.kind, one.counted) for one in first.heard] == [(SPARED.kind, False), (ACK.kind, True)]
     assert second.heard == [ACK]
+
+
+def test_a_message_that_a_gate_parks_is_recorded_and_not_run() -> None:
+    class Parking(One):
+        def enter(self, delivery: Delivery, subscription: Subscription) -> Verdict:
+            return replace(park(Reason.PERMANENT, "it cannot wait"), counted=False)
+
+    runs: list[Delivery] = []
+    noted: list[Verdict] = []
+    gate = Parking()
+    copy = attempts(runs.append, noted, gate)(delivery()).copy
+
+    assert copy is not None
+    assert (copy.routing_key, copy.headers["rmq-retry-detail"]) == ("payments.parked", "it cannot wait")
+    assert "rmq-retry-attempts" not in copy.headers
+    assert ([one.detail for one in noted], runs, gate.heard) == (["it cannot wait"], [], [])
