@@ -115,7 +115,7 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
     check_writable(set_aside(arrival, "no database", queue="unrecorded"))
 
 
-@pytest.mark.parametrize("redelivered", [False, True], ids=["new", "redelivered"])
+@pytest.mark.parametrize("redelivered", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_no_hostile_header_prevents_parking(policy: Policy, redelivered: bool) -> None:
     for name in NAMES:

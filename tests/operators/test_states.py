@@ -211,5 +211,5 @@ def ticket_of(copy: Message) -> tuple[int, int]:
 @pytest.mark.django_db
 def test_records_match_a_model_after_any_sequence_of_actions() -> None:
     checks = list(HealthCheck)
-    how = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=checks)
+    how = settings(max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=checks)
     run_state_machine_as_test(Records, settings=how)
