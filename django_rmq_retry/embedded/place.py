@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class NotRunning(ConfigurationError):
     """No embedded broker runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         super().__init__(NO_BROKER)
 
 
@@ -39,7 +38,6 @@ class AlreadyRunning(ConfigurationError):
     """Another process runs the embedded broker."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         super().__init__(f"The embedded broker of this project is already running. Its log and port are in {folder}.")
 
 
@@ -54,7 +52,7 @@ class RunningBroker:
     """The port of a broker, and whether a consumer started it."""
 
     port: int
-    brought: bool
+    brought: bool = False
 
 
 def port_of(folder: Path) -> int:
@@ -65,13 +63,13 @@ def port_of(folder: Path) -> int:
 def place_of(folder: Path) -> RunningBroker:
     """Return the place of the running broker, or raise NotRunning."""
     if not folder.exists():
-        raise NotRunning(folder)
+        raise NotRunning
     _check(folder)
     with suppress(OSError, ValueError, KeyError, TypeError):
         if _locked(folder):
             note = json.loads((folder / _NOTE).read_text())
             return RunningBroker(port=int(note["port"]), brought=bool(note["brought"]))
-    raise NotRunning(folder)
+    raise NotRunning
 
 
 def prepare(folder: Path) -> None:
@@ -82,33 +80,28 @@ def prepare(folder: Path) -> None:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator["BrokerClaim"]:
-    """Hold the right to be the folder's broker, or raise AlreadyRunning."""
+def claimed(folder: Path) -> Iterator[Callable[[RunningBroker], None]]:
+    """Be the folder's broker, or raise AlreadyRunning; the yielded function publishes the port.
+
+    The right ends with the process, even with a killed one.
+    """
     prepare(folder)
+    note = folder / _NOTE
+
+    def publish(running: RunningBroker) -> None:
+        draft = folder / f"{_NOTE}.{os.getpid()}"
+        draft.write_text(json.dumps({"port": running.port, "pid": os.getpid(), "brought": running.brought}))
+        draft.replace(note)
+
     with (folder / _LOCK).open("a") as lock:
         if not any(_taken(lock) for _ in range(_TRIES)):
             raise AlreadyRunning(folder)
         # A killed broker leaves its note behind, which would pass for ours.
-        (folder / _NOTE).unlink(missing_ok=True)
-        claim = BrokerClaim(folder, lock)
+        note.unlink(missing_ok=True)
         try:
-            yield claim
+            yield publish
         finally:
-            (folder / _NOTE).unlink(missing_ok=True)
-
-
-class BrokerClaim:
-    """The right to be the broker; it ends with the process, even with a killed one."""
-
-    def __init__(self, folder: Path, lock: IO[str]) -> None:
-        self.folder = folder
-        self._lock = lock
-
-    def publish(self, port: int, *, brought: bool = False) -> None:
-        """Write the broker's port to the folder, atomically."""
-        draft = self.folder / f"{_NOTE}.{os.getpid()}"
-        draft.write_text(json.dumps({"port": port, "pid": os.getpid(), "brought": brought}))
-        draft.replace(self.folder / _NOTE)
+            note.unlink(missing_ok=True)
 
 
 def _taken(lock: IO[str]) -> bool:

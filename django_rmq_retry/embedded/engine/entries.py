@@ -266,7 +266,7 @@ class Counts:
         behaviour = self._behaviour
         shown = b""
         if entry.count:
-            shown = b"\x10x-delivery-countl" + _LONG.pack(entry.count)
+            shown = delivery_count(entry.count)
         # Until the first return to this queue, 4.3 shows the count of the dead letter in both headers.
         acquired = entry.acquired or entry.count
         if acquired and behaviour.acquired_count:
@@ -287,6 +287,6 @@ def count(entry: Entry, how: Return, behaviour: Behaviour) -> None:
         entry.unkept += how not in behaviour.kept
 
 
-def carried(number: int) -> bytes:
-    """Return the header of a count that the message brought from another queue."""
+def delivery_count(number: int) -> bytes:
+    """Return the encoded header x-delivery-count."""
     return b"\x10x-delivery-countl" + _LONG.pack(number)

@@ -7,7 +7,16 @@ from typing import Literal
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.consumers import BrokerConsumer, Roster
-from django_rmq_retry.embedded.engine.entries import NEVER, Counts, Delayed, Entry, begin, carried, count, ready_for
+from django_rmq_retry.embedded.engine.entries import (
+    NEVER,
+    Counts,
+    Delayed,
+    Entry,
+    begin,
+    count,
+    delivery_count,
+    ready_for,
+)
 from django_rmq_retry.embedded.engine.envelopes import StoredMessage, with_table
 from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.engine.store import Detail, DurableStore, MessagePlace
@@ -369,6 +378,6 @@ def dressed(queue: BrokerQueue, entry: Entry) -> tuple[bytes, bool]:
         return message.raw, entry.redelivered or marked
     shown = queue.counts.headers(entry)
     if not shown and message.count:
-        shown = carried(message.count)
+        shown = delivery_count(message.count)
     raw = with_table(message.raw, drop=_COUNTS, add=shown) if shown else message.raw
     return raw, entry.redelivered or bool(message.count)

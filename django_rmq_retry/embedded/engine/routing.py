@@ -72,7 +72,7 @@ class BrokerExchange:
 
     def add(self, binding: BrokerBinding) -> bool:
         """Add a binding; return False if an equal one exists."""
-        if any(one.like(binding) for one in self.by_key.get(binding.key, ())):
+        if self.find(binding) is not None:
             return False
         self.bindings[binding] = None
         self.by_key.setdefault(binding.key, []).append(binding)
@@ -193,8 +193,13 @@ class Router:
 
     def unbind(self, binding: BrokerBinding) -> None:
         equal = binding.source.find(binding)
-        if equal is not None:
-            self._remove(equal)
+        if equal is None:
+            return
+        equal.source.remove(equal)
+        self._into[equal.destination].pop(equal, None)
+        if (kept := equal.kept()) is not None:
+            self._store.unbound(kept)
+        self._source_left(equal.source)
 
     def remove_queue(self, queue: BrokerQueue) -> None:
         del self.queues[queue.name]
@@ -216,13 +221,6 @@ class Router:
         for binding in list(self._into.pop(destination, ())):
             binding.source.remove(binding)
             self._source_left(binding.source)
-
-    def _remove(self, binding: BrokerBinding) -> None:
-        binding.source.remove(binding)
-        self._into[binding.destination].pop(binding, None)
-        if (kept := binding.kept()) is not None:
-            self._store.unbound(kept)
-        self._source_left(binding.source)
 
     def _source_left(self, exchange: BrokerExchange) -> None:
         if exchange.spec.auto_delete and not exchange.bindings:

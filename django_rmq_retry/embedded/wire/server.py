@@ -283,13 +283,13 @@ def serve(
     begun: Callable[[BrokerServer], None] = lambda _server: None,
 ) -> None:
     """Be the folder's broker until SIGTERM or SIGINT, or until no client has been connected for `linger` seconds."""
-    with place.claimed(folder) as claim:
+    with place.claimed(folder) as publish:
         broker = Broker(behaviour, file=folder / place.FILE_NAME if durable else None)
         try:
             server = BrokerServer(broker, port=port, linger=linger)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.stop())
-            claim.publish(server.port, brought=linger is not None)
+            publish(place.RunningBroker(port=server.port, brought=linger is not None))
             begun(server)
             server.run()
         finally:

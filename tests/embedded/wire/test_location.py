@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq_retry.embedded import place
-from django_rmq_retry.embedded.place import AlreadyRunning, NotRunning, claimed, folder_of, port_of
+from django_rmq_retry.embedded.place import AlreadyRunning, NotRunning, RunningBroker, claimed, folder_of, port_of
 from django_rmq_retry.errors import ConfigurationError
 
 
@@ -17,10 +17,10 @@ def test_no_broker_runs_in_a_missing_folder(tmp_path: Path) -> None:
 
 def test_a_claimed_folder_gives_the_port_until_the_claim_ends(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
-    with claimed(folder) as claim:
+    with claimed(folder) as publish:
         with pytest.raises(NotRunning):
             port_of(folder)
-        claim.publish(4711)
+        publish(RunningBroker(port=4711))
         found = port_of(folder)
 
     assert found == 4711
