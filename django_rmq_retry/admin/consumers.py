@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.admin import pages
-from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.admin.pages import Pages, migrated, needs
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health import processes
 from django_rmq_retry.health.processes import Process, ProcessState
@@ -54,10 +54,8 @@ class ConsumerProcessAdmin(Pages):
         return [url for url in super().get_urls() if url.name == "rmq_retry_consumerprocess_changelist"]
 
     @migrated
+    @needs("view_status")
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_status")
-        if why:
-            return self.refused(request, why)
         rows = [ProcessRow.of(one) for one in processes.processes()]
         return self.page(
             request,

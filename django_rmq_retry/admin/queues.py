@@ -13,12 +13,11 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry.admin import pages
-from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.admin.pages import Pages, migrated, needs
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, PAUSED, PROBING, QueueState
-from django_rmq_retry.health.problems import Queues, excused
-from django_rmq_retry.health.rules import Problem, Severity
+from django_rmq_retry.health.problems import Judged, Queues, excused
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -99,14 +98,9 @@ class Standstills:
             standstills[one.queue] = Standstill(kind=kind, sign=sign, label=label, explanation=explanation)
         return cls(of=standstills, excused=excused(still, now))
 
-    def judged(self, levels: Sequence[Level]) -> list[tuple[Level, list[Problem], Problem | None]]:
-        """Return each queue with its problems and a remark, as far as they have words for a row."""
-        rows = []
-        for level, problems in Queues(levels=levels, excused=self.excused).judged():
-            shown = [problem for problem in problems if problem.rule.row]
-            errors = [problem for problem in shown if problem.severity is Severity.ERROR]
-            rows.append((level, errors, next((one for one in shown if one not in errors), None)))
-        return rows
+    def judged(self, levels: Sequence[Level]) -> list[Judged]:
+        """Return the queues with their problems."""
+        return Queues(levels=levels, excused=self.excused).judged()
 
 
 @admin.register(QueueControl)
@@ -123,10 +117,8 @@ class QueueControlAdmin(Pages):
         return [own, *(url for url in super().get_urls() if url.name == "rmq_retry_queuecontrol_changelist")]
 
     @migrated
+    @needs("view_queue")
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_queue")
-        if why:
-            return self.refused(request, why)
         now = table.now()
         return self.page(
             request,
@@ -138,11 +130,9 @@ class QueueControlAdmin(Pages):
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )
 
+    @needs("view_queue", "pause_queue")
     def change_state(self, request: HttpRequest) -> HttpResponse:
         """Pause or resume the queue, depending on the button."""
-        why = pages.refusal(request, "view_queue") or pages.refusal(request, "pause_queue")
-        if why:
-            return self.refused(request, why)
         queue, reason, action = (request.POST.get(name, "") for name in ("queue", "reason", "action"))
         _label, span = SPANS.get(request.POST.get("span", ""), SPANS[""])
         actor = Actor.of_request(request)

@@ -226,7 +226,7 @@ def targets_of(findings: Report, look: broker_look.Look) -> list[Target]:
     """Return the queues that messages would go to, the one with the most messages first."""
     queues = findings.queues[:5]
     still = Standstills.among(queue for queue, _count in queues)
-    problems = {level.queue: [problem.row for problem in errors] for level, errors, _ in still.judged(look.levels)}
+    problems = {one.level.queue: [problem.row for problem in one.errors] for one in still.judged(look.levels)}
     return [
         Target(
             queue=queue,

@@ -16,15 +16,14 @@ from django.utils.translation import ngettext, ngettext_lazy
 
 from django_rmq_retry import server
 from django_rmq_retry.admin import broker_look, labels, pages
-from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.admin.pages import Pages, migrated, needs
 from django_rmq_retry.admin.queues import Standstill, Standstills
 from django_rmq_retry.admin.timeline import activity
-from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import blocked, outbox, parked
-from django_rmq_retry.health.problems import Limits, blind, in_blocked, in_outbox
-from django_rmq_retry.health.rules import Code, Problem
+from django_rmq_retry.health.problems import Judged, Limits, blind, in_blocked, in_outbox
+from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked import declared
@@ -67,7 +66,7 @@ def halted_text(line: QueueControl) -> str:
 
 def alarms(
     request: HttpRequest,
-    rows: Sequence[tuple[Level, Sequence[Problem], Problem | None]],
+    rows: Sequence[Judged],
     still: Mapping[str, Standstill],
     *,
     recent: int,
@@ -87,8 +86,7 @@ def alarms(
         yield Alarm(text=f"{queue}: {one.explanation}", address=queues, link=link)
     for line in halts:
         yield Alarm(text=f"{line.queue}: {halted_text(line)}.")
-    for _level, problems, _remark in rows:
-        yield from (Alarm(text=problem.line) for problem in problems)
+    yield from (Alarm(text=problem.line) for row in rows for problem in row.errors)
     if recent:
         yield _just_parked(recent, address)
 
@@ -142,10 +140,8 @@ class LiveStatusAdmin(Pages):
         return [url for url in super().get_urls() if url.name == "rmq_retry_livestatus_changelist"]
 
     @migrated
+    @needs("view_status")
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = pages.refusal(request, "view_status")
-        if why:
-            return self.refused(request, why)
         broker_look.remember(declared.rows())
         seen, halts = broker_look.look(), halted()
         stood = {line.queue: halted_text(line) for line in halts}
@@ -161,13 +157,13 @@ class LiveStatusAdmin(Pages):
             look=seen,
             levels=[
                 (
-                    level,
-                    labels.ROLES[level.role],
-                    [problem.row for problem in errors],
-                    stood.get(level.queue) or (remark.row if remark else ""),
-                    still.of.get(level.queue),
+                    row.level,
+                    labels.ROLES[row.level.role],
+                    [problem.row for problem in row.errors],
+                    stood.get(row.level.queue) or row.remark,
+                    still.of.get(row.level.queue),
                 )
-                for level, errors, remark in rows
+                for row in rows
             ],
             blind=blind(seen.gauged),
             alarms=problems[:MOST_ALARMS],

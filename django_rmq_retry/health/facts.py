@@ -166,11 +166,17 @@ class Unanswered(Exception):
 
 
 def surveyed(timeout: float) -> tuple[Survey | None, str]:
-    """Return the figures from the database, or None and the reason in one line."""
+    """Return the figures from the database, or None and the reason in one line; without records there may be none."""
     try:
-        return in_time(_surveyed, router.db_for_read(ParkedMessage), timeout)
-    except Unanswered as error:
-        return None, str(error)
+        return in_time(survey, router.db_for_read(ParkedMessage), timeout), ""
+    except (Unmigrated, ImproperlyConfigured) as error:
+        return None, _one_line(error) if settings().records else ""
+    except (DatabaseError, Unanswered) as error:
+        return None, _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def in_time(ask: Callable[[], T], alias: str, timeout: float) -> T:
@@ -202,14 +208,3 @@ def only(alias: str) -> bool:
     """Return True if no other connection sees the data of this thread's connection."""
     connection = connections[alias]
     return connection.in_atomic_block or bool(getattr(connection, "is_in_memory_db", bool)())
-
-
-def _surveyed() -> tuple[Survey | None, str]:
-    used = settings().records
-    try:
-        return survey(), ""
-    except Unmigrated as error:
-        return None, str(error) if used else ""
-    except (DatabaseError, ImproperlyConfigured) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        return None, text if used or isinstance(error, DatabaseError) else ""

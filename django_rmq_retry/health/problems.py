@@ -29,6 +29,7 @@ from django_rmq_retry.health.rules import (
     VANISHED,
     Code,
     Problem,
+    Severity,
 )
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import RunState, RunWait
@@ -77,6 +78,24 @@ def blind(gauged: Gauged) -> object:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One queue with all its problems."""
+
+    level: Level
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> list[Problem]:
+        """Those that its row in a table shows as problems."""
+        return [one for one in self.problems if one.rule.row and one.severity is Severity.ERROR]
+
+    @property
+    def remark(self) -> str:
+        """What its row shows if there is no error."""
+        return next((one.row for one in self.problems if one.rule.row and one.severity is not Severity.ERROR), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queues:
     """All queues at once: whether one is in trouble depends on others too."""
 
@@ -86,9 +105,8 @@ class Queues:
     vhost: str = "/"
     """The virtual host as a word of a shell command."""
 
-    def judged(self) -> list[tuple[Level, tuple[Problem, ...]]]:
-        """Return each level with its problems."""
-        return [(level, tuple(self._of(level))) for level in self.levels]
+    def judged(self) -> list[Judged]:
+        return [Judged(level=level, problems=tuple(self._of(level))) for level in self.levels]
 
     def _of(self, level: Level) -> Iterator[Problem]:
         problem = partial(Problem, subject=level.queue, count=level.ready or 0)

@@ -246,7 +246,7 @@ class BrokerExamination:
         levels = gauge(sight.it, topology, formers).levels
         idle = excused(states_of(survey), server.now(survey.alias).timestamp()) if survey else frozenset[str]()
         judged = Queues(levels=levels, excused=idle, limits=self._limits, vhost=sight.vhost).judged()
-        found = [problem for _, problems in judged for problem in problems if problem.code not in OF_PLAN]
+        found = [problem for one in judged for problem in one.problems if problem.code not in OF_PLAN]
         yield from found
         if settings().records:
             yield from _unrecorded(sight, topology)

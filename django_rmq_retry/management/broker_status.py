@@ -18,6 +18,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import Survey, surveyed
 from django_rmq_retry.health.problems import (
+    Judged,
     Limits,
     Queues,
     blind,
@@ -63,7 +64,7 @@ class QueueRow:
 
     level: Level
     errors: tuple[Problem, ...]
-    remark: Problem | None
+    remark: str
     stopped: QueueControl | None
     halted: QueueControl | None
 
@@ -77,7 +78,7 @@ class QueueRow:
         if self.halted:
             at = clock(self.halted.halted_at, terminal=False) if self.halted.halted_at else ""
             return f"■ halted since {at}, attempt {self.halted.halted_attempt}: {self.halted.halted_error}", "WARNING"
-        return (f"! {self.remark.row}", "WARNING") if self.remark else ("ok", "")
+        return (f"! {self.remark}", "WARNING") if self.remark else ("ok", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
     found = list(in_survey(survey, now, limits)) if survey else []
     breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
     judged = Queues(levels=gauged.levels, excused=excused(states_of(survey), now.timestamp()), limits=limits).judged()
-    rows = tuple(_row(level, problems, breakers.pop(level.queue, None), survey) for level, problems in judged)
+    rows = tuple(_row(one, breakers.pop(one.level.queue, None), survey) for one in judged)
     found = [
         *_drift(plan, rows),
         *([unusable(router.db_for_read(QueueControl), trouble)] if trouble else []),
@@ -148,17 +149,11 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
     )
 
 
-def _row(level: Level, problems: Sequence[Problem], breaker: Problem | None, survey: Survey | None) -> QueueRow:
-    shown = [*(problem for problem in problems if problem.rule.row), *([breaker] if breaker else [])]
+def _row(judged: Judged, breaker: Problem | None, survey: Survey | None) -> QueueRow:
     controls = (survey.stopped, survey.halted) if survey else ((), ())
-    stopped, halted = (next((one for one in each if one.queue == level.queue), None) for each in controls)
-    return QueueRow(
-        level=level,
-        errors=tuple(problem for problem in shown if problem.severity is Severity.ERROR),
-        remark=next((problem for problem in shown if problem.severity is not Severity.ERROR), None),
-        stopped=stopped,
-        halted=halted,
-    )
+    stopped, halted = (next((one for one in each if one.queue == judged.level.queue), None) for each in controls)
+    errors = (*judged.errors, *([breaker] if breaker else []))
+    return QueueRow(level=judged.level, errors=errors, remark=judged.remark, stopped=stopped, halted=halted)
 
 
 def _drift(plan: Plan, rows: Sequence[QueueRow]) -> Iterator[Problem]:
@@ -322,7 +317,7 @@ def _queue_data(row: QueueRow) -> Mapping[str, object]:
         "stopped": row.stopped is not None,
         "problems": [problem.row for problem in row.errors if problem.code is not Code.BREAKER_OPEN],
         "abandoned": level.abandoned,
-        "remark": row.remark.row if row.remark else "",
+        "remark": row.remark,
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from django.db import connections
 from django.db.models import Count, Min
@@ -29,6 +29,8 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.telemetry.exposition import Family, text_of
 from django_rmq_retry.telemetry.meter import Board
 from django_rmq_retry.topology.declarations import Role
+
+T = TypeVar("T")
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -136,7 +138,8 @@ class Figures:
 
     def read(self) -> list[Family]:
         """Return the figures that can be read now."""
-        reading, levels = self._reading(), self._gauged()
+        reading = self._tried("database", self._reading) if settings().records else None
+        levels = self._tried("broker", _gauged)
         found: list[Family] = []
         if settings().records:
             found.append(_one("database_up", "1 if the database answered.", reading is not None))
@@ -147,34 +150,22 @@ class Figures:
             found += self._of_broker(levels, reading)
         return found
 
-    def _reading(self) -> Reading | None:
-        if not settings().records:
-            return None
+    def _tried(self, what: str, read: Callable[[], T]) -> T | None:
+        """Return what was read. A failure is logged once, until the next reading that succeeds."""
         try:
-            with self._around():
-                found = _read()
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything
-            self._missed("database", error)
+            found = read()
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything, and a broker may be away
+            if what not in self._failing:
+                self._failing.add(what)
+                text = "The figures of the %s for metrics cannot be read, which is tried again: %s"
+                log.warning(text, what, " ".join(str(error).split()), extra={"event": "figures"})
             return None
-        self._failing.discard("database")
+        self._failing.discard(what)
         return found
 
-    def _gauged(self) -> Sequence[Level] | None:
-        try:
-            with Session(settings().access(), purpose="metrics", patience=PATIENCE_SECONDS) as session:
-                found = gauge(Declarer(session), registry.topology()).levels
-        except Exception as error:  # noqa: BLE001 - a broker that is away is no reason to end
-            self._missed("broker", error)
-            return None
-        self._failing.discard("broker")
-        return found
-
-    def _missed(self, what: str, error: Exception) -> None:
-        """Log a failure once, until the next reading that succeeds."""
-        if what not in self._failing:
-            self._failing.add(what)
-            text = "The figures of the %s for metrics cannot be read, which is tried again: %s"
-            log.warning(text, what, " ".join(str(error).split()), extra={"event": "figures"})
+    def _reading(self) -> Reading:
+        with self._around():
+            return _read()
 
     def _named(self, queue: str) -> str:
         return queue if any(one.queue.name == queue for one in self._work_queues) else OTHERS
@@ -259,6 +250,11 @@ def _read() -> Reading:
         parked=tuple(ParkedCount(*row) for row in rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
         runs=dict(runs.annotate(n=Count("pk"))),
     )
+
+
+def _gauged() -> Sequence[Level]:
+    with Session(settings().access(), purpose="metrics", patience=PATIENCE_SECONDS) as session:
+        return gauge(Declarer(session), registry.topology()).levels
 
 
 def _one(name: str, about: str, value: float) -> Family:

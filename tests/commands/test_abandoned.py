@@ -364,9 +364,9 @@ def test_the_admin_shows_former_queues(amqp: BlockingChannel) -> None:
     seen = broker_look.look()
     broker_look.forget()
     told = {
-        level.queue: [problem.row for problem in problems]
-        for level, problems in Queues(levels=seen.levels).judged()
-        if level.abandoned
+        one.level.queue: [problem.row for problem in one.problems]
+        for one in Queues(levels=seen.levels).judged()
+        if one.level.abandoned
     }
 
     empty = ["abandoned, empty: manage.py rmq_delete shop.broken"]

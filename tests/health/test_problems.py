@@ -90,7 +90,7 @@ LEVELS: list[tuple[list[Level], list[str]]] = [
 def test_queues(levels: list[Level], expected: list[str]) -> None:
     judged = Queues(levels=levels, excused={"resting"}, limits=STRICT).judged()
 
-    assert [f"{one.queue} {problem.code.name}" for one, problems in judged for problem in problems] == expected
+    assert [f"{one.level.queue} {problem.code.name}" for one in judged for problem in one.problems] == expected
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_a_former_queue_is_moved_with_its_work_queue_unless_others_consume_that(
 ) -> None:
     work = level("old", abandoned=True, consumers=consumers)
     parked = level("old.parked", Role.PARKED, abandoned=True, home=home, ready=1)
-    [_, (_, [problem])] = Queues(levels=[work, parked]).judged()
+    [_, judged] = Queues(levels=[work, parked]).judged()
 
-    assert problem.fix == command
+    assert [problem.fix for problem in judged.problems] == [command]
 
 
 @pytest.mark.parametrize(
