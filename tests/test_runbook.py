@@ -271,20 +271,3 @@ OF_A_CLUSTER = {"Retries do not return after an update of RabbitMQ"}
 
 def test_every_symptom_of_the_runbook_is_produced() -> None:
     assert set(sections()) - OF_A_CLUSTER == set(SCENES)
-
-
-@pytest.mark.parametrize(
-    ("block", "have", "lost"),
-    [
-        ("$ a\none\n", ["$ a", "one"], []),
-        ("$ a\none\n", ["$ a", "one", "two"], ["two"]),
-        ("$ a\ntwo\n", ["$ a", "one", "two"], ["two"]),
-        ("$ a\n…\ntwo\n", ["$ a", "one", "two"], []),
-        ("$ a\n…\none\n…\n", ["$ a", "two"], ["one"]),
-        ("log 2\n", ["log 1", "log 2", "log 3"], []),
-        ("log 2\nlog 1\n", ["log 1", "log 2"], ["log 1"]),
-        ("since 5 s ago\n", ["since 17 s ago"], []),
-    ],
-)
-def test_a_differing_block_is_detected(block: str, have: list[str], lost: list[str]) -> None:
-    assert missing(block, have) == lost

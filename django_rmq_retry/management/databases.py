@@ -15,7 +15,7 @@ from django_rmq_retry.server import uncertain
 
 UNREACHABLE = (OperationalError, InterfaceError)
 """The errors of Django's database drivers for a lost connection, among other causes."""
-MOST_WORDS = 300
+LONGEST_ERROR = 300
 """The longest text of a database's error in a sentence."""
 
 
@@ -138,4 +138,4 @@ def _tables_of(alias: str, otherwise: set[str]) -> set[str]:
 
 def _words(error: Exception) -> str:
     text = " ".join(str(error.args[-1] if error.args else error).split()) or type(error).__name__
-    return short(text, MOST_WORDS)
+    return short(text, LONGEST_ERROR)
