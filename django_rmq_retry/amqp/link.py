@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from django_rmq_retry.amqp.address import Access, Host
 from django_rmq_retry.amqp.connection import Connection, parameters
+from django_rmq_retry.amqp.frames import FRAME_MAX
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.refusals import cause_of, denied, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
@@ -15,8 +16,6 @@ MOST_VHOST_REFUSALS, VHOST_DELETED_SECONDS = 5, 30.0
 """Refusals in a row, and seconds since the first of them, after which a virtual host that existed before counts as
 deleted. A user that is made again has no rights until they are granted, which may take some seconds.
 """
-SMALLEST_FRAME_BYTES = 131_072
-"""RabbitMQ's own frame_max; a smaller one is refused, because headers that fill it must fit into a copy, too."""
 HEALTHY_SECONDS = 5.0
 """Seconds after which a connection counts as healthy, and its loss is followed by a short wait only."""
 
@@ -97,7 +96,8 @@ class Link:
             connection.close()
             return
         self.connection, self._dialled = connection, None
-        if connection.frame_max < SMALLEST_FRAME_BYTES:
+        if connection.frame_max < FRAME_MAX:
+            # Headers that fill a frame of the default size must fit into a copy, too.
             error = BrokerUnfit(_small_frames(self._access.shown, connection.frame_max))
             self.close(lambda: self._refused(error))
             return
@@ -159,5 +159,5 @@ class Link:
 def _small_frames(address: str, most: int) -> str:
     return (
         f"The broker at {address} takes frames of {most} bytes, and a message whose headers need more could neither be "
-        f"retried nor parked. Set frame_max = {SMALLEST_FRAME_BYTES}, RabbitMQ's default, in rabbitmq.conf."
+        f"retried nor parked. Set frame_max = {FRAME_MAX}, RabbitMQ's default, in rabbitmq.conf."
     )
