@@ -165,7 +165,7 @@ class MeterTable:
                     return first
             elif rows.filter(next_at=known).update(next_at=following):
                 return first
-        # Other processes won each time: the rate is in effect, and for now they use all of it.
+        # Each update lost to one of another process: for now the others take all start times, and this one asks again.
         return -now
 
     def _inserted(self, handler: str, following: datetime) -> bool:

@@ -16,7 +16,8 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.inbox.once import alias_of, digest_of, key_by_id
+from django_rmq_retry.inbox.names import digest_of, key_by_id
+from django_rmq_retry.inbox.once import alias_of
 from django_rmq_retry.messages.identity import named_by_bytes
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind

@@ -150,7 +150,7 @@ class Order:
             self._forget(delivery.queue, key)
 
     def _resolved_elsewhere(self, delivery: Delivery, key: str) -> None:
-        """Unblock other keys that the message blocks: ``order_by`` or the handler's name changed after it failed."""
+        """Unblock keys that the message has blocked under an earlier ``order_by`` or name of its handler."""
         names = MessageNames.of(delivery)
         rows = BlockedKey.objects.using(database()).filter(
             identity=names.identity, name=names.name, queue=delivery.queue

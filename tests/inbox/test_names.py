@@ -17,7 +17,8 @@ from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named
-from django_rmq_retry.inbox.once import NAME_LENGTH, insert, name_for, once, present
+from django_rmq_retry.inbox.names import NAME_LENGTH, name_for
+from django_rmq_retry.inbox.once import insert, once, present
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
