@@ -9,8 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext_lazy
 
-from django_rmq_retry.admin import pages
-from django_rmq_retry.admin.pages import Pages, migrated, needs
+from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health import processes
 from django_rmq_retry.health.processes import Process, ProcessState
@@ -46,16 +45,10 @@ class ProcessRow:
 class ConsumerProcessAdmin(Pages):
     """One page, in the place of the model's list."""
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not pages.refusal(request, "view_status")
+    sees = "view_status"
+    one_page = True
 
-    def get_urls(self) -> list[Any]:
-        """Offer no page for a single process."""
-        return [url for url in super().get_urls() if url.name == "rmq_retry_consumerprocess_changelist"]
-
-    @migrated
-    @needs("view_status")
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         rows = [ProcessRow.of(one) for one in processes.processes()]
         return self.page(
             request,

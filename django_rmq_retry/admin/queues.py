@@ -7,13 +7,12 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path
+from django.urls import URLPattern
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import pages
-from django_rmq_retry.admin.pages import Pages, migrated, needs
+from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, PAUSED, PROBING, QueueState
@@ -107,18 +106,13 @@ class Standstills:
 class QueueControlAdmin(Pages):
     """One page, in the place of the model's list."""
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not pages.refusal(request, "view_queue")
+    sees = "view_queue"
+    one_page = True
 
-    def get_urls(self) -> list[Any]:
-        """Offer no page for a single queue."""
-        view = self.admin_site.admin_view(require_POST(self.change_state))
-        own = path("change_state/", view, name="rmq_retry_queuecontrol_change_state")
-        return [own, *(url for url in super().get_urls() if url.name == "rmq_retry_queuecontrol_changelist")]
+    def own_urls(self) -> list[URLPattern]:
+        return [self.own_url("change_state/", "change_state", require_POST(self.change_state))]
 
-    @migrated
-    @needs("view_queue")
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         now = table.now()
         return self.page(
             request,
@@ -126,7 +120,7 @@ class QueueControlAdmin(Pages):
             part="parts/queues.html",
             title=_("Queues"),
             rows=[ControlRow.of(one, now, number) for number, one in enumerate(controls.queue_states(), start=1)],
-            why_not=pages.refusal(request, "pause_queue"),
+            why_not=refusal(request, "pause_queue"),
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )
 

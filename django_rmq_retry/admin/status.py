@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from django_rmq_retry import server
-from django_rmq_retry.admin import broker_look, labels, pages
-from django_rmq_retry.admin.pages import Pages, migrated, needs
+from django_rmq_retry.admin import broker_look, labels
+from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.admin.queues import Standstill, Standstills
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.breakers.table import halted
@@ -79,7 +79,7 @@ def alarms(
         yield Alarm(text=apart)
     yield from _unpublished(request, address)
     if any(problem.code is Code.BLOCKED_FULL for problem in in_blocked(blocked())):
-        keys = "" if pages.refusal(request, "view_key") else address("blockedkey_changelist")
+        keys = "" if refusal(request, "view_key") else address("blockedkey_changelist")
         yield Alarm(text=_too_many(), address=keys, link=_("Blocked keys"))
     queues, link = address("queuecontrol_changelist"), _("Open the queues")
     for queue, one in still.items():
@@ -92,7 +92,7 @@ def alarms(
 
 
 def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
-    rows = "" if pages.refusal(request, "view_outbox") else address("outboxmessage_changelist")
+    rows = "" if refusal(request, "view_outbox") else address("outboxmessage_changelist")
     way: dict[str, Any] = {"address": rows, "link": _("Open the outbox")}
     try:
         figures = outbox()
@@ -132,16 +132,10 @@ def _too_many() -> str:
 class LiveStatusAdmin(Pages):
     """One page, in the place of the model's list."""
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not pages.refusal(request, "view_status")
+    sees = "view_status"
+    one_page = True
 
-    def get_urls(self) -> list[Any]:
-        """Offer no page for single rows, because the model has none."""
-        return [url for url in super().get_urls() if url.name == "rmq_retry_livestatus_changelist"]
-
-    @migrated
-    @needs("view_status")
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         broker_look.remember(declared.rows())
         seen, halts = broker_look.look(), halted()
         stood = {line.queue: halted_text(line) for line in halts}
