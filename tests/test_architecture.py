@@ -72,7 +72,7 @@ def test_every_function_and_class_on_the_page_is_defined() -> None:
     code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     defined = set(re.findall(r"\b(?:def|class) (\w+)", code))
     named = {name.split(".")[-1] for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?|[a-z_]+)`", PAGE)}
-    values = {*Kind, *State.values, *(module.split(".")[0] for module in MODULES)}
+    values = {*Kind, *State.values, *(part for module in MODULES for part in module.split("."))}
 
     assert sorted(named - values - defined) == []
 
