@@ -68,7 +68,7 @@ def test_every_module_on_the_page_exists(name: str) -> None:
     assert name in MODULES
 
 
-def test_every_function_and_class_on_the_page_is_defined() -> None:
+def test_every_function_class_and_room_on_the_page_is_defined() -> None:
     code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     defined = set(re.findall(r"\b(?:def|class) (\w+)", code))
     named = {name.split(".")[-1] for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?|[a-z_]+)`", PAGE)}
