@@ -243,21 +243,14 @@ def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properti
             put[DEATHS] = died
         # Drop headers with our names that a sender has set: readers of the copy would trust them.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
-        if known.headers.raw:
-            headers = with_brokers(headers, known.headers)
+        # The broker's own headers of the original become one header, if there is room for it.
+        if theirs := brokers_part(known.headers):
+            whole = headers.raw + encode_entry(BROKERS, theirs)
+            headers = Headers(whole) if len(whole) <= ROOM_BYTES else headers
         properties = copied_properties(known, headers)
     except UndecodableHeaders:
         return None
     return properties if len(headers.raw) <= ROOM_BYTES else None
-
-
-def with_brokers(headers: Headers, came: Headers) -> Headers:
-    """Return the headers plus one header with the broker's own headers of the original, if there is room for it."""
-    theirs = brokers_part(came)
-    if not theirs:
-        return headers
-    whole = headers.raw + encode_entry(BROKERS, theirs)
-    return Headers(whole) if len(whole) <= ROOM_BYTES else headers
 
 
 def failed_attempts(delivery: Delivery) -> int:
