@@ -114,7 +114,12 @@ class Doing:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"TICK": 0.02, "COLLECT": 0.02, "FIRST_WAIT": 0.01, "LONGEST_WAIT": 0.05}.items():
+    for name, seconds in {
+        "TICK_SECONDS": 0.02,
+        "COLLECT_SECONDS": 0.02,
+        "FIRST_WAIT_SECONDS": 0.01,
+        "LONGEST_WAIT_SECONDS": 0.05,
+    }.items():
         monkeypatch.setattr(drainer, name, seconds)
     monkeypatch.setattr(drainer, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN_SECONDS", 0.05)
