@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.statements import lock
 
 REASON_TEXTS: Mapping[str, Any] = {
     Reason.EXHAUSTED: pgettext_lazy("reason", "retries exhausted"),
@@ -68,7 +69,7 @@ class ErrorGroups(models.Manager["ErrorGroup"]):
         Call it like ``count_moved``. The groups are locked in order of their keys before any of them changes.
         """
         groups = self.using(router.db_for_write(ErrorGroup)).filter(pk__in={group for group, _state in counts})
-        list(groups.order_by("pk").select_for_update().values_list("pk"))
+        lock(groups)
         alike: dict[tuple[str, int], list[int]] = {}
         for (group, state), count in counts.items():
             alike.setdefault((COUNTED_AS[state], count), []).append(group)

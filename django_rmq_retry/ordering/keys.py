@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from django.db import connections, router, transaction
+from django.db import router, transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from django_rmq_retry import server
@@ -33,6 +33,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.publishing.outbox import keep
+from django_rmq_retry.statements import locking
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -116,12 +117,7 @@ def database() -> str:
 
 def locked(digest: str) -> BlockedKey | None:
     """Return the blocked key, locked against other changes until the transaction ends; None if it is not blocked."""
-    using = database()
-    rows = BlockedKey.objects.using(using).filter(digest=digest)
-    if not connections[using].features.has_select_for_update:
-        # SQLite rejects a write in a transaction that read before another one wrote, so this one writes first.
-        rows.update(waiting=F("waiting"))
-    return rows.select_for_update().first()
+    return locking(BlockedKey.objects.using(database()).filter(digest=digest)).first()
 
 
 def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> None:

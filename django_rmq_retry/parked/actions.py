@@ -16,7 +16,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
-from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused, log_action
 from django_rmq_retry.parked.selection import Selection
@@ -53,7 +53,7 @@ def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allo
     selection.check(selection.queryset().count())
     done = Done()
     for ids in _slices(selection):
-        part = retry_conflicts(lambda ids=ids: _slice(change, selection, actor, ids, allowed))  # type: ignore[misc]  # mypy does not infer its default
+        part = _slice(change, selection, actor, ids, allowed)
         done = replace(
             done,
             changed=done.changed + part.changed,
@@ -71,23 +71,23 @@ def _slices(selection: Selection) -> Iterator[list[int]]:
         after = ids[-1]
 
 
+@transaction_of(ParkedMessage)
 def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None) -> Done:
     using = database()
-    with transaction.atomic(using=using):
-        rows = locked_messages(ids, whole=False)
-        fresh = [row for row in rows.values() if row.state in change.states and _unchanged(row, selection)]
-        meant = [row for row in fresh if allowed is None or not allowed(row)]
-        changed = ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in meant])
-        changed.update(state=change.state, revision=F("revision") + 1, **change.changes)
-        groups = Counter((row.group_id, row.state) for row in meant)
-        for (group, state), count in sorted(groups.items()):
-            ErrorGroup.objects.count_moved(group, state, change.state, count)
-        if meant:
-            _note(change, selection, actor, meant)
-        if meant and change.state in RESOLVED:
-            # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
-            ended = [row.pk for row in meant]
-            transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
+    rows = locked_messages(ids, whole=False)
+    fresh = [row for row in rows.values() if row.state in change.states and _unchanged(row, selection)]
+    meant = [row for row in fresh if allowed is None or not allowed(row)]
+    changed = ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in meant])
+    changed.update(state=change.state, revision=F("revision") + 1, **change.changes)
+    groups = Counter((row.group_id, row.state) for row in meant)
+    for (group, state), count in sorted(groups.items()):
+        ErrorGroup.objects.count_moved(group, state, change.state, count)
+    if meant:
+        _note(change, selection, actor, meant)
+    if meant and change.state in RESOLVED:
+        # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
+        ended = [row.pk for row in meant]
+        transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
     return Done(changed=len(meant), left=len(ids) - len(fresh), refused=len(fresh) - len(meant))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import transaction
 from django.db.models import F, QuerySet
 
 from django_rmq_retry import server
@@ -30,7 +30,8 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN, reduced
-from django_rmq_retry.parked.database import database, locked_messages, locked_run, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_messages, locked_run, transaction_of
+from django_rmq_retry.statements import lock, locking
 
 CLAIM = 60.0
 """Minimum seconds for which the process that claimed a message is assumed to be sending it."""
@@ -63,40 +64,36 @@ def claim_lifetime() -> float:
     return max(CLAIM, 3 * settings().publish_timeout)
 
 
+@transaction_of(ParkedMessage)
 def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
     """Claim items for sending; items whose record has changed since it was chosen are skipped, with the reason.
 
     Nothing is claimed if the run is not running or another driver owns it.
     """
-    return retry_conflicts(lambda: _claim(run, driver, items, prepare))
-
-
-def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
     using, now = database(), server.now(database())
     claims: list[Claim] = []
     left_out: dict[int, ItemReason] = {}
-    with transaction.atomic(using=using):
-        messages = locked_messages([item.message_id for item in items])
-        known = RequeueRun.objects.using(using).filter(pk=run).first()
-        if known is None:
-            return []
-        for item in items:
-            message = messages.get(item.message_id)
-            if message is None:
-                left_out[item.pk] = ItemReason.RESOLVED
-                continue
-            prepared = _reason_to_skip(message, item) or prepare(known, message)
-            if isinstance(prepared, ItemReason):
-                left_out[item.pk] = prepared
-            else:
-                claims.append(_claimed(item, message, prepared, now))
-        _claim_messages(claims, known.by, now)
-        groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
-        for (group, state), count in sorted(groups.items()):
-            ErrorGroup.objects.count_moved(group, state, State.REQUEUEING, count)
-        if not _claim_items(run, driver, claims, left_out):
-            transaction.set_rollback(True, using=using)
-            return []
+    messages = locked_messages([item.message_id for item in items])
+    known = RequeueRun.objects.using(using).filter(pk=run).first()
+    if known is None:
+        return []
+    for item in items:
+        message = messages.get(item.message_id)
+        if message is None:
+            left_out[item.pk] = ItemReason.RESOLVED
+            continue
+        prepared = _reason_to_skip(message, item) or prepare(known, message)
+        if isinstance(prepared, ItemReason):
+            left_out[item.pk] = prepared
+        else:
+            claims.append(_claimed(item, message, prepared, now))
+    _claim_messages(claims, known.by, now)
+    groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
+    for (group, state), count in sorted(groups.items()):
+        ErrorGroup.objects.count_moved(group, state, State.REQUEUEING, count)
+    if not _claim_items(run, driver, claims, left_out):
+        transaction.set_rollback(True, using=using)
+        return []
     return claims
 
 
@@ -168,25 +165,23 @@ def end_expired_claims() -> int:
     stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=server.now(database()))
     total = 0
     while ids := list(stale.order_by("pk").values_list("pk", flat=True)[:EXPIRED_AT_ONCE]):
-        total += retry_conflicts(lambda ids=ids: _end_claims(ids))  # type: ignore[misc]  # mypy does not infer its default
+        total += _end_claims(ids)
     return total
 
 
+@transaction_of(ParkedMessage)
 def _end_claims(ids: Sequence[int]) -> int:
     using, now = database(), server.now(database())
-    with transaction.atomic(using=using):
-        rows = locked_messages(ids, whole=False).values()
-        stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
-        reopen_unconfirmed(stale)
-        claimed = RequeueItem.objects.using(using).filter(
-            state=ItemState.CLAIMED, message__in=[row.pk for row in stale]
+    rows = locked_messages(ids, whole=False).values()
+    stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
+    reopen_unconfirmed(stale)
+    claimed = RequeueItem.objects.using(using).filter(state=ItemState.CLAIMED, message__in=[row.pk for row in stale])
+    for run in sorted(set(claimed.values_list("run", flat=True))):
+        locked_run(run)
+        ended = claimed.filter(run=run).update(
+            state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, ended_at=now
         )
-        for run in sorted(set(claimed.values_list("run", flat=True))):
-            locked_run(run)
-            ended = claimed.filter(run=run).update(
-                state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, ended_at=now
-            )
-            RequeueRun.objects.using(using).filter(pk=run).update(unconfirmed=F("unconfirmed") + ended)
+        RequeueRun.objects.using(using).filter(pk=run).update(unconfirmed=F("unconfirmed") + ended)
     return len(stale)
 
 
@@ -217,24 +212,20 @@ class ClaimResult:
         return self.result.kind
 
 
+@transaction_of(ParkedMessage)
 def settle(run: int, results: Sequence[ClaimResult]) -> None:
     """Store the results of publishing a slice."""
-    retry_conflicts(lambda: _settle(run, results))
-
-
-def _settle(run: int, results: Sequence[ClaimResult]) -> None:
     using = database()
-    with transaction.atomic(using=using):
-        rows = locked_messages([one.claim.record for one in results], whole=False)
-        mine = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
-        sent = [one.claim.record for one in mine if one.kind is Outcome.CONFIRMED]
-        ParkedMessage.objects.using(using).filter(pk__in=sent).update(
-            state=State.REQUEUED, claimed_until=None, held_until=None, hold_reason="", revision=F("revision") + 1
-        )
-        reopen_unconfirmed([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN])
-        back = [one for one in mine if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
-        _put_back(back, rows)
-        _settle_items(run, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
+    rows = locked_messages([one.claim.record for one in results], whole=False)
+    mine = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
+    sent = [one.claim.record for one in mine if one.kind is Outcome.CONFIRMED]
+    ParkedMessage.objects.using(using).filter(pk__in=sent).update(
+        state=State.REQUEUED, claimed_until=None, held_until=None, hold_reason="", revision=F("revision") + 1
+    )
+    reopen_unconfirmed([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN])
+    back = [one for one in mine if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
+    _put_back(back, rows)
+    _settle_items(run, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
 
 def _is_unchanged(row: ParkedMessage | None, claim: Claim) -> bool:
@@ -305,7 +296,7 @@ def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:
 
 def succeeded(ticket: Ticket, at: datetime) -> None:
     """Close the record of a requeued copy that was handled. If it has failed since, only note the success."""
-    with transaction.atomic(using=_alias()):
+    with transaction.atomic(using=database()):
         record = _locked(ticket.record)
         if record is None:
             return
@@ -320,17 +311,17 @@ def succeeded(ticket: Ticket, at: datetime) -> None:
 
 def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
     """Close a parked, unedited record because another copy of its message was handled; True if it was closed."""
-    with transaction.atomic(using=_alias()):
+    with transaction.atomic(using=database()):
         record = _locked(pk)
         if record is None or record.state != State.PARKED or record.version > 1:
             return False
-        _close(record, handled_at=handled_at, at=server.now(_alias()))
+        _close(record, handled_at=handled_at, at=server.now(database()))
     return True
 
 
 def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
     """Reopen the record of a requeued copy that failed and was not parked: only the record still has the message."""
-    with transaction.atomic(using=_alias()):
+    with transaction.atomic(using=database()):
         record = _locked(ticket.record)
         if record is None:
             return
@@ -356,20 +347,12 @@ def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None
     ErrorGroup.objects.count_moved(record.group_id, record.state, State.PROCESSED)
 
 
-def _alias() -> str:
-    return router.db_for_write(ParkedMessage)
-
-
 def _locked(pk: int) -> ParkedMessage | None:
-    rows = _rows(pk)
-    if not connections[_alias()].features.has_select_for_update:
-        # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
-        rows.update(revision=F("revision"))
-    return rows.defer("body", "properties").select_for_update().first()
+    return locking(_rows(pk).defer("body", "properties")).first()
 
 
 def _rows(pk: int) -> QuerySet[ParkedMessage]:
-    return ParkedMessage.objects.using(_alias()).filter(pk=pk)
+    return ParkedMessage.objects.using(database()).filter(pk=pk)
 
 
 def _change(record: ParkedMessage, **changes: Any) -> None:
@@ -378,11 +361,11 @@ def _change(record: ParkedMessage, **changes: Any) -> None:
 
 def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
     """End the items of this cycle in all runs; the counters of a run change only if an item did."""
-    items = RequeueItem.objects.using(_alias()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
+    items = RequeueItem.objects.using(database()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
     for run in sorted(set(items.values_list("run", flat=True))):
-        rows = RequeueRun.objects.using(_alias()).filter(pk=run)
-        # Lock the run: every process that changes its items holds this lock.
-        rows.update(sent=F("sent"))
+        rows = RequeueRun.objects.using(database()).filter(pk=run)
+        # Every process that changes a run's items holds this lock.
+        lock(rows)
         for before in of:
             if items.filter(run=run, state=before).update(state=state, ended_at=at):
                 rows.update(**_counters(before, state))

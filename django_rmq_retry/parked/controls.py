@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from django.db import connections, router, transaction
+from django.db import router, transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
@@ -14,12 +14,14 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
-from django_rmq_retry.parked.database import retry_conflicts
+from django_rmq_retry.parked.database import transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
 from django_rmq_retry.policies.breaker import CLOSED
 from django_rmq_retry.publishing import outbox_rows
+from django_rmq_retry.statements import locking, write_first
 
 REASON_LIMIT = 255
+PAUSE_COLUMNS = ("paused", "by", "reason", "since", "until")
 
 MOST = 500
 FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
@@ -41,6 +43,7 @@ def pause_end(span: timedelta | None) -> datetime | None:
     return None if span is None else server.now(router.db_for_write(QueueControl)) + span
 
 
+@transaction_of(QueueControl)
 def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None = None) -> QueueState:
     """Stop all consumers of a queue within seconds, until ``until`` or until an operator resumes the queue."""
     _check_has_handler(queue)
@@ -48,46 +51,32 @@ def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None 
     now = server.now(router.db_for_write(QueueControl))
     if until is not None and until <= now:
         raise Refused(_("The time at which the queue resumes is in the past."))
-    text = short(reason.strip(), REASON_LIMIT)
-
-    def change() -> QueueState:
-        using = router.db_for_write(QueueControl)
-        with transaction.atomic(using=using):
-            before = _locked_control(queue, using)
-            kept = before.paused and (before.until is None or before.until > now)
-            changes = {
-                "paused": True,
-                "by": actor.name,
-                "reason": text,
-                "since": before.since if kept else now,
-                "until": until,
-            }
-            QueueControl.objects.using(using).filter(pk=before.pk).update(**changes)
-            facts = {"until": until and until.isoformat(timespec="seconds")}
-            log_action(actor, Action.PAUSE, reason=reason, subject=queue, facts=facts)
-            return state_of(QueueControl.objects.using(using).get(pk=before.pk))
-
-    return retry_conflicts(change)
+    control = _locked_control(queue)
+    kept = control.paused and (control.until is None or control.until > now)
+    control.paused, control.by, control.reason = True, actor.name, short(reason.strip(), REASON_LIMIT)
+    control.since, control.until = control.since if kept else now, until
+    control.save(update_fields=PAUSE_COLUMNS)
+    facts = {"until": until and until.isoformat(timespec="seconds")}
+    log_action(actor, Action.PAUSE, reason=reason, subject=queue, facts=facts)
+    return state_of(control)
 
 
+@transaction_of(QueueControl)
 def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
     """Resume a queue within seconds; an open breaker is closed as well."""
     _check_has_handler(queue)
-
-    def change() -> QueueState:
-        using = router.db_for_write(QueueControl)
-        with transaction.atomic(using=using):
-            before = _locked_control(queue, using)
-            known = state_of(before)
-            if known.state(server.now(using).timestamp()) == FLOWING:
-                raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
-            changes = {**columns_of(CLOSED), "paused": False, "by": "", "reason": "", "since": None, "until": None}
-            QueueControl.objects.using(using).filter(pk=before.pk).update(**changes)
-            facts = {"paused_by": known.by, "breaker": known.circuit.cause}
-            log_action(actor, Action.RESUME, reason=reason, subject=queue, facts=facts)
-            return state_of(QueueControl.objects.using(using).get(pk=before.pk))
-
-    return retry_conflicts(change)
+    control = _locked_control(queue)
+    known = state_of(control)
+    if known.state(server.now(router.db_for_write(QueueControl)).timestamp()) == FLOWING:
+        raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
+    control.paused, control.by, control.reason, control.since, control.until = False, "", "", None, None
+    closed = columns_of(CLOSED)
+    for name, value in closed.items():
+        setattr(control, name, value)
+    control.save(update_fields=[*PAUSE_COLUMNS, *closed])
+    facts = {"paused_by": known.by, "breaker": known.circuit.cause}
+    log_action(actor, Action.RESUME, reason=reason, subject=queue, facts=facts)
+    return state_of(control)
 
 
 def _check_has_handler(queue: str) -> None:
@@ -107,13 +96,12 @@ def _check_can_pause(queue: str) -> None:
         raise Refused(text % {"queue": queue})
 
 
-def _locked_control(queue: str, using: str) -> QueueControl:
+def _locked_control(queue: str) -> QueueControl:
     """Return the queue's row, locked until the transaction ends."""
-    rows = QueueControl.objects.using(using)
+    rows = QueueControl.objects.using(router.db_for_write(QueueControl))
+    write_first(QueueControl, rows.db)
     rows.get_or_create(queue=queue)
-    # Update first: SQLite refuses a write in a transaction that has read, if another one has written since.
-    rows.filter(queue=queue).update(queue=queue)
-    return rows.get(queue=queue)
+    return locking(rows.filter(queue=queue)).get()
 
 
 def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
@@ -124,6 +112,7 @@ def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
     return rows.filter(key=key) if key else rows
 
 
+@transaction_of(BlockedKey)
 def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None:
     """Unblock a key, so that its next message is handled; return its new row, or None if no message waits any more.
 
@@ -136,26 +125,21 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
                 "first one is not resolved."
             )
         )
-
-    def change() -> BlockedKey | None:
-        with transaction.atomic(using=database()):
-            now = locked(known.digest)
-            if now is None or (now.name, now.since) != (known.name, known.since):
-                raise Outdated(_("Nothing was changed: another message now goes first on this key."))
-            following = pass_on(now)
-            facts = {
-                "handler": now.handler,
-                "key": now.key,
-                "queue": now.queue,
-                "unblocked": now.blocker,
-                "parked": now.parked,
-                "waiting": now.waiting,
-                "goes_first": following.shown if following else "",
-            }
-            log_action(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
-            return locked(known.digest)
-
-    return retry_conflicts(change)
+    now = locked(known.digest)
+    if now is None or (now.name, now.since) != (known.name, known.since):
+        raise Outdated(_("Nothing was changed: another message now goes first on this key."))
+    following = pass_on(now)
+    facts = {
+        "handler": now.handler,
+        "key": now.key,
+        "queue": now.queue,
+        "unblocked": now.blocker,
+        "parked": now.parked,
+        "waiting": now.waiting,
+        "goes_first": following.shown if following else "",
+    }
+    log_action(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
+    return locked(known.digest)
 
 
 def blocked_by_name(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
@@ -204,11 +188,8 @@ def discard_outbox(actor: Actor, ids: Collection[int], *, using: str, reason: st
 
 def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> list[OutboxMessage]:
     """Return the chosen rows, locked. Rows that a relay is sending are waited for, and may be gone afterwards."""
-    if not connections[rows.db].features.has_select_for_update:
-        # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
-        OutboxMessage.objects.using(rows.db).filter(pk=0).update(attempts=0)
     chosen = rows if ids is None else rows.filter(pk__in=ids)
-    return list(chosen.order_by("pk").defer("body", "properties").select_for_update())
+    return list(locking(chosen.order_by("pk").defer("body", "properties")))
 
 
 def _log_outbox_action(actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str) -> None:

@@ -1,18 +1,21 @@
-"""Checks that the tables accept records, and takes locks in one order."""
+"""The database of parked messages: whether it accepts them, its transactions and its locks."""
 
 import uuid
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, transaction
-from django.db.models import F
+from django.db.models import Model
 from django.utils import timezone
 
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.statements import locking
 
 NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 TRIES = 5
 
@@ -78,47 +81,36 @@ def database() -> str:
 
 def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, ParkedMessage]:
     """Return the records by primary key, locked until the transaction ends; with bodies only if ``whole``."""
-    using = database()
-    rows = ParkedMessage.objects.using(using).filter(pk__in=ids).order_by("pk")
-    if not connections[using].features.has_select_for_update:
-        # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
-        rows.update(revision=F("revision"))
-    if not whole:
-        rows = rows.defer("body", "properties")
-    return {row.pk: row for row in rows.select_for_update(**_lock_of(using))}
+    rows = ParkedMessage.objects.using(database()).filter(pk__in=ids).order_by("pk")
+    return {row.pk: row for row in locking(rows if whole else rows.defer("body", "properties"), keys_stay=True)}
 
 
 def locked_run(run: int) -> RequeueRun | None:
     """Return a run, locked until the transaction ends; messages must be locked before it."""
-    using = database()
-    rows = RequeueRun.objects.using(using).filter(pk=run)
-    if not connections[using].features.has_select_for_update:
-        rows.update(sent=F("sent"))
-    return rows.select_for_update(**_lock_of(using)).first()
+    return locking(RequeueRun.objects.using(database()).filter(pk=run), keys_stay=True).first()
 
 
-def retry_conflicts(change: Callable[[], T]) -> T:
-    """Repeat an action that lost a race against another transaction; the database has rolled it back by then."""
-    for _ in range(TRIES - 1):
-        try:
-            return change()
-        except OperationalError as error:
-            if not _is_conflict(error) or connections[database()].in_atomic_block:
-                raise
-    return change()
+def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Run a function in a transaction of a model's database, and again if it lost a race against another one."""
+
+    def wrapped(change: Callable[P, T]) -> Callable[P, T]:
+        @wraps(change)
+        def changed(*args: P.args, **kwargs: P.kwargs) -> T:
+            using = router.db_for_write(model)
+            for left in reversed(range(TRIES)):
+                try:
+                    with transaction.atomic(using=using):
+                        return change(*args, **kwargs)
+                except OperationalError as error:
+                    if not left or not _is_conflict(error) or connections[using].in_atomic_block:
+                        raise
+            raise AssertionError("the last try returns or raises")
+
+        return changed
+
+    return wrapped
 
 
 def _is_conflict(error: OperationalError) -> bool:
     text = str(error).lower()
     return any(one in text for one in CONFLICTS)
-
-
-def _lock_of(using: str) -> dict[str, Any]:
-    """Return the options of a lock on rows whose keys stay.
-
-    PostgreSQL checks foreign keys at the commit, when a requeue run has the lock on the audit log already. A stronger
-    lock would keep that check waiting for another action, which waits for the audit log.
-    """
-    features = connections[using].features
-    of = ("self",) if features.has_select_for_update_of else ()
-    return {"of": of, "no_key": features.has_select_for_no_key_update}

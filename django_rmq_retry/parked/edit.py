@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from itertools import groupby, zip_longest
 from typing import Any, NoReturn
 
-from django.db import transaction
 from django.db.models import F
 from django.utils.translation import gettext as _
 
@@ -27,7 +26,7 @@ from django_rmq_retry.messages.properties import Headers, decode_properties, enc
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
 
 SHOWN = 5
@@ -349,39 +348,39 @@ def store(message: int, actor: Actor, proposal: Proposal, *, version: int, reaso
         raise Refused(" ".join(proposal.problems))
     if not reason.strip():
         raise Refused(_("Enter the reason for the edit."))
-    return retry_conflicts(lambda: _store(message, actor, proposal, version=version, reason=reason))
+    return _store(message, actor, proposal, version=version, reason=reason)
 
 
+@transaction_of(ParkedMessage)
 def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
     using, now = database(), server.now(database())
-    with transaction.atomic(using=using):
-        known = locked_messages([message]).get(message)
-        if known is None:
-            raise NothingChosen(_("There is no message %(message)s.") % {"message": message})
-        if known.version != version:
-            last = known.versions.order_by("-number").first()
-            text = _("%(who)s stored version %(number)s meanwhile. Compare it with yours.")
-            raise Outdated(text % {"who": last.by if last else "?", "number": known.version})
-        refusal = editable(known)
-        if refusal:
-            raise Refused(refusal)
-        before = contents(known)
-        stored = MessageVersion.objects.using(using).create(
-            message=known,
-            number=version + 1,
-            body=proposal.body,
-            properties=proposal.properties,
-            sha256=hashlib.sha256(proposal.body).hexdigest(),
-            at=now,
-            by=actor.name,
-            reason=short(reason, 255),
-        )
-        rows = ParkedMessage.objects.using(using).filter(pk=message)
-        rows.update(version=version + 1, revision=F("revision") + 1)
-        facts = _facts(known, before.body, proposal, version + 1)
-        log_action(
-            actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts
-        )
+    known = locked_messages([message]).get(message)
+    if known is None:
+        raise NothingChosen(_("There is no message %(message)s.") % {"message": message})
+    if known.version != version:
+        last = known.versions.order_by("-number").first()
+        text = _("%(who)s stored version %(number)s meanwhile. Compare it with yours.")
+        raise Outdated(text % {"who": last.by if last else "?", "number": known.version})
+    refusal = editable(known)
+    if refusal:
+        raise Refused(refusal)
+    before = contents(known)
+    stored = MessageVersion.objects.using(using).create(
+        message=known,
+        number=version + 1,
+        body=proposal.body,
+        properties=proposal.properties,
+        sha256=hashlib.sha256(proposal.body).hexdigest(),
+        at=now,
+        by=actor.name,
+        reason=short(reason, 255),
+    )
+    rows = ParkedMessage.objects.using(using).filter(pk=message)
+    rows.update(version=version + 1, revision=F("revision") + 1)
+    facts = _facts(known, before.body, proposal, version + 1)
+    log_action(
+        actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts
+    )
     return stored
 
 

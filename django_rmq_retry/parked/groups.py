@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import router
 from django.db.models import Case, Count, F, IntegerField, Value, When
 from django.db.models.functions import Greatest, Least
 from django.utils import timezone
@@ -17,8 +17,9 @@ from django_rmq_retry import server
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, reduced
-from django_rmq_retry.parked.database import database, retry_conflicts
+from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, log_action
+from django_rmq_retry.statements import lock, locking
 
 SLICE = 500
 
@@ -40,18 +41,18 @@ def recount(groups: Collection[int] | None = None) -> int:
     return sum(_recounted(numbers[start : start + SLICE]) for start in range(0, len(numbers), SLICE))
 
 
+@transaction_of(ErrorGroup)
 def _recounted(groups: Collection[int]) -> int:
     alias = router.db_for_write(ErrorGroup)
-    with transaction.atomic(using=alias):
-        # This update changes no value but takes the locks: a concurrent change of a counter waits and is added later.
-        ErrorGroup.objects.using(alias).filter(pk__in=groups).update(parked=F("parked"))
-        true = {group: dict.fromkeys(COUNTERS, 0) for group in groups}
-        counted = ParkedMessage.objects.using(alias).filter(group__in=groups).order_by()
-        for group, state, count in counted.values_list("group", "state").annotate(count=Count("pk")):
-            true[group][COUNTED_AS[state]] += count
-        wrong = 0
-        for group, counts in true.items():
-            wrong += ErrorGroup.objects.using(alias).filter(pk=group).exclude(**counts).update(**counts)
+    # A concurrent change of a counter waits, and is added later.
+    lock(ErrorGroup.objects.using(alias).filter(pk__in=groups))
+    true = {group: dict.fromkeys(COUNTERS, 0) for group in groups}
+    counted = ParkedMessage.objects.using(alias).filter(group__in=groups).order_by()
+    for group, state, count in counted.values_list("group", "state").annotate(count=Count("pk")):
+        true[group][COUNTED_AS[state]] += count
+    wrong = 0
+    for group, counts in true.items():
+        wrong += ErrorGroup.objects.using(alias).filter(pk=group).exclude(**counts).update(**counts)
     return wrong
 
 
@@ -121,28 +122,21 @@ def mute(group: int, actor: Actor, *, muted: bool = True, reason: str = "") -> E
     return _change(group, actor, Action.MUTE, {"muted": muted}, reason=reason)
 
 
+@transaction_of(ErrorGroup)
 def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, object], *, reason: str) -> ErrorGroup:
-    def change() -> ErrorGroup:
-        using = database()
-        with transaction.atomic(using=using):
-            rows = ErrorGroup.objects.using(using).filter(pk=group)
-            if not connections[using].features.has_select_for_update:
-                rows.update(parked=F("parked"))
-            known = rows.select_for_update().first()
-            if known is None:
-                raise NothingChosen(_("There is no error group %(group)s.") % {"group": group})
-            differing = {name: value for name, value in changes.items() if getattr(known, name) != value}
-            if not differing:
-                return known
-            before = {name: getattr(known, name) for name in differing}
-            noted = {"noted_at": server.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
-            rows.update(**differing, **noted)
-            facts = {"before": before, "after": differing}
-            log_action(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
-            known.refresh_from_db(using=using)
-        return known
-
-    return retry_conflicts(change)
+    rows = ErrorGroup.objects.using(database()).filter(pk=group)
+    known = locking(rows).first()
+    if known is None:
+        raise NothingChosen(_("There is no error group %(group)s.") % {"group": group})
+    differing = {name: value for name, value in changes.items() if getattr(known, name) != value}
+    if differing:
+        before = {name: getattr(known, name) for name in differing}
+        noted = {"noted_at": server.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
+        rows.update(**differing, **noted)
+        facts = {"before": before, "after": differing}
+        log_action(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
+        known.refresh_from_db(using=database())
+    return known
 
 
 def grows(recent: int) -> bool:

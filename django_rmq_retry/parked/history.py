@@ -1,8 +1,4 @@
-"""Writes the history of attempts in a separate thread.
-
-Rows are written by plain SQL, because the ORM's bulk_create needs several times as much CPU per row, which handlers
-then lack.
-"""
+"""Writes the history of attempts in a separate thread."""
 
 import logging
 import threading
@@ -10,14 +6,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
-from django.conf import settings as django_settings
 from django.db import DataError, IntegrityError, OperationalError, connections, router, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
@@ -28,6 +20,7 @@ from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked import attempts, claims
 from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, draft_of
 from django_rmq_retry.policies.verdict import Discard, Kind
+from django_rmq_retry.statements import BulkInsert
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -40,10 +33,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
 OutcomeUpdate = Callable[[], None]
-
-TIMES = (Row._fields.index("started_at"), Row._fields.index("next_at"))
-ROWS_AT_ONCE = 100
-"""Rows per statement, on databases whose INSERT lists each row."""
+insert = BulkInsert(Attempt, Row._fields)
 
 SHUTDOWN_WAIT = 5.0
 """Seconds that a graceful shutdown waits for the database."""
@@ -276,46 +266,8 @@ def _known(drafts: Sequence[Draft], rows: list[Row], records: Collection[int]) -
 def write(rows: Sequence[Row]) -> None:
     """Add these rows, all or none."""
     alias = router.db_for_write(Attempt)
-    connection = connections[alias]
-    values: Sequence[Sequence[Any]] = rows
-    if connection.vendor != "postgresql" or not django_settings.USE_TZ:
-        values = _values(rows, connection)
-    with transaction.atomic(using=alias), connection.cursor() as cursor:
-        # By far the cheapest way for client and server on each database; psycopg 2 has no such copy().
-        if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
-            with cursor.copy(f"COPY {_target(alias)} FROM STDIN") as copy:
-                for row in values:
-                    copy.write_row(row)
-        elif connection.vendor == "sqlite":
-            cursor.executemany(_statement(alias, 1), values)
-        else:
-            for start in range(0, len(values), ROWS_AT_ONCE):
-                some = values[start : start + ROWS_AT_ONCE]
-                cursor.execute(_statement(alias, len(some)), [value for row in some for value in row])
-
-
-def _values(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> list[list[Any]]:
-    """Return the rows with times in the project's time zone mode and the database's format."""
-    values: list[list[Any]] = [list(row) for row in rows]
-    adapt = connection.ops.adapt_datetimefield_value
-    for row in values:
-        for place in TIMES:
-            at = row[place]
-            row[place] = adapt(at if at is None or django_settings.USE_TZ else timezone.make_naive(at))
-    return values
-
-
-@lru_cache(maxsize=256)
-def _statement(alias: str, rows: int) -> str:
-    places = f"({', '.join(['%s'] * len(Row._fields))})"
-    return f"INSERT INTO {_target(alias)} VALUES {', '.join([places] * rows)}"  # noqa: S608 - names of our own only
-
-
-@lru_cache(maxsize=32)
-def _target(alias: str) -> str:
-    quote = connections[alias].ops.quote_name
-    table = quote(Attempt._meta.db_table)  # noqa: SLF001 - documented, in spite of its name
-    return f"{table} ({', '.join(quote(name) for name in Row._fields)})"
+    with transaction.atomic(using=alias):
+        insert(rows, using=alias)
 
 
 class Recorder:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Case, CharField, Count, DateTimeField, F, IntegerField, Max, QuerySet, Value, When, Window
 from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
@@ -19,7 +19,7 @@ from django_rmq_retry import server
 from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection
 
@@ -145,68 +145,55 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
         after = page[-1].place
 
 
+@transaction_of(ParkedMessage)
 def advance(run: int, driver: str) -> str:
     """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it."""
-    return retry_conflicts(lambda: _advance(run, driver))
-
-
-def _advance(run: int, driver: str) -> str:
     using, now = database(), server.now(database())
-    with transaction.atomic(using=using):
-        known = locked_run(run)
-        if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
-            return "" if known is None else known.state
-        items = RequeueItem.objects.using(using).filter(run=run)
-        if items.filter(state=ItemState.PENDING).exists():
-            known.state = RunState.RUNNING
-        elif items.filter(state=ItemState.CLAIMED).exists():
-            known.state = RunState.WAITING
-        else:
-            waiting = items.filter(state=ItemState.SENT).aggregate(count=Count("pk"), last=Max("sent_at"))
-            overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOMES
-            over = not waiting["count"] or overdue
-            known.state = RunState.FINISHED if over else RunState.WAITING
-            known.wait = RunWait.NO_OUTCOME if overdue else ""
-        if known.state == RunState.FINISHED:
-            known.finished_at, known.leased_until = now, None
-            count(known)
-        known.save(using=using, update_fields=[*COUNTED, "state", "wait", "finished_at", "leased_until"])
-        return known.state
+    known = locked_run(run)
+    if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
+        return "" if known is None else known.state
+    items = RequeueItem.objects.using(using).filter(run=run)
+    if items.filter(state=ItemState.PENDING).exists():
+        known.state = RunState.RUNNING
+    elif items.filter(state=ItemState.CLAIMED).exists():
+        known.state = RunState.WAITING
+    else:
+        waiting = items.filter(state=ItemState.SENT).aggregate(count=Count("pk"), last=Max("sent_at"))
+        overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOMES
+        over = not waiting["count"] or overdue
+        known.state = RunState.FINISHED if over else RunState.WAITING
+        known.wait = RunWait.NO_OUTCOME if overdue else ""
+    if known.state == RunState.FINISHED:
+        known.finished_at, known.leased_until = now, None
+        count(known)
+    known.save(using=using, update_fields=[*COUNTED, "state", "wait", "finished_at", "leased_until"])
+    return known.state
 
 
+@transaction_of(ParkedMessage)
 def skip_unsent(run: int) -> bool:
     """Skip the next unsent items of a stopped run; return True if there may be more of them."""
-    return retry_conflicts(lambda: _skip_unsent(run))
-
-
-def _skip_unsent(run: int) -> bool:
     using, now = database(), server.now(database())
-    with transaction.atomic(using=using):
-        known = locked_run(run)
-        if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
-            return False
-        pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
-        mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
-        part = pending if mark is None else pending.filter(place__lte=mark)
-        known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
-        if mark is None:
-            known.finished_at = now
-        known.save(using=using, update_fields=["skipped", "finished_at"])
+    known = locked_run(run)
+    if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
+        return False
+    pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
+    mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
+    part = pending if mark is None else pending.filter(place__lte=mark)
+    known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
+    if mark is None:
+        known.finished_at = now
+    known.save(using=using, update_fields=["skipped", "finished_at"])
     return mark is not None
 
 
+@transaction_of(ParkedMessage)
 def recount(run: int) -> None:
     """Count the items of a run again, and store its counters."""
-    using = database()
-
-    def change() -> None:
-        with transaction.atomic(using=using):
-            known = locked_run(run)
-            if known is not None:
-                count(known)
-                known.save(using=using, update_fields=COUNTED)
-
-    retry_conflicts(change)
+    known = locked_run(run)
+    if known is not None:
+        count(known)
+        known.save(using=database(), update_fields=COUNTED)
 
 
 def count(run: RequeueRun) -> None:
@@ -239,36 +226,32 @@ def postpone(run: RequeueRun, selection: Selection, _terms: Terms) -> None:
     run.save(update_fields=["total", "wait", "listing_limit"])
 
 
+@transaction_of(ParkedMessage)
 def list_part(run: int, driver: str) -> None:
     """Write the next items of a run, if this driver still owns it and it was neither paused nor stopped."""
-    retry_conflicts(lambda: _list_part(run, driver))
-
-
-def _list_part(run: int, driver: str) -> None:
     using = database()
-    with transaction.atomic(using=using):
-        known = locked_run(run)
-        if known is None or known.driver != driver or known.state not in (RunState.PLANNED, RunState.RUNNING):
-            return
-        if known.listing_limit is None:
-            return
-        selection, terms = _stored_selection(known)
-        rest = _after(known, selection.queryset())
-        # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
-        mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
-        part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
-        room, first = known.listing_limit - known.listing_count, known.listing_place
-        if room < PART:
-            part = part[: room + _count_listed(known, part)]
-        inserted = _insert(known, part, selection, terms, first=first)
-        known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
-        known.listing_count, known.listing_place = known.listing_count + inserted, first + PART
-        known.listing_after_at, known.listing_after_id = mark or (None, None)
-        known.wait = RunWait.LISTING
-        if mark is None or inserted >= room:
-            known.end_listing()
-            known.wait = ""
-        known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])
+    known = locked_run(run)
+    if known is None or known.driver != driver or known.state not in (RunState.PLANNED, RunState.RUNNING):
+        return
+    if known.listing_limit is None:
+        return
+    selection, terms = _stored_selection(known)
+    rest = _after(known, selection.queryset())
+    # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
+    mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
+    part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
+    room, first = known.listing_limit - known.listing_count, known.listing_place
+    if room < PART:
+        part = part[: room + _count_listed(known, part)]
+    inserted = _insert(known, part, selection, terms, first=first)
+    known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
+    known.listing_count, known.listing_place = known.listing_count + inserted, first + PART
+    known.listing_after_at, known.listing_after_id = mark or (None, None)
+    known.wait = RunWait.LISTING
+    if mark is None or inserted >= room:
+        known.end_listing()
+        known.wait = ""
+    known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])
 
 
 def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:

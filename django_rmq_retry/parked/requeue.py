@@ -14,7 +14,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.claims import end_expired_claims
-from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
@@ -97,29 +97,26 @@ def checked_rate(rate: float) -> float:
     return float(rate)
 
 
+@transaction_of(ParkedMessage)
 def _change_run(
     run: int, actor: Actor, action: Action, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
 ) -> RequeueRun:
-    def change() -> RequeueRun:
-        with transaction.atomic(using=database()):
-            known = locked_run(run)
-            if known is None:
-                raise NothingChosen(_("There is no requeue run %(run)s.") % {"run": run})
-            if known.state not in states:
-                text = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
-                raise Outdated(text % {"run": run, "state": known.get_state_display()})
-            before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
-            RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
-            counted = known.total
-            if action == Action.STOP and known.listing:
-                known.end_listing()
-                known.save(using=database(), update_fields=["listing_limit", "total"])
-            after = {name: changes[name] for name in before}
-            log_action(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
-        known.refresh_from_db(using=database())
-        return known
-
-    return retry_conflicts(change)
+    known = locked_run(run)
+    if known is None:
+        raise NothingChosen(_("There is no requeue run %(run)s.") % {"run": run})
+    if known.state not in states:
+        text = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
+        raise Outdated(text % {"run": run, "state": known.get_state_display()})
+    before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
+    RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
+    counted = known.total
+    if action == Action.STOP and known.listing:
+        known.end_listing()
+        known.save(using=database(), update_fields=["listing_limit", "total"])
+    after = {name: changes[name] for name in before}
+    log_action(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
+    known.refresh_from_db(using=database())
+    return known
 
 
 def start(
@@ -162,38 +159,38 @@ def start(
         canary=canary,
         **({"state": RunState.PLANNED} if planned else {"started_at": server.now(database())}),
     )
-    return retry_conflicts(lambda: _started(run, selection, terms, actor))
+    return _started(run, selection, terms, actor)
 
 
+@transaction_of(ParkedMessage)
 def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
     using = database()
     run.pk = None
     run.include, run.permanent_confirmed = sorted(terms.include), terms.confirmed_permanent
-    with transaction.atomic(using=using):
-        run.save(using=using, force_insert=True)
-        (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
-        selection.check(run.total)
-        mark_kept(selection.filter)
-        facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
-        if lists_at_once(selection):
-            facts["left_out"] = run.skipped
-        options = {"target": run.target, "max_depth": run.max_depth, "stop_at": run.stop_at, "canary": run.canary}
-        facts |= {name: value for name, value in options.items() if value}
-        if terms.include or terms.confirmed_permanent:
-            facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
-        items = run.items.select_related("message").only("message__business_key", "message__message_id")
-        one = items.first() if run.total == 1 else None
-        log_action(
-            actor,
-            Action.REQUEUE,
-            reason=run.reason,
-            run=run.pk,
-            count=run.total,
-            message=one.message_id if one is not None else None,
-            subject=str(one.message) if one is not None else run.description,
-            group=_group(selection),
-            facts=facts,
-        )
+    run.save(using=using, force_insert=True)
+    (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
+    selection.check(run.total)
+    mark_kept(selection.filter)
+    facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
+    if lists_at_once(selection):
+        facts["left_out"] = run.skipped
+    options = {"target": run.target, "max_depth": run.max_depth, "stop_at": run.stop_at, "canary": run.canary}
+    facts |= {name: value for name, value in options.items() if value}
+    if terms.include or terms.confirmed_permanent:
+        facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
+    items = run.items.select_related("message").only("message__business_key", "message__message_id")
+    one = items.first() if run.total == 1 else None
+    log_action(
+        actor,
+        Action.REQUEUE,
+        reason=run.reason,
+        run=run.pk,
+        count=run.total,
+        message=one.message_id if one is not None else None,
+        subject=str(one.message) if one is not None else run.description,
+        group=_group(selection),
+        facts=facts,
+    )
     return run
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import connections, router, transaction
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+from django.db import router, transaction
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
@@ -15,9 +15,10 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.identity import NAMELESS
 from django_rmq_retry.models import Action, Attempt, AuditHead, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
-from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused, log_action
+from django_rmq_retry.statements import lock, locking, write_first
 
 BATCH = 500
 TURN = 4
@@ -41,18 +42,15 @@ def delete_old() -> bool:
 def delete_resolved(before: datetime) -> int:
     """Delete one batch of messages resolved before a time; open and requeued messages stay, however old."""
     using = router.db_for_write(ParkedMessage)
-    features = connections[using].features
     rows = ParkedMessage.objects.using(using)
     due = rows.filter(state__in=RESOLVED, resolved_at__lt=before).order_by("resolved_at", "pk")
     with transaction.atomic(using=using):
-        if not features.has_select_for_update:
-            # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
-            rows.filter(pk=0).update(revision=F("revision"))
+        write_first(ParkedMessage, using)
         numbers = list(due.values_list("pk", flat=True)[:BATCH])
         if not numbers:
             return 0
         # Lock in one order, and check the states again: an operator may have reopened a message.
-        locked = rows.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk", "state", "group")
+        locked = locking(rows.filter(pk__in=numbers).order_by("pk")).values_list("pk", "state", "group")
         old = [row for row in locked if row[1] in RESOLVED]
         rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
         for (group, state), count in sorted(Counter((group, state) for _, state, group in old).items()):
@@ -112,7 +110,7 @@ def purge(
         return Purged(counts=dict(counted), done=False)
     counts: Counter[str] = Counter()
     pause = threading.Event()
-    while part := retry_conflicts(lambda: _batch(due, actor, older_than, batch)):
+    while part := _batch(due, actor, older_than, batch):
         counts.update(part)
         pause.wait(rest)
     return Purged(counts=dict(counts), done=True)
@@ -137,19 +135,17 @@ def _agreed_time() -> datetime:
     return server.now(database())
 
 
+@transaction_of(ParkedMessage)
 def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, batch: int) -> dict[str, int]:
     using = database()
     ids = list(due.order_by("resolved_at", "pk").values_list("pk", flat=True)[:batch])
-    with transaction.atomic(using=using):
-        rows = [row for row in locked_messages(ids, whole=False).values() if row.state in RESOLVED]
-        ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
-        ErrorGroup.objects.count_deleted(Counter((row.group_id, row.state) for row in rows))
-        counts = dict(Counter(row.state for row in rows))
-        if rows:
-            days = older_than.total_seconds() / 86_400
-            log_action(
-                actor, Action.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts}
-            )
+    rows = [row for row in locked_messages(ids, whole=False).values() if row.state in RESOLVED]
+    ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
+    ErrorGroup.objects.count_deleted(Counter((row.group_id, row.state) for row in rows))
+    counts = dict(Counter(row.state for row in rows))
+    if rows:
+        days = older_than.total_seconds() / 86_400
+        log_action(actor, Action.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts})
     return counts
 
 
@@ -167,8 +163,8 @@ def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int
     if dry:
         return count
     with transaction.atomic(using=using):
-        # Lock the head: concurrent actions wait for it.
-        AuditHead.objects.using(using).filter(pk=1).update(number=F("number"))
+        # Concurrent actions wait for the lock on the head.
+        lock(AuditHead.objects.using(using))
         log_action(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
         delete_before(before, using)
         rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses on purpose

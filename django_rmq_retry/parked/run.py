@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
 from django_rmq_retry import server
@@ -23,7 +22,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked.claims import (
     Claim,
@@ -35,7 +34,7 @@ from django_rmq_retry.parked.claims import (
     skip_items,
 )
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
-from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
+from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.items import Choice, advance, list_part, recount, skip_unsent
 from django_rmq_retry.publishing import broker_connections
 
@@ -395,13 +394,10 @@ def drive(
     return RequeueRun.objects.using(database()).get(pk=run)
 
 
+@transaction_of(ParkedMessage)
 def _skip(run: int, codes: Mapping[int, ItemReason]) -> None:
-    def change() -> None:
-        with transaction.atomic(using=database()):
-            locked_run(run)
-            skip_items(run, codes)
-
-    retry_conflicts(change)
+    locked_run(run)
+    skip_items(run, codes)
 
 
 def _runs() -> QuerySet[RequeueRun]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from django.db import connections, router, transaction
-from django.db.models import BinaryField, DateTimeField, F
+from django.db.models import F
 
 from django_rmq_retry import server, signals
 from django_rmq_retry.handlers.subscription import WorkQueue
@@ -24,19 +24,16 @@ from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import Tally
 from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
+from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
 
 log = logging.getLogger("django_rmq_retry")
 
-META = ParkedMessage._meta  # noqa: SLF001 - Django's own name for it
-TABLE = META.db_table
+FIELDS = ParkedMessage._meta.concrete_fields  # noqa: SLF001 - Django's own name for it
 LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "resolved_at"}
 """Columns that have no value in a new record."""
-COLUMNS = tuple(field for field in META.concrete_fields if not field.primary_key and field.name not in LATER)
-NAMES = tuple(field.attname for field in COLUMNS)
-TIMES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, DateTimeField))
-BYTES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, BinaryField))
-
-DEFAULTS = {field.attname: field.get_default() for field in META.concrete_fields}
+COLUMNS = tuple(field.attname for field in FIELDS if not field.primary_key and field.name not in LATER)
+DEFAULTS = {field.attname: field.get_default() for field in FIELDS}
+insert = BulkInsert(ParkedMessage, COLUMNS)
 
 CHANGED = (
     *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
@@ -98,33 +95,6 @@ class NewRecord(SimpleNamespace):
 def new_record(columns: Mapping[str, Any]) -> ParkedMessage:
     """Return a record that is not stored yet, with these columns and the defaults of the others."""
     return cast(ParkedMessage, NewRecord(**{**DEFAULTS, "pk": None, **columns}))
-
-
-def insert(records: Sequence[ParkedMessage], *, using: str) -> None:
-    """Insert the records in bulk."""
-    connection = connections[using]
-    quote = connection.ops.quote_name
-    columns = ", ".join(quote(str(field.column)) for field in COLUMNS)
-    rows = (list(map(record.__dict__.__getitem__, NAMES)) for record in records)
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql" and hasattr(connection.connection, "pgconn"):
-            # COPY, through psycopg 3, takes a third of an INSERT's time.
-            with cursor.copy(f"COPY {quote(TABLE)} ({columns}) FROM STDIN") as copy:
-                for row in rows:
-                    copy.write_row(row)
-        else:
-            places = ", ".join(["%s"] * len(COLUMNS))
-            sql = f"INSERT INTO {quote(TABLE)} ({columns}) VALUES ({places})"  # noqa: S608 - names of our own
-            cursor.executemany(sql, [_adapted(row, connection) for row in rows])
-
-
-def _adapted(row: list[Any], connection: Any) -> list[Any]:
-    """Convert the times and bytes of a row for the database's driver."""
-    for place in TIMES:
-        row[place] = connection.ops.adapt_datetimefield_value(row[place])
-    for place in BYTES:
-        row[place] = connection.Database.Binary(row[place])
-    return row
 
 
 def set_primary_keys(records: Sequence[ParkedMessage], *, using: str) -> None:
@@ -221,7 +191,7 @@ class BatchWriter:
         numbers = {*self._messages.filter(identity__in=identities).values_list("pk", flat=True), *ticketed}
         if not numbers:
             return
-        for record in self._messages.filter(pk__in=numbers).only(*READ).order_by("pk").select_for_update():
+        for record in locking(self._messages.filter(pk__in=numbers).only(*READ).order_by("pk")):
             self._by_pk[record.pk] = self._by_identity[record.identity] = record
 
     def _store_arrival(self, arrival: Arrival) -> None:
@@ -285,13 +255,12 @@ class BatchWriter:
 
     def _lock_groups(self) -> None:
         """Lock the groups in one order: on MariaDB an INSERT share-locks its group, so counting might deadlock."""
-        groups = ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes))
-        list(groups.order_by("pk").select_for_update().values_list("pk"))
+        lock(ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes)))
 
     def _add(self) -> None:
         if not self._new:
             return
-        insert([record for record, _ in self._new], using=self._alias)
+        insert([[getattr(record, name) for name in COLUMNS] for record, _ in self._new], using=self._alias)
         named = [record for record, keys in self._new if keys]
         if named:
             set_primary_keys(named, using=self._alias)
@@ -306,7 +275,7 @@ class BatchWriter:
         )
         runs = RequeueRun.objects.using(self._alias)
         numbers = sorted(set(items.values_list("run", flat=True)))
-        list(runs.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk"))
+        lock(runs.filter(pk__in=numbers))
         ended = [item for item in items.filter(run__in=numbers) if (item.message_id, item.cycle) in self._failed]
         items.filter(pk__in=[item.pk for item in ended]).update(state=ItemState.FAILED, ended_at=self._now)
         failed = Counter(item.run_id for item in ended)
@@ -395,8 +364,7 @@ class Store:
         groups = groups_of(arrivals, using=alias)
         filing = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=server.now(alias))
         with transaction.atomic(using=alias):
-            if connections[alias].vendor == "sqlite":
-                _write_first(alias)
+            write_first(ParkedMessage, alias)
             filing.write()
             self._committing = True
         if signals.recorded.receivers:
@@ -413,11 +381,6 @@ def _marked_as_redelivered(arrivals: Sequence[Arrival]) -> list[Arrival]:
         replace(arrival, redelivered=True) if arrival.named or counts[arrival.identity] == 1 else arrival
         for arrival in arrivals
     ]
-
-
-def _write_first(alias: str) -> None:
-    """Write first on SQLite: while another transaction writes, one that has read is refused; one that has not waits."""
-    ParkedMessage.objects.using(alias).filter(pk=0).update(revision=F("revision"))
 
 
 def _announce(written: BatchWriter) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 from django.db import connections, router, transaction
@@ -18,6 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
+from django_rmq_retry.statements import insert_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -145,22 +145,13 @@ def _parts(messages: Sequence[Message], at_once: int) -> Sequence[Sequence[Messa
 
 
 def _inserted(connection: BaseDatabaseWrapper, values: Sequence[Any], count: int) -> list[int]:
-    returning = connection.features.can_return_columns_from_insert
+    returning = "id" if connection.features.can_return_columns_from_insert else ""
     with connection.cursor() as cursor:
-        cursor.execute(_statement(connection.alias, count, returning=returning), values)
+        cursor.execute(insert_of(connection.alias, TABLE, COLUMNS, rows=count, returning=returning), values)
         if returning:
             # The database assigns ids in the order of the rows, but may return them in another order.
             return sorted(int(one) for (one,) in cursor.fetchall())
         return [int(cursor.lastrowid)]
-
-
-@lru_cache(maxsize=256)
-def _statement(alias: str, count: int, *, returning: bool) -> str:
-    quote = connections[alias].ops.quote_name
-    columns = ", ".join(map(quote, COLUMNS))
-    places = ", ".join([f"({', '.join(['%s'] * len(COLUMNS))})"] * count)
-    ending = f" RETURNING {quote('id')}" if returning else ""
-    return f"INSERT INTO {quote(TABLE)} ({columns}) VALUES {places}{ending}"  # noqa: S608 - names of our own only
 
 
 def _values(connection: BaseDatabaseWrapper, message: Message, times: tuple[Any, Any]) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.faults import Denied, Fault
 from django_rmq_retry.publishing.outbox import Batch, lease, touched
 from django_rmq_retry.publishing.outbox_rows import CHANNEL, READ, Row, RowResult, row_of
+from django_rmq_retry.statements import write_first
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -107,9 +108,7 @@ def _due(using: str, now: datetime) -> QuerySet[OutboxMessage]:
 
 def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
     with transaction.atomic(using=using):
-        # Start with a write: SQLite rejects the write of a transaction that has read before, if another transaction
-        # has written since.
-        OutboxMessage.objects.using(using).filter(pk=0).update(attempts=0)
+        write_first(OutboxMessage, using)
         rows = _taken(using, wanted, lock=False)
         until = server.now(using) + timedelta(seconds=lease)
         OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
@@ -132,7 +131,7 @@ def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: 
     """Return the due rows without an ordering key, and the first row of each ordering key."""
     earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
     rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
-    return list(_locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[: wanted.most])
+    return list(rows.select_for_update(skip_locked=lock).values_list("pk", "order_key", "size")[: wanted.most])
 
 
 def _followers(
@@ -148,7 +147,7 @@ def _followers(
     first, known = min(pk for pk, key, _size in heads if key), [pk for pk, _key, _size in heads]
     rows = OutboxMessage.objects.using(using).filter(order_key__in=open_keys, pk__gt=first).exclude(pk__in=known)
     listed = list(rows.order_by("pk").values_list("pk", "order_key", "size")[:most])
-    mine = _locked(ready.filter(pk__in=[pk for pk, _key, _size in listed]), using, lock=lock)
+    mine = ready.filter(pk__in=[pk for pk, _key, _size in listed]).select_for_update(skip_locked=lock)
     free = set(mine.values_list("pk", flat=True))
     found = []
     for pk, key, size in listed:
@@ -165,13 +164,6 @@ def _within(rows: Sequence[Sized]) -> list[int]:
     """Return the ids of the first rows that fit MOST_BYTES of a batch, at least one."""
     fitting = sum(total <= MOST_BYTES for total in accumulate(size for _pk, _key, size in rows))
     return [pk for pk, _key, _size in rows[: max(1, fitting)]]
-
-
-def _locked(rows: QuerySet[OutboxMessage], using: str, *, lock: bool) -> QuerySet[OutboxMessage]:
-    features = connections[using].features
-    if lock:
-        return rows.select_for_update(skip_locked=True, of=("self",) if features.has_select_for_update_of else ())
-    return rows.select_for_update() if features.has_select_for_update else rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

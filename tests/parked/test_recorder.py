@@ -274,14 +274,10 @@ def test_a_record_finds_all_attempts_after_its_requeue(real: Recorder) -> None:
 def test_without_tables_attempts_stay_buffered(
     real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    history._statement.cache_clear()
-    history._target.cache_clear()
     with monkeypatch.context() as unmigrated, caplog.at_level(logging.WARNING, "django_rmq_retry"):
-        unmigrated.setattr(Attempt._meta, "db_table", "no_such_table")
+        unmigrated.setattr(history.insert, "_table", "no_such_table")
         real.note(failure())
         wait = real.buffer._step(0.0)
-    history._statement.cache_clear()
-    history._target.cache_clear()
 
     assert (wait, real.buffer.away, len(caplog.messages)) == (1.0, True, 1)
     assert "no_such_table" in caplog.messages[0]

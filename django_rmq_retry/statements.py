@@ -1,0 +1,88 @@
+"""Statements that Django does not offer: the first write of a transaction, locks of rows, and bulk inserts."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import BinaryField, DateTimeField, Model, QuerySet
+
+M = TypeVar("M", bound=Model)
+
+ROWS_AT_ONCE = 100
+"""Rows of one statement, if the driver does not choose their number itself."""
+
+
+def write_first(model: type[Model], using: str) -> None:
+    """Begin a transaction with a write on SQLite, which then makes other writers wait until this transaction ends.
+
+    SQLite refuses a write in a transaction that has read, if another transaction has written since.
+    """
+    if not connections[using].features.has_select_for_update:
+        key: Any = model._meta.pk  # noqa: SLF001 - Django's own name for it
+        model._base_manager.using(using).filter(pk=0).update(**{key.attname: 0})  # noqa: SLF001 - as above
+
+
+def locking(rows: "QuerySet[M]", *, keys_stay: bool = False) -> "QuerySet[M]":
+    """Return the query with locks on its rows until the transaction ends. On SQLite the whole database is locked.
+
+    With ``keys_stay`` a foreign key to the rows may be checked meanwhile. PostgreSQL checks foreign keys at the commit,
+    when a requeue run has the lock on the audit log already: a check that waited for another action, which waits for
+    the audit log, would be a deadlock.
+    """
+    write_first(rows.model, rows.db)
+    return rows.select_for_update(no_key=keys_stay and connections[rows.db].features.has_select_for_no_key_update)
+
+
+def lock(rows: "QuerySet[M]") -> None:
+    """Lock rows until the transaction ends, in the order of their keys."""
+    list(locking(rows.order_by("pk")).values_list("pk"))
+
+
+@lru_cache(maxsize=256)
+def insert_of(alias: str, table: str, columns: tuple[str, ...], *, rows: int = 1, returning: str = "") -> str:
+    """Return the INSERT of this many rows; ``returning`` is the column whose values it returns."""
+    quote = connections[alias].ops.quote_name
+    places = f"({', '.join(['%s'] * len(columns))})"
+    end = f" RETURNING {quote(returning)}" if returning else ""
+    into = f"{quote(table)} ({', '.join(map(quote, columns))})"
+    return f"INSERT INTO {into} VALUES {', '.join([places] * rows)}{end}"  # noqa: S608 - names of our own only
+
+
+class BulkInsert:
+    """Inserts rows of plain values, several times faster than the ORM's bulk_create."""
+
+    def __init__(self, model: type[Model], columns: Sequence[str]) -> None:
+        fields: list[Any] = [model._meta.get_field(name) for name in columns]  # noqa: SLF001 - documented, in spite of its name
+        self._table = model._meta.db_table  # noqa: SLF001 - as above
+        self._columns = tuple(field.column for field in fields)
+        self._times = [place for place, field in enumerate(fields) if isinstance(field, DateTimeField)]
+        self._bytes = [place for place, field in enumerate(fields) if isinstance(field, BinaryField)]
+
+    def __call__(self, rows: Sequence[Sequence[Any]], *, using: str) -> None:
+        """Insert rows in the way that is cheapest for client and server on each database."""
+        connection = connections[using]
+        one = insert_of(using, self._table, self._columns)
+        with connection.cursor() as cursor:
+            if connection.vendor != "postgresql":
+                cursor.executemany(one, [self._adapted(row, connection) for row in rows])
+            elif hasattr(cursor, "copy"):
+                target = one.removeprefix("INSERT INTO").partition(" VALUES ")[0]
+                with cursor.copy(f"COPY{target} FROM STDIN") as copy:
+                    for row in rows:
+                        copy.write_row(row)
+            else:
+                # psycopg 2 has no such copy(), and sends each row of executemany() by itself.
+                for start in range(0, len(rows), ROWS_AT_ONCE):
+                    some = [self._adapted(row, connection) for row in rows[start : start + ROWS_AT_ONCE]]
+                    statement = insert_of(using, self._table, self._columns, rows=len(some))
+                    cursor.execute(statement, [value for row in some for value in row])
+
+    def _adapted(self, row: Sequence[Any], connection: Any) -> list[Any]:
+        """Convert the times and bytes of a row for the database's driver."""
+        values = list(row)
+        for place in self._times:
+            values[place] = connection.ops.adapt_datetimefield_value(values[place])
+        for place in self._bytes:
+            values[place] = connection.Database.Binary(values[place])
+        return values
