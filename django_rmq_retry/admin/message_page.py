@@ -26,8 +26,9 @@ from django_rmq_retry.models import Action, OperatorAction, ParkedMessage, Reque
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.templatetags.rmq_retry import rmq_minute
 

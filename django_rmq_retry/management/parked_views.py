@@ -17,11 +17,12 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked.attempts import attempts_of
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.record import moment
 from django_rmq_retry.parked.selection import Place, pages
 from django_rmq_retry.parked.transfer import as_data

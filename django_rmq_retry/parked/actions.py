@@ -16,9 +16,10 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import mark_kept
-from django_rmq_retry.parked.operators import Actor, Allowed, Refused, log_action
+from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
 
 SLICE = 1000

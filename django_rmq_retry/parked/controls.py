@@ -14,8 +14,9 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import transaction_of
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.policies.breaker import CLOSED
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.statements import locking, write_first

@@ -25,9 +25,10 @@ from django_rmq_retry.messages.masking import is_json, masked
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 
 SHOWN = 5
 

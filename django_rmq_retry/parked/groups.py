@@ -17,8 +17,9 @@ from django_rmq_retry import server
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, reduced
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
-from django_rmq_retry.parked.operators import Actor, NothingChosen, log_action
+from django_rmq_retry.parked.operators import Actor, NothingChosen
 from django_rmq_retry.statements import lock, locking
 
 SLICE = 500

@@ -1,26 +1,18 @@
-"""Operators: their permissions, the refusals of their actions, and the audit log."""
+"""Operators: who acts, what they may do, and why an action is refused."""
 
 import getpass
-import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from django.apps import apps
-from django.db import models, router, transaction
-from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
-
-log = logging.getLogger("django_rmq_retry")
+from django_rmq_retry.models import ParkedMessage
 
 NAME_LIMIT = 150
 
@@ -30,14 +22,6 @@ FEW = 25
 
 Allowed = Callable[[ParkedMessage], str]
 """Returns an empty string, or the reason why this message must not be changed."""
-
-CHANGE = 2
-"""Copy of django.contrib.admin.models.CHANGE: that module cannot be imported where the admin is not installed."""
-OBJECT_LIMIT = 200
-READ_ONLY = {Action.REVEAL, Action.DOWNLOAD, Action.EXPORT}
-"""Actions that only read. Not every viewer of an object may see who read it, so its admin history leaves them out."""
-
-AUDIT_BATCH = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,199 +148,3 @@ class Outdated(Refused):
 
 class NotAllowed(Refused):
     """A permission is missing, or the project's own rules refuse."""
-
-
-def _announce(action: OperatorAction, using: str) -> None:
-    """Add the admin entry of an action in the caller's transaction, and log the action once that has committed."""
-    _add_admin_entry(action, using)
-    transaction.on_commit(partial(_log, action), using=using, robust=True)
-
-
-def _add_admin_entry(action: OperatorAction, using: str) -> None:
-    """Add an entry to Django's admin history, if the actor has an account and that history is in the same database."""
-    if action.actor_id is None or not apps.is_installed("django.contrib.admin"):
-        return
-    entries: Any = apps.get_model("admin", "LogEntry")
-    types: Any = apps.get_model("contenttypes", "ContentType")
-    if router.db_for_write(entries) != using:
-        return
-    model, number = _changed_object(action)
-    entries.objects.using(using).create(
-        user_id=action.actor_id,
-        content_type=types.objects.db_manager(using).get_for_model(model),
-        object_id=str(number),
-        object_repr=(action.subject or f"#{number}")[:OBJECT_LIMIT],
-        action_flag=CHANGE,
-        change_message=_change_message(action),
-    )
-
-
-def _changed_object(action: OperatorAction) -> tuple[type[models.Model], int]:
-    """Return the model and primary key of the changed object; those of the action itself if there is no single one."""
-    if action.action not in READ_ONLY:
-        things: tuple[tuple[type[models.Model], int | None], ...] = (
-            (ParkedMessage, action.message),
-            (RequeueRun, action.run),
-            (ErrorGroup, action.group),
-        )
-        for model, number in things:
-            if number is not None:
-                return model, number
-    return OperatorAction, action.pk
-
-
-def _change_message(action: OperatorAction) -> str:
-    """Return the text of the admin entry, untranslated: it is written once and read in many languages."""
-    count = f"{action.count} messages" if action.count > 1 else ""
-    return " · ".join(part for part in (str(action.action), count, action.reason) if part)
-
-
-def _log(action: OperatorAction) -> None:
-    names = ("action", "behalf", "reason", "group", "run", "subject", "count", "source")
-    facts = {name: getattr(action, name) for name in names}
-    # The name `message` is reserved by logging.
-    extra = {"event": "rmq.operator", "who": action.actor_name, "record": action.message, **facts}
-    what = action.subject or f"{action.count} messages"
-    log.info("%s %s by %s", action.action, what, action.actor_name, extra=extra)
-
-
-def log_action(
-    actor: Actor,
-    action: Action,
-    *,
-    reason: str = "",
-    message: int | None = None,
-    group: int | None = None,
-    run: int | None = None,
-    subject: str = "",
-    count: int = 1,
-    facts: Mapping[str, object] | None = None,
-) -> OperatorAction:
-    """Add an action to the audit log; call this in the transaction of the action itself."""
-    using = router.db_for_write(OperatorAction)
-    with transaction.atomic(using=using):
-        previous = _next_head(using)
-        row = OperatorAction(
-            number=previous.number,
-            at=server.now(using),
-            actor_id=actor.user_id,
-            actor_name=actor.name,
-            actor_key="" if actor.user_id is None else str(actor.user_id),
-            behalf=actor.behalf,
-            action=action,
-            reason=short(reason, 255),
-            message=message,
-            group=group,
-            run=run,
-            subject=short(subject, 255),
-            count=count,
-            facts=dict(facts or {}),
-            ip=actor.ip,
-            source=actor.source,
-            previous=previous.seal,
-        )
-        row.seal = row.compute_seal()
-        row.save(using=using)
-        AuditHead.objects.using(using).filter(pk=1).update(seal=row.seal)
-        _announce(row, using)
-    return row
-
-
-def audit_head() -> str:
-    """Return the end of the audit log as ``number:seal``, to be kept where nobody can change it."""
-    head = _head(router.db_for_read(OperatorAction))
-    return f"{head.number}:{head.seal}" if head is not None else "0:"
-
-
-def verify(kept: str = "") -> Iterator[str]:
-    """Yield a sentence for each break in the audit log; nothing if the log is intact.
-
-    Who can write to the tables can compute a whole new log. Only ``kept``, an earlier ``audit_head()``, detects that.
-    """
-    yield from _breaks()
-    if kept:
-        yield from _breaks_from(kept)
-
-
-def _breaks_from(kept: str) -> Iterator[str]:
-    """Yield a sentence if the row of an earlier head is not the row of today."""
-    number, _, seal = kept.partition(":")
-    if not int(number):
-        # The log was empty.
-        return
-    rows = OperatorAction.objects.using(router.db_for_read(OperatorAction))
-    now = rows.filter(number=int(number)).values_list("seal", flat=True).first()
-    if now is None:
-        # The row after a purged one still contains its seal.
-        now = rows.filter(number=int(number) + 1).values_list("previous", flat=True).first()
-    if now is None:
-        purged = rows.filter(number__gt=int(number)).exists()
-        missing = f"Row {number}, whose seal was kept, does not exist: the last rows are missing."
-        yield f"Row {number} was purged, so its seal cannot be compared. Keep a later head." if purged else missing
-    elif now != seal:
-        yield f"The seal of row {number} differs from the one that was kept: the log was rewritten."
-
-
-def _breaks() -> Iterator[str]:
-    using = router.db_for_read(OperatorAction)
-    # Read before the rows: an action that is logged meanwhile adds a row above this head, and no break.
-    head = _head(using)
-    known: OperatorAction | None = None
-    begins, purged, end = 1, 0, (0, "")
-    for action in _in_order(using):
-        yield from _breaks_between(known, action)
-        begins = begins if known else action.number
-        purged = max(purged, _purged_by(action))
-        known = action
-        if head is not None and action.number <= head.number:
-            end = (action.number, action.seal)
-    if begins != purged + 1:
-        yield f"The log begins at row {begins}, but was purged up to row {purged}: the rows between are missing."
-    if known is not None and head is not None and known.number > head.number:
-        now = _head(using)
-        if now is None or known.number > now.number:
-            # No action has written this row.
-            end = (known.number, known.seal)
-    if head is not None and (head.number, head.seal) != end:
-        yield f"The log ends at row {end[0]}, but {head.number} rows were written: the last rows are missing."
-
-
-def _head(using: str) -> AuditHead | None:
-    return AuditHead.objects.using(using).filter(pk=1).first()
-
-
-def _breaks_between(known: OperatorAction | None, action: OperatorAction) -> Iterator[str]:
-    if known is not None and action.number != known.number + 1:
-        yield f"The rows between {known.number} and {action.number} are missing."
-    elif known is not None and action.previous != known.seal:
-        yield f"Row {action.number} does not follow row {known.number}: one of them was changed or inserted later."
-    if action.seal != action.compute_seal():
-        yield f"Row {action.number} was changed after it was written."
-    if action.actor_id is not None and str(action.actor_id) != action.actor_key:
-        yield f"Row {action.number} names another account than when it was written."
-
-
-def _purged_by(action: OperatorAction) -> int:
-    """Return the number up to which this action purged the audit log; 0 if it did not."""
-    up_to = action.details.get("up_to") if action.action == Action.PURGE else None
-    return up_to if isinstance(up_to, int) else 0
-
-
-def _next_head(using: str) -> AuditHead:
-    """Return the next number and the seal before it. The update comes first, so that concurrent actions wait for it."""
-    heads = AuditHead.objects.using(using)
-    if not heads.filter(pk=1).update(number=F("number") + 1):
-        heads.get_or_create(pk=1)
-        heads.filter(pk=1).update(number=F("number") + 1)
-    return heads.get(pk=1)
-
-
-def _in_order(using: str) -> Iterator[OperatorAction]:
-    after = 0
-    while True:
-        actions: QuerySet[OperatorAction] = OperatorAction.objects.using(using).filter(number__gt=after)
-        rows = list(actions.order_by("number")[:AUDIT_BATCH])
-        yield from rows
-        if len(rows) < AUDIT_BATCH:
-            return
-        after = rows[-1].number

@@ -15,9 +15,10 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.identity import NAMELESS
 from django_rmq_retry.models import Action, Attempt, AuditHead, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import delete_before
-from django_rmq_retry.parked.operators import Actor, Refused, log_action
+from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.statements import lock, locking, write_first
 
 BATCH = 500

@@ -26,8 +26,9 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.key_lists import mark_kept
-from django_rmq_retry.parked.operators import Actor, Allowed, log_action
+from django_rmq_retry.parked.operators import Actor, Allowed
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import Store
 

@@ -30,8 +30,9 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.key_lists import look_up, store
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept

@@ -55,7 +55,7 @@ TABLES = ("rmq_retry_attempt", "rmq_retry_operatoraction")
 def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Books:
     """Return the results from ledger, database and broker."""
     from django_rmq_retry.models import ParkedMessage  # noqa: PLC0415 - Django must be set up first
-    from django_rmq_retry.parked.operators import verify  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.audit import verify  # noqa: PLC0415 - as above
     from tests.chaos.project.models import Effect  # noqa: PLC0415 - as above
 
     found = read(stage.folder, lanes)

@@ -10,7 +10,8 @@ from django.db import connection
 from django.utils import timezone
 
 from django_rmq_retry.models import OperatorAction
-from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, audit_head, refusal, verify
+from django_rmq_retry.parked.audit import audit_head, verify
+from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
 from tests.commands.running import run
 from tests.operators.made import ANN, BOB, discard_messages, record
 

@@ -1,7 +1,7 @@
 """What holds after every act of an operator and every end of an attempt."""
 
+from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.groups import recount
-from django_rmq_retry.parked.operators import verify
 
 
 def check_counters() -> None:

@@ -14,14 +14,15 @@ from django.urls import reverse
 
 from django_rmq_retry.models import Action, AuditHead, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import HistoryIsFixed
-from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.operators import Actor, log_action, verify
+from django_rmq_retry.parked import audit
+from django_rmq_retry.parked.audit import log_action, verify
+from django_rmq_retry.parked.operators import Actor
 from tests.admin.made import person
 from tests.operators.made import discard_messages, record, requeue_run, stop_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ANN = Actor(name="ann", source="admin")
-IN_ORDER = operators._in_order
+IN_ORDER = audit._in_order
 Captured = Callable[..., AbstractContextManager[list[Any]]]
 
 
@@ -84,7 +85,7 @@ def test_actions_logged_during_the_check_raise_no_alarm(place: str, monkeypatch:
         acts(2)
 
     acts()
-    monkeypatch.setattr(operators, "_in_order", in_order)
+    monkeypatch.setattr(audit, "_in_order", in_order)
 
     assert list(verify()) == []
 

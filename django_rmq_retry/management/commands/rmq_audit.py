@@ -12,7 +12,8 @@ from django_rmq_retry.management.arguments import add_limit, age, moment
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.operators import Actor, audit_head, verify
+from django_rmq_retry.parked.audit import audit_head, verify
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
 
