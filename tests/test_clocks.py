@@ -38,8 +38,7 @@ from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.retention import purge, purge_audit
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.publishing import relay
-from django_rmq_retry.publishing.outbox import keep
+from django_rmq_retry.publishing import due_rows, outbox
 from django_rmq_retry.testing import isolated_handlers
 from tests.commands.running import run
 from tests.consumer.assembly import consumer_of
@@ -233,7 +232,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shifted(monkeypatch, wrong)
-    keep(Message(body=b"{}", routing_key="payments"), using="default")
+    outbox.current.keep([Message(body=b"{}", routing_key="payments")], using="default")
     written = OutboxMessage.objects.get()
     assert abs(written.created_at - right) < NEAR
     assert abs(written.due_at - right) < timedelta(minutes=2)
@@ -242,7 +241,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     OutboxMessage.objects.update(due_at=written.created_at - timedelta(seconds=server.SLOWEST))
     shifted(monkeypatch, -wrong)
 
-    assert relay.waiting("default")
+    assert due_rows.waiting("default")
 
 
 @pytest.mark.usefixtures("own_clock")

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from django.core.exceptions import ImproperlyConfigured
@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged, Level, gauge
 from django_rmq_retry.amqp.management_api import Inspector
-from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.handlers import registry
@@ -112,13 +111,11 @@ class _Window:
 
 
 def _seen(known: Sequence[Declared]) -> Look:
-    if broker_connections.current.replaced:
-        return Look(at=timezone.now())
-    access = settings().access()
-    timeout = min(access.connect_timeout, PATIENCE_SECONDS)
     url = settings().operators.management_url
-    inspector = None if url is None else Inspector(url=url, vhost=access.vhost)
-    with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE_SECONDS) as session:
+    with broker_connections.current.session(purpose="admin", patience=PATIENCE_SECONDS) as session:
+        if session is None:
+            return Look(at=timezone.now())
+        inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
         topology = registry.topology()
         former = declared.former_queues(known, topology, declared.Place.of(session))
         gauged = gauge(Declarer(session, inspector), topology, former)

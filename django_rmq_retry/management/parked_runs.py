@@ -29,9 +29,10 @@ from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, Finding, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
-from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive, driver_name
+from django_rmq_retry.parked.run import DRIVEN, Drive, driver_name
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import run_lines
+from django_rmq_retry.publishing import broker_connections
 
 MOST_RUNS = 50
 BAR_WIDTH = 24
@@ -255,7 +256,7 @@ def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
     """Return those of the queues that have no consumer; raise a CommandError without a broker."""
     if options["planned"]:
         return []
-    broker = BrokersDepths(patience=options["timeout"])
+    broker = broker_connections.current.depths(options["timeout"])
     try:
         if not broker.is_reachable():
             text = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
@@ -282,7 +283,7 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
         raise
     code = _report_run(command, ended, options, code_of(ended))
     if ended.sent > ended.processed + ended.failed:
-        broker = BrokersDepths(patience=options["timeout"])
+        broker = broker_connections.current.depths(options["timeout"])
         try:
             _say_unread(command, [queue for queue in _targets(ended) if broker.is_unread(queue)])
         finally:

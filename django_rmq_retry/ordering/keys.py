@@ -32,7 +32,7 @@ from django_rmq_retry.messages.properties import decode_properties, encode_prope
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
-from django_rmq_retry.publishing.outbox import keep
+from django_rmq_retry.publishing import outbox
 from django_rmq_retry.statements import locking
 
 log = logging.getLogger("django_rmq_retry")
@@ -203,7 +203,7 @@ def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage
         since=now or server.now(using),
         waiting=BlockedMessage.objects.using(using).filter(block=known).count() - 1,
     )
-    keep(copy_back(following, known.queue), using=using)
+    outbox.current.keep([copy_back(following, known.queue)], using=using)
     following.delete(using=using)
     return following
 

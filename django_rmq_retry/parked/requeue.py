@@ -22,7 +22,7 @@ from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.run import drive, driver_name, restart_rate
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.publishing.outbox import open_transaction
+from django_rmq_retry.publishing import outbox
 from django_rmq_retry.topology.declarations import Role
 
 FASTEST = 10_000.0
@@ -211,7 +211,7 @@ def requeue(
     def send() -> RequeueRun:
         return drive(run.pk, driver_name("code"), for_seconds=wait, outcomes=False)
 
-    if open_transaction() is None:
+    if outbox.current.open_transaction() is None:
         return send()
     transaction.on_commit(send, using=database(), robust=True)
     return run

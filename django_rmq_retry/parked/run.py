@@ -8,19 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from django.db.models import F, Q, QuerySet
 
 from django_rmq_retry import server
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
-from django_rmq_retry.amqp.inspection import counted
-from django_rmq_retry.amqp.refusals import Refusal
-from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import MIN_OUTCOMES
@@ -37,17 +31,16 @@ from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.items import Choice, advance, list_part, recount, skip_unsent
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.publishing.queue_depths import Depths
 
 CANARY = timedelta(seconds=60)
+DEPTH_SECONDS = 5.0
+"""Seconds to wait for the depth of a queue."""
 
 SLICE = 0.25
 """Seconds between two slices."""
 SAVED = 1.0
 """Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
-
-FRESH = 1.0
-"""Seconds for which a queue's depth is cached."""
-PATIENCE = 5.0
 
 LEASE = timedelta(seconds=15)
 SWEEP = 5.0
@@ -110,92 +103,6 @@ class Pace:
         return max(SLICE, (1.0 - self._room) / rate) if rate > 0 else SLICE
 
 
-class Depths(Protocol):
-    """The state of the broker and the depths of its queues."""
-
-    def is_reachable(self) -> bool:
-        """True if the broker can be reached."""
-
-    def of(self, queue: str) -> int | None:
-        """Return the number of ready messages: 0 if the queue does not exist, None if the number is unknown."""
-
-    def added(self, queue: str, count: int) -> None:
-        """Add messages sent to a queue to its cached depth."""
-
-    def close(self) -> None: ...
-
-
-class BrokersDepths:
-    """Reads the depths by passive declares."""
-
-    def __init__(self, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
-        self._patience = patience
-        self._clock = clock
-        self._session: Session | None = None
-        self._known: dict[str, tuple[float, int | None]] = {}
-
-    def is_reachable(self) -> bool:
-        if broker_connections.current.replaced:
-            return True
-        try:
-            self._open().ask(lambda channel, done: channel.exchange_declare("amq.direct", passive=True, callback=done))
-        except Refusal:
-            return True
-        except (BrokerUnreachable, BrokerRefused, RmqRetryError, OSError):
-            self.close()
-            return False
-        return True
-
-    def of(self, queue: str) -> int | None:
-        if broker_connections.current.replaced:
-            return 0
-        at, depth = self._known.get(queue, (float("-inf"), None))
-        if self._clock() - at >= FRESH:
-            depth = self._ask(queue)
-            self._known[queue] = self._clock(), depth
-        return depth
-
-    def is_unread(self, queue: str) -> bool:
-        """Return True if the queue is known to have no consumer."""
-        if broker_connections.current.replaced:
-            return False
-        try:
-            holding = counted(self._open(), None, queue)
-        except (Refusal, RmqRetryError, OSError):
-            self.close()
-            return False
-        return holding is not None and not holding.consumers
-
-    def added(self, queue: str, count: int) -> None:
-        at, depth = self._known.get(queue, (0.0, None))
-        if depth is not None:
-            self._known[queue] = at, depth + count
-
-    def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.__exit__(None, None, None)
-
-    def _ask(self, queue: str) -> int | None:
-        try:
-            holding = counted(self._open(), None, queue)
-        except Refusal:
-            return None
-        except (BrokerUnreachable, BrokerRefused, RmqRetryError, OSError):
-            self.close()
-            return None
-        return 0 if holding is None else holding.ready
-
-    def _open(self) -> Session:
-        if self._session is None:
-            access = settings().access()
-            access = replace(access, connect_timeout=min(access.connect_timeout, self._patience))
-            session = Session(access, purpose="run", patience=self._patience)
-            session.__enter__()
-            self._session = session
-        return self._session
-
-
 def driver_name(prefix: str) -> str:
     """Return a name for a driver in this thread; no two threads on any hosts have the same one."""
     return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
@@ -212,7 +119,7 @@ class Drive:
         self.driver = short(driver, 255)
         self._clock = clock
         self._timeout = timeout_for(seconds)
-        self._depths = depths or BrokersDepths(patience=min(5.0, self._timeout), clock=clock)
+        self._depths = depths or broker_connections.current.depths(min(DEPTH_SECONDS, self._timeout))
         self._pace = Pace(clock)
         self._swept = float("-inf")
         self._unconfirmed_slices = 0

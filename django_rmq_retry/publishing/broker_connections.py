@@ -6,34 +6,73 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.contracts import Caller, Publisher
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
+from django_rmq_retry.publishing.queue_depths import BrokersDepths, Depths
 
 log = logging.getLogger("django_rmq_retry")
 
 in_once: ContextVar[bool] = ContextVar("rmq_retry_in_once", default=False)
 """True while a handler with ``once`` runs in its transaction: what its async code publishes joins that transaction."""
 
-PATIENCE = 1.0
-"""Seconds that publishing after a commit waits for confirms before the broker counts as unreachable."""
-PROBE = 2.0
+PROBE_SECONDS = 2.0
 """Seconds between probes while the broker is unreachable. A probe is sent without waiting for its confirm."""
 
 
+class Reach:
+    """The reachability of the broker, shared by all threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._probe_at = 0.0
+        self.away = False
+
+    def probe_due(self) -> bool:
+        """True if the unreachable broker should be probed now."""
+        return self._clock() >= self._probe_at
+
+    def take_probe(self) -> bool:
+        """Like `probe_due`, but True for one thread only: the next probe is due PROBE_SECONDS later."""
+        with self._lock:
+            if not self.probe_due():
+                return False
+            self._probe_at = self._clock() + PROBE_SECONDS
+            return True
+
+    def lost(self, why: str) -> None:
+        """Record that the broker did not answer, and log it once."""
+        with self._lock:
+            first, self.away = not self.away, True
+            self._probe_at = self._clock() + PROBE_SECONDS
+        if first:
+            text = "The broker does not answer; messages stay in the outbox until a relay sends them: %s"
+            log.warning(text, why, extra={"event": "outbox_waiting"})
+
+    def found(self) -> None:
+        """Record that the broker answers again."""
+        if self.away:
+            self.away = False
+            log.info("The broker answers again", extra={"event": "outbox_resumed"})
+
+
 class Connections:
-    """The connections of a process, shared by its threads. Each is opened on first use."""
+    """The broker as a process sees it: its connections, shared by all threads, and whether it answers.
 
-    replaced = False
-    """True for the stand-in that a test uses instead of the broker."""
+    Each connection is opened on first use.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Reach | None = None) -> None:
+        self.reach = Reach() if reach is None else reach
         self._lock = threading.RLock()
         self._io: IoThread | None = None
         self._callers: dict[bool, PikaCaller] = {}
@@ -65,6 +104,14 @@ class Connections:
                 self._io.start()
             return self._io
 
+    def session(self, *, purpose: str, patience: float) -> AbstractContextManager[Session | None]:
+        """Return a short connection for questions; each waits ``patience`` seconds. None if there is no server."""
+        return _session(purpose, patience)
+
+    def depths(self, patience: float) -> Depths:
+        """Return a reader of the depths of queues, which waits ``patience`` seconds for the broker."""
+        return BrokersDepths(lambda: _session("run", patience))
+
     @property
     def usable(self) -> bool:
         """False after the I/O thread has died. Its unfinished publishes have ended as unknown or unsent."""
@@ -85,25 +132,17 @@ class Connections:
 
     def _io_ended(self) -> None:
         if current is self:
-            _replace(Connections())
+            _replace(Connections(self.reach))
 
 
-class StandIn(Connections):
-    """The connections that a test uses instead of the broker. They are always available and open nothing."""
-
-    replaced = True
-
-    def __init__(self, publisher: Publisher, caller: Callable[[bool], Caller]) -> None:
-        super().__init__()
-        self.__dict__["publisher"] = publisher
-        self._caller = caller
-
-    def caller(self, *, exclusive: bool = False) -> Caller:
-        return self._caller(exclusive)
+def _session(purpose: str, patience: float) -> Session:
+    access = settings().access()
+    timeout = min(access.connect_timeout, patience)
+    return Session(replace(access, connect_timeout=timeout), purpose=purpose, patience=patience)
 
 
 current = Connections()
-"""The connections of this process; replaced after a fork, a close or the end of the I/O thread, and by tests."""
+"""The broker of this process; replaced after a fork, a close or the end of the I/O thread."""
 
 _parents: list[Connections] = []
 """The connections of the parent process, in a forked child. Never used; kept so that garbage collection closes none."""
@@ -116,9 +155,9 @@ def _replace(connections: Connections) -> Connections:
 
 
 @contextmanager
-def replaced(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator[None]:
-    """For tests: publish and call through the given objects inside the block."""
-    before = _replace(StandIn(publisher, caller))
+def replaced(broker: Connections) -> Iterator[None]:
+    """Publish and call through another broker inside the block."""
+    before = _replace(broker)
     try:
         yield
     finally:
@@ -127,8 +166,7 @@ def replaced(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator
 
 def close() -> None:
     """Close all connections of this process; the next use opens new ones."""
-    if not current.replaced:
-        _replace(Connections()).close()
+    current.close()
 
 
 def _forked() -> None:
@@ -137,53 +175,7 @@ def _forked() -> None:
     The connections belong to the parent, and a thread that held a lock does not exist in the child.
     """
     _parents.append(_replace(Connections()))
-    reach.forked()
 
-
-class Reach:
-    """The reachability of the broker, shared by all threads."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._probe_at = 0.0
-        self.away = False
-
-    def probe_due(self) -> bool:
-        """True if the unreachable broker should be probed now."""
-        return self._clock() >= self._probe_at
-
-    def take_probe(self) -> bool:
-        """Like `probe_due`, but True for one thread only: the next probe is due PROBE seconds later."""
-        with self._lock:
-            if not self.probe_due():
-                return False
-            self._probe_at = self._clock() + PROBE
-            return True
-
-    def lost(self, why: str) -> None:
-        """Record that the broker did not answer, and log it once. A test's stand-in is always reachable."""
-        if current.replaced:
-            return
-        with self._lock:
-            first, self.away = not self.away, True
-            self._probe_at = self._clock() + PROBE
-        if first:
-            text = "The broker does not answer; messages stay in the outbox until a relay sends them: %s"
-            log.warning(text, why, extra={"event": "outbox_waiting"})
-
-    def found(self) -> None:
-        """Record that the broker answers again."""
-        if self.away:
-            self.away = False
-            log.info("The broker answers again", extra={"event": "outbox_resumed"})
-
-    def forked(self) -> None:
-        """Replace the lock in a forked child, where the thread that held it does not exist."""
-        self._lock = threading.Lock()
-
-
-reach = Reach()
 
 os.register_at_fork(after_in_child=_forked)
 

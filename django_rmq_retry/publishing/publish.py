@@ -25,7 +25,7 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties, milliseconds
 from django_rmq_retry.policies.carriers import Carrier, Route
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.publishing.outbox import keep_all, open_transaction
+from django_rmq_retry.publishing import outbox as outboxes
 from django_rmq_retry.publishing.outbox_rows import takes
 from django_rmq_retry.topology.declarations import MOST_NAME_BYTES, Queue
 
@@ -288,7 +288,7 @@ def publish_many(
     """
     if timeout is not None:
         _check_timeout(timeout)
-    using = None if immediate else open_transaction()
+    using = None if immediate else outboxes.current.open_transaction()
     if settings().around:
         messages = _after_hooks(messages, stored=using is not None)
     if using is None:
@@ -297,7 +297,7 @@ def publish_many(
         )
     kept = list(messages)
     if outbox and takes(using):
-        keep_all(kept, using=using)
+        outboxes.current.keep(kept, using=using)
         return len(kept)
     for message in map(_without_order_key, kept):
         check_writable(message)
@@ -387,13 +387,13 @@ def dispatch(
     """Send a message now, or after the commit if a transaction is open. Return the message's id."""
     if timeout is not None:
         _check_timeout(timeout)
-    using = None if immediate else open_transaction()
+    using = None if immediate else outboxes.current.open_transaction()
     hooked = settings().around
     with _hooked(message, handler, stored=using is not None) if hooked else nullcontext(message) as sent:
         if using is None:
             broker_connections.current.publisher.publish(_without_order_key(sent), timeout=timeout)
         elif outbox and takes(using):
-            keep_all([sent], using=using)
+            outboxes.current.keep([sent], using=using)
         else:
             _without_order_key(sent)
             check_writable(sent)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.publishing.relay import RelayThread
+from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, Family, families_of, text_of
 from django_rmq_retry.telemetry.figures import Notice
 from django_rmq_retry.telemetry.http import Response

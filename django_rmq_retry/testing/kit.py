@@ -38,12 +38,12 @@ from django_rmq_retry.messages.history import Stamp
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Headers, encode_properties
 from django_rmq_retry.messages.texts import ErrorNote
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import message_of as published
 from django_rmq_retry.publishing.publish import options_of
 from django_rmq_retry.testing.brokers import Live
 from django_rmq_retry.testing.driver import AttemptRecorder, Driver, Inbox, Tried
 from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, FaultyCaller, FaultyPublisher, Trouble
+from django_rmq_retry.testing.stand_in import OutboxOfTest, standing_in
 from django_rmq_retry.topology.drawings import definitions
 
 log = logging.getLogger("django_rmq_retry")
@@ -236,13 +236,6 @@ def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     return (Order(),)
 
 
-def send_outbox() -> int:
-    """Send every message of the outbox; return their number."""
-    from django_rmq_retry.publishing.relay import send_left  # noqa: PLC0415 - as above
-
-    return send_left()
-
-
 class RmqTest:
     """``with RmqTest() as rmq``: every message published inside comes here, and ``rmq.drain()`` handles it.
 
@@ -264,6 +257,7 @@ class RmqTest:
         self._known: Mapping[str, registry.Registration] = {}
         self._work_queues: Mapping[str, WorkQueue] = {}
         self._callers: dict[bool, Caller] = {}
+        self._outbox = OutboxOfTest()
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -296,9 +290,9 @@ class RmqTest:
         ]
         limit = max([limit, *(attempts + 1 for attempts in own)])
         before = len(self._recorder.attempts)
-        send_outbox()
+        self._outbox.send_left()
         self._driver.run(limit=limit)
-        while send_outbox():
+        while self._outbox.send_left():
             self._driver.run(limit=limit)
         return len(self._recorder.attempts) - before
 
@@ -306,7 +300,7 @@ class RmqTest:
         """Move time forward, and run everything due by then; return the number of attempts."""
         self._look()
         before = len(self._recorder.attempts)
-        send_outbox()
+        self._outbox.send_left()
         self._driver.run(until=self._broker.now + seconds)
         return len(self._recorder.attempts) - before
 
@@ -366,7 +360,7 @@ class RmqTest:
     def _enter(self, opening: ExitStack) -> None:
         opening.callback(self._broker.close)
         registry.autodiscover()
-        opening.enter_context(broker_connections.replaced(self._publisher(self._sent.append), self._caller))
+        self._outbox = opening.enter_context(standing_in(self._publisher(self._sent.append), self._caller))
         self._look()
 
     def _look(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.management.commands.rmq_declare import _moved
-from django_rmq_retry.parked.run import BrokersDepths
+from django_rmq_retry.publishing import broker_connections
 from tests.commands.running import Exit, run
 from tests.operators.made import record
 from tests.tooling.brokers import using_broker
@@ -41,7 +41,7 @@ def test_a_requeue_to_an_unread_queue_says_so_before_and_after(amqp: BlockingCha
 @pytest.mark.django_db
 @pytest.mark.usefixtures("live")
 def test_an_unknown_queue_is_not_called_unread() -> None:
-    broker = BrokersDepths()
+    broker = broker_connections.current.depths(5.0)
     assert broker.is_unread("payments.charge")
     assert not broker.is_unread("nowhere")
     broker.close()

@@ -18,7 +18,7 @@ from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, 
 from django_rmq_retry.ordering import keys
 from django_rmq_retry.parked.controls import discard_outbox, unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.publishing.outbox import keep
+from django_rmq_retry.publishing import outbox
 from tests.admin.made import person
 from tests.operators.made import ANN, QUEUE, discard_messages, record
 from tests.parked.arrivals import ticket_header
@@ -181,7 +181,7 @@ def test_discarding_an_unsent_message_of_another_record_unblocks_nothing() -> No
     standstill(parked=False)
     other = Message(body=b'{"number": 1}', routing_key=QUEUE, properties=Properties(message_id="m1"))
     with transaction.atomic():
-        keep(other, using="default")
+        outbox.current.keep([other], using="default")
     OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
     discard_outbox(ANN, list(OutboxMessage.objects.values_list("pk", flat=True)), using="default", reason="test")

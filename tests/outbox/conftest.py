@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq_retry.publishing import broker_connections, outbox
+from django_rmq_retry.publishing import broker_connections, late_results
 from django_rmq_retry.publishing.broker_connections import Reach
 from tests.outbox.made import Post
 from tests.tooling.connections import Given
@@ -14,23 +14,22 @@ from tests.tooling.connections import Given
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     """Give each test its own state of the broker's reachability."""
     made = Reach()
-    for module in (outbox, broker_connections):
-        monkeypatch.setattr(module, "reach", made)
+    monkeypatch.setattr(broker_connections.current, "reach", made)
     return made
 
 
 @pytest.fixture(autouse=True)
-def result_writer(monkeypatch: pytest.MonkeyPatch) -> outbox.ResultWriter:
+def result_writer(monkeypatch: pytest.MonkeyPatch) -> late_results.ResultWriter:
     """Give each test its own writer, whose thread uses only the databases of this test."""
-    made = outbox.ResultWriter()
-    monkeypatch.setattr(outbox, "result_writer", made)
-    monkeypatch.setattr(outbox, "IDLE", 0.1)
+    made = late_results.ResultWriter()
+    monkeypatch.setattr(late_results, "result_writer", made)
+    monkeypatch.setattr(late_results, "IDLE_SECONDS", 0.1)
     return made
 
 
 @pytest.fixture
-def post(monkeypatch: pytest.MonkeyPatch) -> Iterator[Post]:
+def post(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> Iterator[Post]:
     made = Post()
-    monkeypatch.setattr(broker_connections, "current", Given(made))
+    monkeypatch.setattr(broker_connections, "current", Given(made, reach=reach))
     yield made
     made.close()

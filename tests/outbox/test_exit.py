@@ -29,14 +29,14 @@ django.setup()
 from django.db import transaction
 from django_rmq_retry import publish
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import broker_connections, outbox
+from django_rmq_retry.publishing import broker_connections, late_results, outbox
 from tests.outbox.made import Post
 from tests.tooling.connections import Given
 
 post = Post()
 post.silent = True
 broker_connections.current = Given(post)
-broker_connections.PATIENCE = 0.0
+outbox.CONFIRM_SECONDS = 0.0
 with transaction.atomic():
     publish({"n": 1}, routing_key="late")
 assert OutboxMessage.objects.count() == 1
@@ -49,11 +49,11 @@ def start(thread):
 threading.Thread.start = start
 """
 SLOW = """
-quick = outbox.written
+quick = late_results.written
 def written(*answers, **using):
     time.sleep(2)
     quick(*answers, **using)
-outbox.written = written
+late_results.written = written
 """
 
 

@@ -23,8 +23,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message, publish
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import outbox_rows
-from django_rmq_retry.publishing import relay as claiming
+from django_rmq_retry.publishing import due_rows, outbox_rows, relay_thread, wake_ups
+from django_rmq_retry.publishing.wake_ups import WakeUps
 from tests.commands.running import Exit
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, emptied, insert_unsent, kept, left, relay, written_late
@@ -119,13 +119,13 @@ def test_a_row_left_by_a_kill_after_its_confirm_is_sent_again_with_its_id(amqp: 
 def unlocked() -> bool:
     """True if no transaction has a lock on the rows."""
     with transaction.atomic(using="own"):
-        return bool(ROWS.select_for_update(skip_locked=True) if claiming.skips_locked("own") else ROWS.all())
+        return bool(ROWS.select_for_update(skip_locked=True) if due_rows.skips_locked("own") else ROWS.all())
 
 
 def test_rows_of_a_killed_relay_are_free_at_once_if_rows_are_locked(amqp: BlockingChannel, start: Start) -> None:
     left(QUEUE)
     killed(start("tests.outbox.dying", "a relay before it forgets"))
-    if not claiming.skips_locked("own"):
+    if not due_rows.skips_locked("own"):
         emptied(relay())
         assert kept("own") == [QUEUE], "its lease is not over"
         due_again()
@@ -158,7 +158,7 @@ def test_during_an_outage_commits_wait_once_and_all_rows_arrive_in_order(
 
 
 def test_a_late_confirm_still_deletes_the_row(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.PATIENCE", 0.0)
+    monkeypatch.setattr("django_rmq_retry.publishing.outbox.CONFIRM_SECONDS", 0.0)
     with transaction.atomic(using="own"):
         publish(1, routing_key=QUEUE, message_id="mine")
     written_late(lambda: not kept("own"))
@@ -221,18 +221,18 @@ def test_a_commit_with_a_row_that_closes_the_connection_doubles_the_others_at_mo
 
 
 def test_a_notification_wakes_the_relay(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLL", "LISTENING_POLL"):
-        monkeypatch.setattr(claiming, name, 600.0)
+    for name in ("POLL_SECONDS", "LISTENING_POLL_SECONDS"):
+        monkeypatch.setattr(relay_thread, name, 600.0)
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     asleep: list[float] = []
-    listened = claiming.WakeUps.wait
+    listened = WakeUps.wait
 
-    def wait(wake_ups: claiming.WakeUps, seconds: float) -> None:
+    def wait(wake_ups: WakeUps, seconds: float) -> None:
         asleep.append(seconds)
         listened(wake_ups, seconds)
 
-    monkeypatch.setattr(claiming.WakeUps, "wait", wait)
-    relays = claiming.RelayThread()
+    monkeypatch.setattr(WakeUps, "wait", wait)
+    relays = relay_thread.RelayThread()
     relays.start()
     wait_until(lambda: asleep, what="it sleeps")
     if connections["own"].vendor == "postgresql":
@@ -250,8 +250,12 @@ def test_a_notification_wakes_the_relay(amqp: BlockingChannel, monkeypatch: pyte
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The rounds of a relay that would next look for rows in ten minutes, and pauses as long after an error."""
-    for name in ("LISTENING_POLL", "AGAIN"):
-        monkeypatch.setattr(claiming, name, 600.0)
+    for module, name in (
+        (relay_thread, "LISTENING_POLL_SECONDS"),
+        (relay_thread, "RETRY_SECONDS"),
+        (wake_ups, "ERROR_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, 600.0)
     found: list[float] = []
 
     def served() -> list[str]:
@@ -262,7 +266,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def woken_once(relays: claiming.RelayThread, rounds: list[float]) -> None:
+def woken_once(relays: relay_thread.RelayThread, rounds: list[float]) -> None:
     relays.start()
     wait_until(lambda: rounds, what="the first round")
     relays.wake()
@@ -287,7 +291,7 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_a_relay_with_many_open_files_still_waits_between_rounds(rounds: list[float]) -> None:
-    woken_once(claiming.RelayThread(), rounds)
+    woken_once(relay_thread.RelayThread(), rounds)
 
     assert len(rounds) == 2
 
@@ -299,7 +303,7 @@ def test_a_relay_that_cannot_watch_connections_waits_between_rounds(
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(selectors, "DefaultSelector", selector)
-    woken_once(claiming.RelayThread(), rounds)
+    woken_once(relay_thread.RelayThread(), rounds)
 
     assert len(rounds) == 2
 
@@ -341,7 +345,7 @@ def test_a_relay_reports_idle_only_after_a_round_that_sent_nothing(post: Post, m
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     left("good", "bad")
     post.ends["bad"] = RETURNED
-    relays, told = claiming.RelayThread(), queue.SimpleQueue[bool]()
+    relays, told = relay_thread.RelayThread(), queue.SimpleQueue[bool]()
     relays.empty(told.put)
     relays.start()
     first = told.get(timeout=30)
@@ -359,7 +363,7 @@ def test_a_relay_reports_idle_only_after_a_round_that_sent_nothing(post: Post, m
 def test_a_relay_survives_a_failing_router_and_an_unclosable_connection(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claiming, "AGAIN", 0.01)
+    monkeypatch.setattr(relay_thread, "RETRY_SECONDS", 0.01)
     routers = iter([RuntimeError("no tenant"), RuntimeError("no tenant")])
     losses = iter([OperationalError("gone"), OperationalError("gone")])
     exists = outbox_rows.table_exists
@@ -382,7 +386,7 @@ def test_a_relay_survives_a_failing_router_and_an_unclosable_connection(
     monkeypatch.setattr(outbox_rows, "served", served)
     monkeypatch.setattr(outbox_rows, "table_exists", away)
     left("good")
-    relays = claiming.RelayThread()
+    relays = relay_thread.RelayThread()
     relays.start()
     wait_until(lambda: post.keys == ["good"], what="the row is sent")
     assert (relays.stop(timeout=20), relays.over.is_set()) == (True, True)
@@ -395,9 +399,9 @@ def test_a_relay_survives_a_failing_router_and_an_unclosable_connection(
 
 
 def test_stopping_does_not_wait_for_a_relay_whose_database_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
+    monkeypatch.setattr(relay_thread, "PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(outbox_rows, "served", list)
-    relays, told = claiming.RelayThread(), queue.SimpleQueue[bool]()
+    relays, told = relay_thread.RelayThread(), queue.SimpleQueue[bool]()
 
     def given_up() -> bool:
         relays.empty(told.put)

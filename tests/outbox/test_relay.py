@@ -17,8 +17,8 @@ from django.utils import timezone
 from django_rmq_retry import publish
 from django_rmq_retry.amqp import CONFIRMED, Cause, PublishResult
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import faults, outbox_rows
-from django_rmq_retry.publishing import relay as claiming
+from django_rmq_retry.publishing import due_rows, faults, outbox_rows
+from django_rmq_retry.publishing import relay as relays
 from tests.outbox.made import Post, emptied, kept, left, relay, written_late
 from tests.tooling.results import CONNECTION_LOST, NACKED, RETURNED, UNKNOWN, UNSENT, channel_closed_over
 from tests.tooling.waiting import wait_until
@@ -42,7 +42,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:
 def test_the_relay_sends_left_rows_in_order_and_deletes_them(post: Post) -> None:
     left(*(f"q{number}" for number in range(40)))
 
-    assert relay().turn() == claiming.Turn(sent=40)
+    assert relay().turn() == relays.Turn(sent=40)
     assert (post.keys, kept("own")) == ([f"q{number}" for number in range(40)], [])
 
 
@@ -53,12 +53,12 @@ def test_a_row_in_flight_at_its_writer_is_left_alone_until_its_lease_ends(post: 
     assert one.turn().nothing
 
     due_again()
-    assert one.turn() == claiming.Turn(sent=1)
+    assert one.turn() == relays.Turn(sent=1)
     assert post.keys == ["q"]
 
 
 def test_a_batch_is_limited_by_the_bytes_of_its_bodies(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "MOST_BYTES", 100)
+    monkeypatch.setattr(due_rows, "MOST_BYTES", 100)
     left("a", "b", "c", body=b"x" * 60)
     one = relay()
 
@@ -67,7 +67,7 @@ def test_a_batch_is_limited_by_the_bytes_of_its_bodies(post: Post, monkeypatch: 
 
 
 def test_rows_of_an_ordering_key_share_the_byte_limit_of_a_batch(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "MOST_BYTES", 100)
+    monkeypatch.setattr(due_rows, "MOST_BYTES", 100)
     left("a1", "a2", "a3", "a4", body=b"x" * 40, order_key="a")
     one = relay()
 
@@ -80,7 +80,7 @@ def test_rows_of_an_ordering_key_are_sent_one_after_another(post: Post) -> None:
     left("free")
     left("b1", order_key="b")
     post.silent = True
-    turn: list[claiming.Turn] = []
+    turn: list[relays.Turn] = []
 
     def work() -> None:
         turn.append(relay().turn())
@@ -96,7 +96,7 @@ def test_rows_of_an_ordering_key_are_sent_one_after_another(post: Post) -> None:
     thread.join(20)
 
     assert post.keys == ["a1", "free", "b1", "a2", "a3"]
-    assert turn == [claiming.Turn(sent=5)]
+    assert turn == [relays.Turn(sent=5)]
     assert kept("own") == []
 
 
@@ -295,7 +295,7 @@ def test_a_row_that_closes_the_channel_is_found_and_the_others_are_sent(
 
     monkeypatch.setattr(post, "end_of", end_of)
     one = relay()
-    assert one.turn() == claiming.Turn(failed=3)
+    assert one.turn() == relays.Turn(failed=3)
 
     together = False
     emptied(one)
@@ -310,7 +310,7 @@ def test_an_unavailable_broker_costs_no_attempts_and_gets_one_probe_row(
     post.ends = dict.fromkeys(("a", "b", "c"), UNSENT)
     one = relay()
     turns = [one.turn() for _ in range(3)]
-    assert turns == [claiming.Turn(away="connection refused")] * 3
+    assert turns == [relays.Turn(away="connection refused")] * 3
     assert post.keys == ["a", "b", "c", "a", "a"]
     assert set(ROWS.values_list("attempts", flat=True)) == {0}
     assert len(caplog.records) == 1
@@ -322,7 +322,8 @@ def test_an_unavailable_broker_costs_no_attempts_and_gets_one_probe_row(
 
 def test_rows_returned_by_a_relay_do_not_wake_it(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a relay without row locks tries an unreachable broker again and again without a pause."""
-    monkeypatch.setattr(claiming, "skips_locked", lambda _using: False)
+    for module in (due_rows, relays):
+        monkeypatch.setattr(module, "skips_locked", lambda _using: False)
     woken: list[bool] = []
     monkeypatch.setattr(outbox_rows, "wakers", {lambda: woken.append(True)})
     left("a")
@@ -330,7 +331,7 @@ def test_rows_returned_by_a_relay_do_not_wake_it(post: Post, monkeypatch: pytest
     assert relay().turn().away
 
     assert woken == []
-    assert claiming.waiting("own")
+    assert due_rows.waiting("own")
 
 
 def test_a_row_that_closes_the_connection_each_time_lets_the_others_pass(post: Post) -> None:
@@ -365,8 +366,8 @@ def test_rows_in_flight_at_a_commit_that_loses_the_connection_are_sent_alone(pos
 
 
 def test_rows_sent_alone_alternate_with_other_rows(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "MOST", 2)
-    monkeypatch.setattr(claiming, "MOST_ALONE", 1)
+    monkeypatch.setattr(relays, "MOST_ROWS", 2)
+    monkeypatch.setattr(relays, "MOST_ALONE", 1)
     left("lost1", "lost2")
     ROWS.update(alone=True)
     left("a", "b", "c", "d", "e")
@@ -451,7 +452,7 @@ def test_a_commit_leaves_rows_behind_an_earlier_row_of_their_key_to_the_relay(po
 
 def published_without_a_thread(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Publish "first", and let its result arrive late, when no thread can be started."""
-    monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.PATIENCE", 0.0)
+    monkeypatch.setattr("django_rmq_retry.publishing.outbox.CONFIRM_SECONDS", 0.0)
     post.silent = True
     with transaction.atomic(using="own"):
         publish(1, routing_key="first")

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_a_database_excluded_by_the_routers_has_no_outbox(post: Post, settings: 
 
 def test_keep_writes_a_row_in_the_open_transaction(post: Post) -> None:
     with transaction.atomic():
-        outbox.keep(message_of(1, routing_key="q"), using="default", order_key="account:7")
+        outbox.current.keep([replace(message_of(1, routing_key="q"), order_key="account:7")], using="default")
         row = OutboxMessage.objects.get()
         assert (row.order_key, row.size, post.sent) == ("account:7", 1, [])
 

@@ -9,6 +9,7 @@ import pytest
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import Done
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.testing.stand_in import StandIn, standing_in
 
 
 @contextmanager
@@ -46,8 +47,8 @@ def really_connected() -> Iterator[None]:
 def broker_away() -> Iterator[None]:
     """Keep what is published inside the block in the outbox: the broker counts as unreachable."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_connections.reach, "away", True)
-        patch.setattr(broker_connections.reach, "probe_due", lambda: False)
+        patch.setattr(broker_connections.current.reach, "away", True)
+        patch.setattr(broker_connections.current.reach, "probe_due", lambda: False)
         yield
 
 
@@ -71,14 +72,14 @@ def on_the_io_thread(call: Callable[[], None]) -> None:
     broker_connections.current.io("rmq-io").call(call)
 
 
-def replaced_by(stand_in: Any) -> AbstractContextManager[None]:
+def replaced_by(stand_in: Any) -> AbstractContextManager[object]:
     """Publish and call through an object of the test."""
-    return broker_connections.replaced(stand_in, lambda _exclusive: stand_in)
+    return standing_in(stand_in, lambda _exclusive: stand_in)
 
 
 def is_replaced() -> bool:
     """True while a test's object stands for the broker."""
-    return broker_connections.current.replaced
+    return isinstance(broker_connections.current, StandIn)
 
 
 def publish_exactly(message: Message) -> None:

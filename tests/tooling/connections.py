@@ -13,8 +13,10 @@ from django_rmq_retry.publishing import broker_connections
 class Given(broker_connections.Connections):
     """Unlike a stand-in, as far as the outbox knows it is a real broker."""
 
-    def __init__(self, publisher: Any, caller: Callable[..., Any] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, publisher: Any, caller: Callable[..., Any] | None = None, reach: broker_connections.Reach | None = None
+    ) -> None:
+        super().__init__(reach)
         self.__dict__["publisher"] = publisher
         self._given = caller
 

@@ -24,7 +24,7 @@ from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections, outbox_rows
-from django_rmq_retry.publishing.relay import RelayThread
+from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.server import FreshConnections
 from django_rmq_retry.telemetry.figures import Figures, Notice
 from django_rmq_retry.telemetry.health import RelayHealth

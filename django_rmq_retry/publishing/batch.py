@@ -1,0 +1,162 @@
+"""One batch of outbox rows: those of an ordering key are sent one after the other, all others at once."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from django_rmq_retry.amqp.contracts import Cause, PublishResult, unsent, unwritable
+from django_rmq_retry.conf import settings
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.publishing.outbox_rows import Row, RowResult
+
+CHECK_SECONDS = 0.2
+"""Seconds between checks whether to continue waiting."""
+SPARE_SECONDS = 10.0
+"""Seconds beyond the publish timeout for which rows are leased to their writer."""
+
+Late = Callable[[RowResult], None]
+
+
+@dataclass(slots=True)
+class _Line:
+    """Rows that are sent one after the other: those of an ordering key, those sent alone, or a single other row."""
+
+    rows: deque[Row] = field(default_factory=deque)
+    busy: bool = False
+    again: bool = False
+
+
+class Batch:
+    """One batch of rows to publish.
+
+    ``late`` is called on the I/O thread with each result that arrives after `wait` has returned.
+    With ``one_by_one`` each row is sent after the confirm of the previous one, and none after a failure.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        *,
+        timeout: float,
+        until: float = float("inf"),
+        late: Late,
+        one_by_one: bool = False,
+    ) -> None:
+        self._timeout = timeout
+        self._until = until
+        """The monotonic time after which no further row is sent."""
+        self._late = late
+        self._lock = threading.Lock()
+        self._in_flight: set[int] = set()
+        self._answers: list[RowResult] = []
+        self._waited_for = True
+        self._left = len(rows)
+        self._over = threading.Event()
+        self._lines = [_Line(rows=deque(rows))] if one_by_one else _lines(rows)
+
+    def begin(self) -> None:
+        """Send the first row of each line. A row that cannot be encoded gets its result at once."""
+        for line in self._lines:
+            self._send_next(line)
+
+    def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[RowResult], set[int]]:
+        """Return the results that arrive within `seconds`, and the ids of the rows sent but without a result.
+
+        Results after that are late, and no further row is sent. `enough` ends the wait early.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._over.wait(min(CHECK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or enough():
+                break
+        with self._lock:
+            self._waited_for = False
+            return list(self._answers), set(self._in_flight)
+
+    def _send_next(self, line: _Line) -> None:
+        """Send the next row of a line.
+
+        A publisher may return a result within the call, so this loops instead of recursing.
+        """
+        with self._lock:
+            if line.busy:
+                line.again = True
+                return
+            line.busy = True
+        while True:
+            row = self._next(line)
+            if row is not None:
+                self._send(row, line)
+            with self._lock:
+                if row is None or not line.again:
+                    line.busy = False
+                    return
+                line.again = False
+
+    def _next(self, line: _Line) -> Row | None:
+        with self._lock:
+            if not self._waited_for or time.monotonic() > self._until:
+                self._drop(line)
+            if not line.rows:
+                return None
+            row = line.rows.popleft()
+            self._in_flight.add(row.id)
+            return row
+
+    def _send(self, row: Row, line: _Line) -> None:
+        try:
+            publisher = broker_connections.current.publisher
+        except Exception as error:  # noqa: BLE001 - the settings may be invalid; the row stays in the outbox
+            self._answered(row, line, unsent(Cause.OTHER, str(error)))
+            return
+        try:
+            publisher.send(row.message, partial(self._answered, row, line), timeout=self._timeout)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._answered(row, line, unwritable(str(error)))
+
+    def _answered(self, row: Row, line: _Line, result: PublishResult) -> None:
+        answer = RowResult(row=row, result=result)
+        with self._lock:
+            self._in_flight.discard(row.id)
+            in_time = self._waited_for
+            if in_time:
+                self._answers.append(answer)
+            if not result.confirmed:
+                # Drop the rest of the line, because later rows of an ordering key must not overtake this one.
+                self._drop(line)
+            self._left -= 1
+            if not self._left:
+                self._over.set()
+            more = bool(line.rows)
+        if not in_time:
+            self._late(answer)
+        if more:
+            self._send_next(line)
+
+    def _drop(self, line: _Line) -> None:
+        self._left -= len(line.rows)
+        line.rows.clear()
+        if not self._left:
+            self._over.set()
+
+
+def _lines(rows: Sequence[Row]) -> list[_Line]:
+    lines: list[_Line] = []
+    keyed: dict[str, _Line] = {}
+    for row in rows:
+        key = row.message.order_key
+        line = keyed.get(key) if key else None
+        if line is None:
+            line = _Line()
+            lines.append(line)
+            if key:
+                keyed[key] = line
+        line.rows.append(row)
+    return lines
+
+
+def lease() -> float:
+    """Return the seconds for which only its writer may send a row."""
+    return settings().publish_timeout + SPARE_SECONDS

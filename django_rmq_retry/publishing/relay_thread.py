@@ -1,0 +1,181 @@
+"""The thread with the relays of a process, one for each database that has an outbox."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_rmq_retry.publishing import outbox_rows
+from django_rmq_retry.publishing.due_rows import next_due
+from django_rmq_retry.publishing.relay import Relay, Turn
+from django_rmq_retry.publishing.wake_ups import WakeUps
+
+log = logging.getLogger("django_rmq_retry")
+
+RELAYED = {"event": "relayed"}
+POLL_SECONDS = 1.0
+"""Seconds between polls of a database without notifications."""
+LISTENING_POLL_SECONDS = 3.0
+SOONEST_SECONDS = 0.05
+RETRY_SECONDS = 1.0
+"""Seconds after which an unreachable broker or database is tried again."""
+PROGRESS_SECONDS = 30.0
+"""Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
+UNKNOWN_DATABASES = "The relay cannot read from the database routers which outboxes it serves"
+
+ContextFactory = Callable[[], AbstractContextManager[object]]
+Report = Callable[[bool], None]
+
+
+class RelayThread:
+    """The thread with the relays of all databases that have an outbox.
+
+    An unreachable database stops its own relay only.
+    """
+
+    def __init__(self, *, around: ContextFactory = nullcontext, burst: bool = False) -> None:
+        self._around = around
+        self._burst = burst
+        self._ended = threading.Event()
+        self.over = threading.Event()
+        """Set when the thread has ended, after `stop` or by itself."""
+        self.away = ""
+        """The reason why not all rows were sent; read after a burst."""
+        self.trouble = self._trouble = ""
+        """The reason why the last round, and the present one, did not send all rows that were due."""
+        self._wake_ups = WakeUps()
+        self._thread = threading.Thread(target=self._run, name="rmq-relay", daemon=True)
+        self._relays: dict[str, Relay] = {}
+        self._failing: set[str] = set()
+        self.sent = 0
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._reported = self._seen = 0
+        """The values of `sent` when `empty` last reported a result, and when it was last called."""
+        self._since = 0.0
+        """The time since which a caller of `empty` has had no result, and no message was sent."""
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake_ups.wake()
+
+    def empty(self, report: Report) -> None:
+        """Call the given function after the next round, with True if no message was sent since the last report.
+
+        It is called with True at once if the thread has ended, or after PROGRESS_SECONDS without progress, because a
+        database that does not respond would block the round.
+        """
+        now = time.monotonic()
+        if not self._since or self._seen != self.sent:
+            self._since, self._seen = now, self.sent
+        if self.over.is_set() or now - self._since > PROGRESS_SECONDS:
+            report(True)  # noqa: FBT003 - the answer
+            return
+        self._reports.put(report)
+        self.wake()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End after the current batch. True if the thread has ended within `timeout` seconds."""
+        self._ended.set()
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        outbox_rows.wakers.add(self.wake)
+        try:
+            while not self._ended.is_set():
+                reports = [self._reports.get() for _ in range(self._reports.qsize())]
+                self._trouble = ""
+                wait = self._round()
+                self.trouble = self._trouble
+                self._report(reports)
+                if self._burst:
+                    break
+                self._wake_ups.wait(wait)
+        finally:
+            outbox_rows.wakers.discard(self.wake)
+            self._wake_ups.close()
+            with suppress(Exception):
+                connections.close_all()
+            self.over.set()
+
+    def _report(self, reports: list[Report]) -> None:
+        if not reports:
+            return
+        quiet, self._reported, self._since = self.sent == self._reported, self.sent, 0.0
+        for report in reports:
+            report(quiet)
+
+    def _round(self) -> float:
+        """Serve each database, and return the seconds until the next round."""
+        waits = [LISTENING_POLL_SECONDS]
+        try:
+            served = outbox_rows.served()
+        except Exception as error:  # noqa: BLE001 - a database router of the project may raise anything
+            self._log_failure(UNKNOWN_DATABASES, error)
+            return RETRY_SECONDS
+        self._failing.discard(UNKNOWN_DATABASES)
+        for using in served:
+            if self._ended.is_set():
+                return 0.0
+            failure = f"The relay cannot serve the outbox of {using!r}"
+            try:
+                with self._around():
+                    waits.append(self._serve(using))
+                self._failing.discard(failure)
+            except Exception as error:  # noqa: BLE001 - the thread must survive any error
+                self._log_failure(failure, error)
+                _close(connections[using])
+                waits.append(RETRY_SECONDS)
+        return min(waits)
+
+    def _serve(self, using: str) -> float:
+        if not outbox_rows.table_exists(using):
+            return LISTENING_POLL_SECONDS
+        # Start listening before reading the table, so that no notification in between is lost.
+        poll = LISTENING_POLL_SECONDS if self._wake_ups.listens(using) else POLL_SECONDS
+        away = self._send_all(using).away
+        if away:
+            self.away, self._trouble = self.away or away, away
+            return RETRY_SECONDS
+        due = next_due(using)
+        return poll if due is None else max(SOONEST_SECONDS, min(poll, due))
+
+    def _send_all(self, using: str) -> Turn:
+        relay = self._relays.setdefault(using, Relay(using, ended=self._ended))
+        while True:
+            turn = relay.turn()
+            self.sent += turn.sent
+            if turn.sent:
+                what = "message" if turn.sent == 1 else "messages"
+                log.info("The relay sent %d %s from the outbox of %r", turn.sent, what, using, extra=RELAYED)
+            if turn.nothing or turn.away or self._ended.is_set():
+                relay.forget()
+                return turn
+
+    def _log_failure(self, failure: str, error: Exception) -> None:
+        """Log a failure once, until a round succeeds: an outage repeats the same error."""
+        self.away, self._trouble = self.away or str(error), str(error)
+        if failure not in self._failing:
+            text = " ".join(str(error).split())
+            log.warning("%s and retries every %g s: %s", failure, RETRY_SECONDS, text, extra={"event": "relay"})
+        self._failing.add(failure)
+
+
+def _close(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection that failed, unless a transaction around the relay still needs it."""
+    if not connection.in_atomic_block:
+        with suppress(Exception):
+            connection.close()
