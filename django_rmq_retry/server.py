@@ -21,13 +21,13 @@ from django_rmq_retry.policies.verdict import Overrule
 
 log = logging.getLogger("django_rmq_retry")
 
-TOLERANCE = timedelta(minutes=5)
+CLOCK_TOLERANCE = timedelta(minutes=5)
 """The largest accepted difference between the clocks. If they differ more, nothing is deleted by age."""
-FRESH = 60.0
+READING_SECONDS = 60.0
 """Seconds for which a reading of the clocks is reused."""
-MOVED = 1.0
+MOVED_SECONDS = 1.0
 """Seconds by which the host's clock may drift from the monotonic clock before the database clock is read again."""
-SLOWEST = 0.5
+SLOWEST_READING_SECONDS = 0.5
 """Seconds. The reading of a slower query is not reused, because it is unknown when the database read its clock."""
 _ASKED = {
     # Not now(), which returns the start of the transaction.
@@ -35,7 +35,7 @@ _ASKED = {
     # In UTC, because the session's time zone may be that of the server.
     "mysql": "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000",
 }
-_told: set[str] = set()
+_differing: set[str] = set()
 
 # PostgreSQL: serialization failure, deadlock. MariaDB: record changed since it was read, lock wait timeout, deadlock.
 _CLASHES_POSTGRES = frozenset({"40001", "40P01"})
@@ -52,7 +52,7 @@ OPEN_ADVICE = "Use `with transaction.atomic():`, which commits, or rolls back, w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ClockReading:
     """The time of the host's and of the monotonic clock at one moment, and how far the database's is ahead of each."""
 
     host: float
@@ -63,7 +63,7 @@ class Reading:
     """The database's time when the monotonic clock was at 0."""
 
 
-_readings: dict[str, Reading] = {}
+_readings: dict[str, ClockReading] = {}
 
 
 def now(using: str) -> datetime:
@@ -97,19 +97,19 @@ def ahead(using: str) -> timedelta:
 
 
 def trusted(using: str) -> datetime | None:
-    """Return the time to use for deletion by age; None if the clocks differ by more than TOLERANCE.
+    """Return the time to use for deletion by age; None if the clocks differ by more than CLOCK_TOLERANCE.
 
     One of the clocks is wrong then, which is logged once.
     """
     apart = ahead(using)
-    if abs(apart) > TOLERANCE:
-        if using not in _told:
-            _told.add(using)
+    if abs(apart) > CLOCK_TOLERANCE:
+        if using not in _differing:
+            _differing.add(using)
             text = "%s Nothing is deleted by age until they agree. Synchronize both by NTP."
             log.error(text, difference(apart, using), extra={"event": "clocks", "database": using})
         return None
-    if using in _told:
-        _told.discard(using)
+    if using in _differing:
+        _differing.discard(using)
         log.info("The clocks of this host and of database %r agree again", using, extra={"event": "clocks"})
     return now(using)
 
@@ -129,20 +129,20 @@ def span(length: timedelta) -> str:
     return f"{seconds:.0f} s"
 
 
-def _fresh(connection: BaseDatabaseWrapper) -> Reading:
+def _fresh(connection: BaseDatabaseWrapper) -> ClockReading:
     reading = _readings.get(connection.alias)
     moved = False
     if reading is not None:
         passed = time.monotonic() - reading.steady
         # The monotonic clock stops while the machine is suspended; the host's clock shows the gap afterwards.
-        moved = abs(time.time() - reading.host - passed) >= MOVED
-        if passed < FRESH and not moved:
+        moved = abs(time.time() - reading.host - passed) >= MOVED_SECONDS
+        if passed < READING_SECONDS and not moved:
             return reading
     asked = _read(connection)
     return asked if moved else _readings.get(connection.alias, asked)
 
 
-def _read(connection: BaseDatabaseWrapper) -> Reading:
+def _read(connection: BaseDatabaseWrapper) -> ClockReading:
     # Use the driver's cursor, so that the query does not appear in the project's query counts and logs.
     connection.ensure_connection()
     raw = connection.connection
@@ -154,8 +154,8 @@ def _read(connection: BaseDatabaseWrapper) -> Reading:
     took = ended - began
     # Assume that the database read its clock in the middle of the query.
     host, steady = host - took / 2, began + took / 2
-    reading = Reading(host=host, steady=steady, ahead=database - host, since_steady=database - steady)
-    if took <= SLOWEST:
+    reading = ClockReading(host=host, steady=steady, ahead=database - host, since_steady=database - steady)
+    if took <= SLOWEST_READING_SECONDS:
         _readings[connection.alias] = reading
     return reading
 
@@ -235,7 +235,7 @@ class FreshConnections:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftOpen:
     """A transaction that code of the project has left open."""
 
     database: str
@@ -245,7 +245,7 @@ class Left:
         return f"Database {self.database!r} was left with {self.what}. It is rolled back. {OPEN_ADVICE}"
 
 
-def tidied(spared: Collection[str] = ()) -> list[Left]:
+def tidied(spared: Collection[str] = ()) -> list[LeftOpen]:
     """Close each connection of this thread with an open transaction, which rolls it back, and return what was open.
 
     A database with ``AUTOCOMMIT`` False is left alone, because its project commits by hand, and so are those in
@@ -257,13 +257,13 @@ def tidied(spared: Collection[str] = ()) -> list[Left]:
     """
     if not _thread.connects:
         return []
-    found: list[Left] = []
+    found: list[LeftOpen] = []
     for connection in connections.all(initialized_only=True):
         if connection.alias in spared:
             continue
         what = left_open(connection)
         if what:
-            found.append(Left(connection.alias, what))
+            found.append(LeftOpen(connection.alias, what))
             in_block = connection.in_atomic_block
             with suppress(Exception):
                 connection.close()
@@ -400,7 +400,7 @@ def too_large(error: BaseException) -> bool:
     return isinstance(error, OperationalError) and cause is not None and cause.args[:1] == (_TOO_LARGE_MYSQL,)
 
 
-def asked_anew(connection: Any, question: Callable[[], bool]) -> bool | None:
+def asked_again(connection: Any, question: Callable[[], bool]) -> bool | None:
     """Return the result of a query on a new connection; None if the database is unreachable."""
     try:
         connection.close()

@@ -109,8 +109,10 @@ def test_a_jumping_host_clock_does_not_change_the_time(right: datetime, monkeypa
         found += [server.now("default"), server.reckoned("default")]
 
     assert [abs(at - right) < NEAR for at in found] == [True] * 8
-    # A reading is right to half of its question, and none is kept that took longer than SLOWEST.
-    assert all(later - earlier > -timedelta(seconds=server.SLOWEST) for earlier, later in pairwise(found))
+    # A reading is right to half of its question, and none is kept that took longer than that.
+    assert all(
+        later - earlier > -timedelta(seconds=server.SLOWEST_READING_SECONDS) for earlier, later in pairwise(found)
+    )
 
 
 class Slow:
@@ -144,7 +146,7 @@ def test_a_slow_database_answer_does_not_set_the_clock_back(monkeypatch: pytest.
     kept = server._readings["slow"]
 
     slow.took = 3.0
-    slow.at += server.FRESH
+    slow.at += server.READING_SECONDS
     assert server._fresh(slow) is kept
     assert server._readings == {"slow": kept}
 
@@ -238,7 +240,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     assert abs(written.due_at - right) < timedelta(minutes=2)
     monkeypatch.undo()
     # Two readings of the database's clock may differ by the duration of a query.
-    OutboxMessage.objects.update(due_at=written.created_at - timedelta(seconds=server.SLOWEST))
+    OutboxMessage.objects.update(due_at=written.created_at - timedelta(seconds=server.SLOWEST_READING_SECONDS))
     shifted(monkeypatch, -wrong)
 
     assert due_rows.waiting("default")

@@ -6,7 +6,7 @@ from django_rmq_retry import DeadLetter, Ladder, NackRequeue, Native, Republish,
 from django_rmq_retry.errors import NotExpirable
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import Carrier
-from django_rmq_retry.publishing.publish import Options, message_of
+from django_rmq_retry.publishing.publish import PublishOptions, message_of
 from tests.handlers.factories import subscription, topology_of
 
 LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
@@ -14,7 +14,9 @@ LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
 
 def test_a_handler_in_a_dead_letter_loop_refuses_an_expiration() -> None:
     with pytest.raises(NotExpirable) as caught:
-        message_of(1, options=Options(expiration=5), destination=destination_of(subscription(RetryThenPark(via=LOOP))))
+        message_of(
+            1, options=PublishOptions(expiration=5), destination=destination_of(subscription(RetryThenPark(via=LOOP)))
+        )
 
     assert (caught.value.handler, caught.value.carrier) == ("payments.handlers.charge", "DeadLetter")
     assert str(caught.value) == (
@@ -37,7 +39,7 @@ def test_a_handler_in_a_dead_letter_loop_accepts_messages_without_expiration() -
 )
 def test_a_queue_that_parks_expired_messages_accepts_an_expiration(via: Carrier) -> None:
     charge = subscription(RetryThenPark(attempts=2, via=via))
-    message = message_of(1, options=Options(expiration=5), destination=destination_of(charge))
+    message = message_of(1, options=PublishOptions(expiration=5), destination=destination_of(charge))
     work = topology_of(charge).queues["payments"].arguments
 
     assert message.properties.expiration == "5000"

@@ -14,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery, Handler, Message, Raw, RetryThenPark, apublish, handler, publish, publish_many
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageUnsent
 from django_rmq_retry.messages import Properties
-from django_rmq_retry.publishing.publish import Options, message_of
+from django_rmq_retry.publishing.publish import PublishOptions, message_of
 from django_rmq_retry.testing import RmqTest, isolated_handlers
 from django_rmq_retry.testing import message_of as kit_message_of
 from tests.amqp.live import publishing
@@ -53,12 +53,12 @@ from tests.tooling.waiting import wait_until
 )
 def test_invalid_options_are_refused_with_a_clear_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        message_of({}, options=Options(**options))
+        message_of({}, options=PublishOptions(**options))
 
 
 def test_headers_too_large_for_a_frame_are_refused_before_sending() -> None:
     with pytest.raises(HeadersTooLarge):
-        message_of({}, options=Options(headers={"x": "x" * 200_000}))
+        message_of({}, options=PublishOptions(headers={"x": "x" * 200_000}))
 
 
 GIVEN: dict[str, Any] = {
@@ -101,7 +101,7 @@ def by_apublish(_amqp: BlockingChannel) -> None:
 
 
 def by_publish_many(_amqp: BlockingChannel) -> None:
-    publish_many([message_of(b"x", routing_key="scans", codec=Raw(), options=Options(**GIVEN))])
+    publish_many([message_of(b"x", routing_key="scans", codec=Raw(), options=PublishOptions(**GIVEN))])
 
 
 def by_outbox(amqp: BlockingChannel) -> None:

@@ -37,7 +37,7 @@ from django_rmq_retry.errors import (
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.publishing import publish as publishing
-from django_rmq_retry.publishing.publish import Options, adispatch, dispatch, message_of, options_of
+from django_rmq_retry.publishing.publish import PublishOptions, adispatch, dispatch, message_of, options_of
 from django_rmq_retry.testing import isolated_handlers
 from django_rmq_retry.testing import message_of as kit_message_of
 from tests.handlers.factories import subscription
@@ -255,11 +255,11 @@ class TestInATestCase(TestCase):
 @pytest.mark.parametrize("name", ["rmq-retry-attempts", "rmq-retry-new", "x-death", "x-delivery-count"])
 def test_reserved_headers_cannot_be_set_by_a_publisher(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        message_of(1, options=Options(headers={name: 1}))
+        message_of(1, options=PublishOptions(headers={name: 1}))
 
 
 def test_a_publisher_may_delay_a_message_by_the_plugins_header() -> None:
-    assert message_of(1, options=Options(headers={"x-delay": 5000})).properties.headers["x-delay"] == 5000
+    assert message_of(1, options=PublishOptions(headers={"x-delay": 5000})).properties.headers["x-delay"] == 5000
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_options_that_would_close_a_shared_channel_are_refused(options: dict[str
 
 
 def test_cc_headers_may_name_other_queues() -> None:
-    assert message_of(1, options=Options(headers={"CC": ["a", "b"]})).headers["CC"] == ["a", "b"]
+    assert message_of(1, options=PublishOptions(headers={"CC": ["a", "b"]})).headers["CC"] == ["a", "b"]
 
 
 def test_an_option_that_is_not_known_is_refused() -> None:
@@ -323,7 +323,7 @@ def test_the_refusal_of_an_unknown_option_lists_all_options() -> None:
             said = re.fullmatch(r"(\w+)\(\) has no option delya\. Its options are (.+)\.", str(caught.value))
             assert said is not None, caught.value
             assert said[1] == function.__name__
-            assert set(said[2].split(", ")) == own | set(Options.__dataclass_fields__)
+            assert set(said[2].split(", ")) == own | set(PublishOptions.__dataclass_fields__)
 
 
 def test_unencodable_data_is_refused_at_the_call() -> None:
@@ -339,7 +339,7 @@ def test_unencodable_data_is_refused_at_the_call() -> None:
 )
 def test_a_delay_uses_the_waiting_queues(delay: float, key: str, expiration: str | None) -> None:
     handler = subscription(RetryThenPark(attempts=3, backoff=Fixed(30)))
-    message = message_of(1, options=Options(delay=delay), destination=destination_of(handler))
+    message = message_of(1, options=PublishOptions(delay=delay), destination=destination_of(handler))
 
     assert (message.exchange, message.routing_key) == ("", key)
     assert message.properties.expiration == expiration
@@ -349,7 +349,7 @@ def test_a_delay_uses_the_waiting_queues(delay: float, key: str, expiration: str
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "5"])
 def test_an_invalid_delay_is_refused(delay: Any) -> None:
     with pytest.raises(ConfigurationError):
-        message_of(1, options=Options(delay=delay), destination=destination_of(subscription(RetryThenPark())))
+        message_of(1, options=PublishOptions(delay=delay), destination=destination_of(subscription(RetryThenPark())))
 
 
 def test_a_timedelta_as_delay_is_refused_with_its_seconds() -> None:
@@ -357,21 +357,23 @@ def test_a_timedelta_as_delay_is_refused_with_its_seconds() -> None:
     with pytest.raises(ConfigurationError, match=told):
         message_of(
             1,
-            options=Options(delay=timedelta(minutes=10)),  # type: ignore[arg-type]  # what is refused
+            options=PublishOptions(delay=timedelta(minutes=10)),  # type: ignore[arg-type]  # what is refused
             destination=destination_of(subscription(RetryThenPark())),
         )
 
 
 def test_a_message_to_a_handler_that_answers_calls_cannot_be_delayed() -> None:
     with pytest.raises(NotDelayable, match="Ladder"):
-        message_of(1, options=Options(delay=5), destination=destination_of(subscription(OneShot())))
+        message_of(1, options=PublishOptions(delay=5), destination=destination_of(subscription(OneShot())))
 
 
 def test_a_delay_requires_a_handler_and_excludes_an_expiration() -> None:
     with pytest.raises(ConfigurationError):
-        message_of(1, options=Options(delay=5))
+        message_of(1, options=PublishOptions(delay=5))
     with pytest.raises(ConfigurationError):
-        message_of(1, options=Options(delay=5, expiration=5), destination=destination_of(subscription(RetryThenPark())))
+        message_of(
+            1, options=PublishOptions(delay=5, expiration=5), destination=destination_of(subscription(RetryThenPark()))
+        )
 
 
 def test_an_awaited_publish_returns_after_the_confirm(post: Post) -> None:
@@ -430,4 +432,4 @@ def test_a_batch_is_sent_at_once_outside_a_transaction(post: Post) -> None:
 
 @pytest.mark.usefixtures("transactional_db", "post")
 def test_a_given_message_id_is_kept() -> None:
-    assert dispatch(message_of(1, routing_key="q", options=Options(message_id="mine"))) == "mine"
+    assert dispatch(message_of(1, routing_key="q", options=PublishOptions(message_id="mine"))) == "mine"

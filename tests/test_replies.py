@@ -34,7 +34,7 @@ from django_rmq_retry.errors import (
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Codec
-from django_rmq_retry.publishing.publish import Options, acall, call
+from django_rmq_retry.publishing.publish import PublishOptions, acall, call
 from tests.amqp.declared import declare
 from tests.amqp.live import io_thread, publisher_on, source_on
 from tests.consumer.attempts import attempts_of
@@ -169,12 +169,12 @@ def test_an_invalid_timeout_is_refused_before_the_call_is_sent(timeout: Any, amq
 
 def test_a_call_cannot_be_delayed() -> None:
     with pytest.raises(NotDelayable):
-        call(1, destination=destination_of(subscribed()), options=Options(delay=5))
+        call(1, destination=destination_of(subscribed()), options=PublishOptions(delay=5))
 
 
 def test_a_correlation_id_set_by_the_caller_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="sets correlation_id=… itself"):
-        call(1, destination=destination_of(subscribed()), options=Options(correlation_id="mine"))
+        call(1, destination=destination_of(subscribed()), options=PublishOptions(correlation_id="mine"))
 
 
 def test_invented_reply_addresses_do_not_disturb_answers_and_retries(

@@ -117,7 +117,7 @@ def _seen(known: Sequence[Declared]) -> Look:
             return Look(at=timezone.now())
         inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
         topology = registry.topology()
-        former = declared.former_queues(known, topology, declared.Place.of(session))
+        former = declared.former_queues(known, topology, declared.BrokerPlace.of(session))
         gauged = gauge(Declarer(session, inspector), topology, former)
     return Look(at=timezone.now(), gauged=gauged)
 

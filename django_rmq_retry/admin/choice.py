@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.findings import Finding
+from django_rmq_retry.parked.findings import RequeueFinding
 from django_rmq_retry.parked.key_lists import (
     Excluded,
     Visible,
@@ -191,7 +191,7 @@ def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
     return f"{name}: {why}"
 
 
-def with_seen_examples(request: HttpRequest, finding: Finding) -> Finding:
+def with_seen_examples(request: HttpRequest, finding: RequeueFinding) -> RequeueFinding:
     """Return the finding with only those examples that the user may see."""
     if not operators.has_own_rules(request.user) and not refusal(request, "view"):
         return finding

@@ -19,8 +19,8 @@ from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properti
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import Line, Proposal, editable, propose, store, text_of
-from django_rmq_retry.parked.findings import Report, report
+from django_rmq_retry.parked.edit import DiffLine, Proposal, editable, propose, store, text_of
+from django_rmq_retry.parked.findings import RequeueReport, report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
@@ -92,7 +92,7 @@ def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: st
     return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
 
 
-def _ready(findings: Report, look: broker_look.Look) -> bool:
+def _ready(findings: RequeueReport, look: broker_look.Look) -> bool:
     """Return True if no decision is left before the messages are sent."""
     return bool(findings.sendable) and not look.unreachable
 
@@ -153,7 +153,7 @@ def _review_page(
     )
 
 
-def _shown(lines: Sequence[Line]) -> list[Line]:
+def _shown(lines: Sequence[DiffLine]) -> list[DiffLine]:
     """Return as many lines as a page shows."""
     lengths = accumulate(len(line.text) + 2 for line in lines)
     return [line for line, length in zip(lines, lengths, strict=True) if length <= TEXT_LIMIT]
@@ -166,6 +166,6 @@ def _headers(message: ParkedMessage) -> Headers:
         return EMPTY
 
 
-def _free(rows: list[edit.Row]) -> list[str]:
+def _free(rows: list[edit.HeaderRow]) -> list[str]:
     """Return the headers that a one-line field can edit without changing them."""
     return [row.name for row in rows if not row.locked and row.text.isprintable()]

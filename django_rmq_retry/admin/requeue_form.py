@@ -24,7 +24,7 @@ from django_rmq_retry.admin.queues import Standstill, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemReason
-from django_rmq_retry.parked.findings import Finding, Report, Terms, report
+from django_rmq_retry.parked.findings import RequeueFinding, RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
 from django_rmq_retry.parked.selection import Selection
@@ -189,7 +189,7 @@ def number(text: str | None, otherwise: float) -> float:
     return value if 0 <= value < float("inf") else otherwise
 
 
-def _wrong(wish: Wish, findings: Report) -> dict[str, str]:
+def _wrong(wish: Wish, findings: RequeueReport) -> dict[str, str]:
     """Return the messages for fields that have to be filled in first."""
     wrong = {}
     if findings.total > REASON_FROM and not wish.reason:
@@ -201,7 +201,7 @@ def _wrong(wish: Wish, findings: Report) -> dict[str, str]:
     return wrong
 
 
-def finding_text(finding: Finding) -> str:
+def finding_text(finding: RequeueFinding) -> str:
     """Return a finding in words and numbers."""
     return str(FINDING_TEXTS[finding.name] % {"count": finding.count})
 
@@ -222,7 +222,7 @@ class Target:
         return bool(self.level and self.level.consumers and not self.still)
 
 
-def targets_of(findings: Report, look: broker_look.Look) -> list[Target]:
+def targets_of(findings: RequeueReport, look: broker_look.Look) -> list[Target]:
     """Return the queues that messages would go to, the one with the most messages first."""
     queues = findings.queues[:5]
     still = Standstills.among(queue for queue, _count in queues)

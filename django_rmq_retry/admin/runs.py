@@ -80,7 +80,7 @@ class RequeueRunAdmin(Pages):
         actor, reason, action = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("action")
         try:
             if action == "slow":
-                requeue.slow(pk, actor, rate=requeue_form.number(request.POST.get("rate"), 1.0), reason=reason)
+                requeue.change_rate(pk, actor, rate=requeue_form.number(request.POST.get("rate"), 1.0), reason=reason)
             elif action in ("pause", "resume", "stop"):
                 getattr(requeue, str(action))(pk, actor, reason=reason)
         except Refused as refused:

@@ -43,7 +43,7 @@ from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
 from django_rmq_retry.parked.attempts import FreshConnectionsAndLog
 from django_rmq_retry.parked.history import Recorder
 from django_rmq_retry.parked.retention import delete_old
-from django_rmq_retry.parked.store import Store
+from django_rmq_retry.parked.store import RecordStore
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted, tidied
 from django_rmq_retry.telemetry.meter import Meter
@@ -199,7 +199,7 @@ def drainer() -> Drainer:
     work_queues = registry.work_queues()
     means = DrainerParts(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
-        parker=Store(homes_of(work_queues), work_queues),
+        parker=RecordStore(homes_of(work_queues), work_queues),
         aside=PutAside(),
         around=FreshConnections,
         chores=(

@@ -9,7 +9,7 @@ from django_rmq_retry.handlers.call import OnceState, Unready
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.server import Left
+from django_rmq_retry.server import LeftOpen
 
 
 def machine_fails(error: BaseException) -> bool:
@@ -53,7 +53,7 @@ class Surroundings:
     """Seconds after which the computation of an ordering key is ended; None without a limit, such as in tests."""
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
-    tidied: Callable[[], Sequence[Left]] = lambda: ()
+    tidied: Callable[[], Sequence[LeftOpen]] = lambda: ()
     """Rolls back the transactions that are open in this thread, and returns what was open. By default the thread's
     connections are not the consumer's: a test has its own transactions."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox

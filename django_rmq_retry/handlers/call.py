@@ -12,7 +12,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.errors import EffectsLost, NeverRan
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.verdict import Verdict
-from django_rmq_retry.server import OPEN_ADVICE, Left
+from django_rmq_retry.server import OPEN_ADVICE, LeftOpen
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -88,7 +88,7 @@ def awaited(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
     return call
 
 
-def closed(outcome: Outcome, handler: str, found: Sequence[Left]) -> Outcome:
+def closed(outcome: Outcome, handler: str, found: Sequence[LeftOpen]) -> Outcome:
     """Return the outcome of a handler that may have left transactions open: then it is a failure."""
     for left in found:
         if outcome[1] is None:
@@ -103,7 +103,7 @@ def closed(outcome: Outcome, handler: str, found: Sequence[Left]) -> Outcome:
     return outcome
 
 
-def log_left_open(whose: str, found: Sequence[Left]) -> None:
+def log_left_open(whose: str, found: Sequence[LeftOpen]) -> None:
     """Log the transactions that a function around a handler has left open."""
     for left in found:
         log.error("%s: %s", whose, left, extra={"event": "left_open", "database": left.database})

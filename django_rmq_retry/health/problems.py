@@ -237,7 +237,7 @@ def _in_clocks(survey: Survey) -> Iterator[Problem]:
     apart = abs(survey.apart)
     if apart > CLOCKS_APART:
         yield Problem(
-            code=Code.CLOCKS_WRONG if apart > server.TOLERANCE else Code.CLOCKS_APART,
+            code=Code.CLOCKS_WRONG if apart > server.CLOCK_TOLERANCE else Code.CLOCKS_APART,
             subject=survey.alias,
             values={"difference": server.difference(survey.apart, survey.alias)},
         )

@@ -23,7 +23,7 @@ from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.server import OPEN_ADVICE, asked_anew, clashed, left_open, lost, uncertain
+from django_rmq_retry.server import OPEN_ADVICE, asked_again, clashed, left_open, lost, uncertain
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -331,7 +331,7 @@ class OnceRun:
         If the transaction was committed in spite of the error, it is False: the next attempt finds the entry.
         """
         state = self._state
-        kept = asked_anew(self._connection, lambda: present(self._connection, self._entered.key))
+        kept = asked_again(self._connection, lambda: present(self._connection, self._entered.key))
         if kept is None:
             state.losses = 0
             return False

@@ -29,7 +29,7 @@ from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.dead_letter_processes import dead_letter_processes
 from django_rmq_retry.management.examination import Finding, Look, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
-from django_rmq_retry.parked.declared import Place, former_queues
+from django_rmq_retry.parked.declared import BrokerPlace, former_queues
 from django_rmq_retry.server import span
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import PlanState, shown
@@ -242,7 +242,7 @@ class BrokerExamination:
 
     def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
         survey = self._survey
-        formers = former_queues(survey.declared, topology, Place.of(sight.it.session)) if survey else ()
+        formers = former_queues(survey.declared, topology, BrokerPlace.of(sight.it.session)) if survey else ()
         levels = gauge(sight.it, topology, formers).levels
         idle = excused(states_of(survey), server.now(survey.alias).timestamp()) if survey else frozenset[str]()
         judged = Queues(levels=levels, excused=idle, limits=self._limits, vhost=sight.vhost).judged()

@@ -33,7 +33,7 @@ from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.management.command import RmqCommand, declarer
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked.declared import Place, former_queues
+from django_rmq_retry.parked.declared import BrokerPlace, former_queues
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
@@ -120,7 +120,7 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
     with declarer(timeout=timeout) as it:
         seconds = round_trip(it.session)
         topology = registry.topology()
-        former = former_queues(survey.declared, topology, Place.of(it.session)) if survey else ()
+        former = former_queues(survey.declared, topology, BrokerPlace.of(it.session)) if survey else ()
         gauged = gauge(it, topology, former)
         # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if gauged.blind else it).plan(topology)

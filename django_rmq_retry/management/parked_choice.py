@@ -16,8 +16,8 @@ from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import (
     Excluded,
+    KeyMatch,
     Lookup,
-    Match,
     excluded,
     keys_of,
     list_filter,
@@ -187,7 +187,7 @@ def _spelled(alike: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{key} → {' or '.join(others)}" for key, others in alike.items()]
 
 
-def _states(matches: Sequence[Match]) -> str:
+def _states(matches: Sequence[KeyMatch]) -> str:
     some = ", ".join(f"#{one.record} {one.state}" for one in matches[:MOST_NAMED])
     return f"{some} and {len(matches) - MOST_NAMED} more" if len(matches) > MOST_NAMED else some
 
@@ -205,7 +205,7 @@ def keys_data(lookup: Lookup) -> dict[str, Any]:
     }
 
 
-def _match(one: Match) -> dict[str, object]:
+def _match(one: KeyMatch) -> dict[str, object]:
     return {"id": one.record, "state": one.state, "run": one.run}
 
 

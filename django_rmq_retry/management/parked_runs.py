@@ -26,7 +26,7 @@ from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
-from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, Finding, Report, Terms, report
+from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
 from django_rmq_retry.parked.run import DRIVEN, Drive, driver_name
@@ -153,7 +153,7 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
             return _report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
     if options["rate"] is not None:
         return _report_run(
-            command, steering.slow(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE
+            command, steering.change_rate(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE
         )
     if options["export"]:
         for line in run_lines(number, actor):
@@ -201,7 +201,7 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
     return {"id": run.pk, **known, **{name: None if at == "-" else at for name, at in times.items()}}
 
 
-def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Options) -> None:
+def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, options: Options) -> None:
     if options["json"] and options["dry_run"]:
         findings = [
             {
@@ -245,7 +245,7 @@ def _guard(stop_at: float) -> str:
     return f"pauses the requeue run when more than {stop_at:g}% of at least {MIN_OUTCOMES} outcomes failed again"
 
 
-def _fate(one: Finding) -> str:
+def _fate(one: RequeueFinding) -> str:
     if one.left_out:
         them = "it" if one.count == 1 else "them"
         return f"left out (--include {one.name} sends {them})" if one.includable else "left out"

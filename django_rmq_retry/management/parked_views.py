@@ -24,7 +24,7 @@ from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.record import moment
-from django_rmq_retry.parked.selection import Place, pages
+from django_rmq_retry.parked.selection import PageEnd, pages
 from django_rmq_retry.parked.transfer import as_data
 
 MOST_LISTED = 50
@@ -74,7 +74,7 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
     most = limit or MOST_LISTED
     more = [row for page in pages(rows, after=after, limit=most + 1) for row in page]
     found = more[:most]
-    following = str(Place.of(found[-1])) if len(more) > most else None
+    following = str(PageEnd.of(found[-1])) if len(more) > most else None
     if options["json"]:
         items = [as_data(row) for row in found]
         command.document("parked_list/1", total=chosen.count, items=items, next=following)
@@ -91,11 +91,11 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
     return Exit.DONE
 
 
-def _place(given: str | None) -> Place | None:
+def _place(given: str | None) -> PageEnd | None:
     if given is None:
         return None
     try:
-        place = Place.read(given)
+        place = PageEnd.read(given)
     except ValueError:
         text = f"--after takes a record number, or “next” of the previous page, not {given!r}."
         raise CommandError(text, returncode=Exit.USAGE) from None

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 
-class Pending(NamedTuple):
+class PendingRows(NamedTuple):
     """The number of rows waiting to be sent, the time of the oldest of them, and the number of failed rows."""
 
     waiting: int
@@ -20,7 +20,7 @@ class Pending(NamedTuple):
 class OutboxRows(models.QuerySet["OutboxMessage"]):
     """A queryset of outbox messages."""
 
-    def pending(self) -> Pending:
+    def pending(self) -> PendingRows:
         """Count the rows that wait to be sent and the rows that wait for an operator."""
         waiting = Q(failed_at__isnull=True)
         figures = self.aggregate(
@@ -28,7 +28,7 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
             oldest=Min("created_at", filter=waiting),
             failed=Count("pk", filter=~waiting),
         )
-        return Pending(**figures)
+        return PendingRows(**figures)
 
 
 class OutboxMessage(models.Model):

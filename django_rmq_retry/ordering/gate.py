@@ -32,7 +32,7 @@ from django_rmq_retry.ordering.keys import (
     unblock,
 )
 from django_rmq_retry.policies.verdict import Kind, Verdict, park
-from django_rmq_retry.server import asked_anew, lost, too_large
+from django_rmq_retry.server import asked_again, lost, too_large
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -126,7 +126,7 @@ class Order:
             return replace(park(Reason.PERMANENT, text, ErrorNote.of(error)), counted=False)
         except NotStored as error:
             using = database()
-            if asked_anew(connections[using], BlockedKey.objects.using(using).exists) is None:
+            if asked_again(connections[using], BlockedKey.objects.using(using).exists) is None:
                 raise Unready(f"The connection to database {using!r} was lost while a message was stored.") from error
             raise
         if known is None:

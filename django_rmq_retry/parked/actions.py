@@ -22,9 +22,9 @@ from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
 
-SLICE = 1000
+MESSAGES_AT_ONCE = 1000
 
-LONGEST = timedelta(days=366)
+LONGEST_HOLD = timedelta(days=366)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allo
 def _slices(selection: Selection) -> Iterator[list[int]]:
     after = 0
     rows = selection.queryset().order_by("pk").values_list("pk", flat=True)
-    while ids := list(rows.filter(pk__gt=after)[:SLICE]):
+    while ids := list(rows.filter(pk__gt=after)[:MESSAGES_AT_ONCE]):
         yield ids
         after = ids[-1]
 
@@ -151,7 +151,7 @@ def hold(
 ) -> Done:
     """Put the open messages of a selection on hold until a time."""
     now = server.now(database())
-    if timezone.is_naive(until) or not now < until <= now + LONGEST:
+    if timezone.is_naive(until) or not now < until <= now + LONGEST_HOLD:
         raise Refused(_("A hold must end in the future, within a year."))
     changes = {"held_until": until, "hold_reason": short(reason, 255)}
     facts = {"until": until.isoformat()}

@@ -30,28 +30,28 @@ from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, pro
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
 from django_rmq_retry.policies.verdict import Kind, Verdict
 
-LINES = 100
-LINE_LIMIT, LOGGED_LIMIT = 2000, 16_000
+MOST_LOG_LINES = 100
+LOG_LINE_LIMIT, LOG_BYTES = 2000, 16_000
 OURS = "django_rmq_retry"
 Lines = deque[logging.LogRecord]
 
 # A context variable, because code that a handler awaits runs in another thread, with a copy of the worker's context.
 _lines: ContextVar[Lines | None] = ContextVar("rmq_lines", default=None)
 
-LIMIT = 64 * 1024
-TEXT_LIMIT = 2000
+CHAIN_BYTES = 64 * 1024
+CAUSE_TEXT_LIMIT = 2000
 CODE_LIMIT = 200
 
-NAME = 255
-KEPT = 2048
+NAME_LIMIT = 255
+KEPT_BODY_BYTES = 2048
 """Largest body, in bytes, that a draft keeps until its row is made."""
-SMALL = 2000
+DRAFT_BYTES = 2000
 """Approximate minimum memory of a draft, in bytes."""
-REMEMBERED = 1000
+CACHED_IDENTITIES = 1000
 """Number of cached identities: a message that fails is soon attempted again."""
-MOST = 2**31 - 1
+LARGEST_INTEGER = 2**31 - 1
 
-OVERDUE = timedelta(hours=1)
+OVERDUE_RETRY = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
 
@@ -69,7 +69,7 @@ def begin() -> None:
     """Start to collect the log lines of an attempt that begins in this thread."""
     lines = _lines.get()
     if lines is None:
-        _lines.set(deque(maxlen=LINES))
+        _lines.set(deque(maxlen=MOST_LOG_LINES))
     elif lines:
         lines.clear()
 
@@ -80,7 +80,7 @@ def text() -> str:
     if not lines:
         return ""
     kept: list[str] = []
-    room = LOGGED_LIMIT
+    room = LOG_BYTES
     for record in reversed(lines):
         line = _line(record)
         room -= len(line.encode()) + 1
@@ -131,13 +131,13 @@ def _line(record: logging.LogRecord) -> str:
     at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
     error = record.exc_info[0] if record.exc_info else None
     failed = f" ({error.__name__})" if error else ""
-    return short(f"{at} {record.levelname} {record.name}: {text}{failed}", LINE_LIMIT)
+    return short(f"{at} {record.levelname} {record.name}: {text}{failed}", LOG_LINE_LIMIT)
 
 
 def chain_of(causes: Sequence[ChainedError]) -> str:
     """Return the causes as JSON, newest first: error, link, frames, number of frames left out, and text of each."""
     parts = [_cause(cause, cause.stack) for cause in causes]
-    if sum(len(part) + 1 for part in parts) > LIMIT - 2:
+    if sum(len(part) + 1 for part in parts) > CHAIN_BYTES - 2:
         parts = _shortened(causes, parts)
     return f"[{','.join(parts)}]"
 
@@ -145,7 +145,7 @@ def chain_of(causes: Sequence[ChainedError]) -> str:
 def _shortened(causes: Sequence[ChainedError], parts: Sequence[str]) -> list[str]:
     """Return the causes within the size limit: as many as fit without frames, then frames, the newest cause first."""
     bare = [_cause(one, Stack(left_out=one.stack.left_out + len(one.stack.frames))) for one in causes]
-    room = LIMIT - 2 - sum(len(part) + 1 for part in bare)
+    room = CHAIN_BYTES - 2 - sum(len(part) + 1 for part in bare)
     while room < 0:
         room += len(bare.pop()) + 1
     kept: list[str] = []
@@ -158,7 +158,7 @@ def _shortened(causes: Sequence[ChainedError], parts: Sequence[str]) -> list[str
 
 def _cause(cause: ChainedError, stack: Stack) -> str:
     """Return a cause as JSON in ASCII, which every database can store, regardless of its character set."""
-    text = cause.text if len(cause.text) <= TEXT_LIMIT else short(cause.text, TEXT_LIMIT)
+    text = cause.text if len(cause.text) <= CAUSE_TEXT_LIMIT else short(cause.text, CAUSE_TEXT_LIMIT)
     return f"{_head(cause.kind, cause.link, stack)}{json.dumps(text)}}}"
 
 
@@ -192,7 +192,7 @@ def _frame(stack: Stack, place: int) -> dict[str, Any]:
     return facts
 
 
-class Row(NamedTuple):
+class AttemptRow(NamedTuple):
     """The columns of an attempt's row."""
 
     identity: str
@@ -219,7 +219,7 @@ class Row(NamedTuple):
     traceparent: str
 
 
-class Draft(NamedTuple):
+class AttemptDraft(NamedTuple):
     """The facts about an attempt that are lost once it ends; everything else is computed later.
 
     Making rows in a batch takes half the time of making each row between two messages.
@@ -246,14 +246,14 @@ class Draft(NamedTuple):
     """Approximate memory, in bytes."""
 
 
-def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> Draft:
+def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> AttemptDraft:
     """Return the draft of an attempt; called on the thread that made the attempt."""
     delivery, error = attempt.delivery, attempt.error
-    named, large = message_id(delivery) or "", len(delivery.body) > KEPT
+    named, large = message_id(delivery) or "", len(delivery.body) > KEPT_BODY_BYTES
     traced = () if error is None else trace(error, projects_own)
     logs = "" if error is None else text()
     body = b"" if large else delivery.body
-    return Draft(
+    return AttemptDraft(
         queue=delivery.queue,
         handler=attempt.subscription.name if attempt.subscription else "",
         message_id=named,
@@ -270,7 +270,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
         ticket=ticket,
         thread=threading.current_thread().name,
         traceparent=attempt.traceparent,
-        size=SMALL + len(body) + len(logs) + sum([len(cause.text) for cause in traced]),
+        size=DRAFT_BYTES + len(body) + len(logs) + sum([len(cause.text) for cause in traced]),
     )
 
 
@@ -279,20 +279,20 @@ class RowBuilder:
     """Makes rows from drafts; values that are the same for the whole process are looked up once."""
 
     deploy: str = ""
-    host: str = field(default_factory=lambda: short(socket.gethostname(), NAME))
+    host: str = field(default_factory=lambda: short(socket.gethostname(), NAME_LIMIT))
     pid: int = field(default_factory=os.getpid)
 
-    def row(self, draft: Draft) -> Row:
+    def row(self, draft: AttemptDraft) -> AttemptRow:
         verdict, ended = draft.verdict, draft.ended
         waits = verdict.kind in (Kind.RETRY, Kind.HALT)
         # Positional, in the order of the columns: naming them makes the whole step a quarter slower.
-        return Row(
+        return AttemptRow(
             draft.identity or _identity(draft.queue, draft.message_id, draft.body),
-            short(draft.queue, NAME),
-            short(draft.handler, NAME),
-            short(draft.message_id, NAME),
-            min(draft.ticket.cycle, MOST) if draft.ticket else 1,
-            min(draft.number, MOST),
+            short(draft.queue, NAME_LIMIT),
+            short(draft.handler, NAME_LIMIT),
+            short(draft.message_id, NAME_LIMIT),
+            min(draft.ticket.cycle, LARGEST_INTEGER) if draft.ticket else 1,
+            min(draft.number, LARGEST_INTEGER),
             server.stored(ended - draft.seconds),
             draft.seconds,
             verdict.kind.value,
@@ -312,7 +312,7 @@ class RowBuilder:
         )
 
 
-def _fingerprint(draft: Draft) -> str:
+def _fingerprint(draft: AttemptDraft) -> str:
     """Return the fingerprint of the group that the message joins if its retries run out; empty without an error."""
     if not draft.trace:
         return ""
@@ -320,7 +320,7 @@ def _fingerprint(draft: Draft) -> str:
     return ruled(draft.trace, reason=Reason.EXHAUSTED.value, kind=kind, queue=draft.queue).fingerprint
 
 
-_identity = lru_cache(maxsize=REMEMBERED)(attempt_identity)
+_identity = lru_cache(maxsize=CACHED_IDENTITIES)(attempt_identity)
 """The cached form, for bodies that are small enough to keep."""
 
 
@@ -337,7 +337,7 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
     return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
 
 
-def waiting(at: datetime, *, overdue: timedelta = OVERDUE) -> QuerySet[Attempt]:
+def waiting(at: datetime, *, overdue: timedelta = OVERDUE_RETRY) -> QuerySet[Attempt]:
     """Return the last attempts of messages that wait for a retry, the soonest ``next_at`` first."""
     later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
     return Attempt.objects.filter(next_at__gt=at - overdue).exclude(Exists(later)).order_by("next_at", "pk")

@@ -33,7 +33,7 @@ from django_rmq_retry.models.parked import OPEN, reduced
 from django_rmq_retry.parked.database import database, locked_messages, locked_run, transaction_of
 from django_rmq_retry.statements import lock, locking
 
-CLAIM = 60.0
+CLAIM_SECONDS = 60.0
 """Minimum seconds for which the process that claimed a message is assumed to be sending it."""
 EXPIRED_AT_ONCE = 500
 
@@ -61,7 +61,7 @@ class Claim:
 
 def claim_lifetime() -> float:
     """Return the lifetime of a claim in seconds, longer than any publish may take."""
-    return max(CLAIM, 3 * settings().publish_timeout)
+    return max(CLAIM_SECONDS, 3 * settings().publish_timeout)
 
 
 @transaction_of(ParkedMessage)

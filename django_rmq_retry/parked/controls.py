@@ -24,7 +24,7 @@ from django_rmq_retry.statements import locking, write_first
 REASON_LIMIT = 255
 PAUSE_COLUMNS = ("paused", "by", "reason", "since", "until")
 
-MOST = 500
+MOST_NAMED_ROWS = 500
 FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
 """Messages that the broker has refused at least once; the relay sends all others without an operator."""
 
@@ -195,7 +195,7 @@ def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> 
 
 def _log_outbox_action(actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
     subject = rows[0].message_id if len(rows) == 1 else ""
-    names = [row.message_id or f"#{row.pk}" for row in rows[:MOST]]
+    names = [row.message_id or f"#{row.pk}" for row in rows[:MOST_NAMED_ROWS]]
     log_action(
         actor, action, reason=reason, subject=subject, count=len(rows), facts={"outbox": using, "messages": names}
     )

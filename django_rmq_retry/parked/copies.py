@@ -19,7 +19,7 @@ from django_rmq_retry.parked.claims import Claim, ClaimResult
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.publishing import broker_connections
 
-GRACE = 2.0
+GRACE_SECONDS = 2.0
 """Seconds after its deadline for which a publish's result is waited for."""
 
 
@@ -63,7 +63,7 @@ def publish(
             publisher.send(claim.copy, _result_callback(claim, ended), timeout=timeout)
         except (TypeError, ValueError) as error:
             ended.put(ClaimResult(claim=claim, result=unwritable(str(error))))
-    return _collected(claims, ended, clock() + timeout + GRACE, clock)
+    return _collected(claims, ended, clock() + timeout + GRACE_SECONDS, clock)
 
 
 def _result_callback(claim: Claim, ended: "queue.SimpleQueue[ClaimResult]") -> Done:

@@ -17,7 +17,7 @@ NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, Re
 
 P = ParamSpec("P")
 T = TypeVar("T")
-TRIES = 5
+CONFLICT_TRIES = 5
 
 CONFLICTS = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
 
@@ -97,7 +97,7 @@ def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P,
         @wraps(change)
         def changed(*args: P.args, **kwargs: P.kwargs) -> T:
             using = router.db_for_write(model)
-            for left in reversed(range(TRIES)):
+            for left in reversed(range(CONFLICT_TRIES)):
                 try:
                     with transaction.atomic(using=using):
                         return change(*args, **kwargs)

@@ -34,7 +34,7 @@ class DeclarationsUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BrokerPlace:
     """One virtual host of one broker, as one project sees it."""
 
     project: str
@@ -42,7 +42,7 @@ class Place:
     vhost: str
 
     @classmethod
-    def of(cls, session: Session) -> "Place":
+    def of(cls, session: Session) -> "BrokerPlace":
         """Return a session's place: a cluster's name, which its hosts share, or the folder of the embedded broker."""
         access = session.access
         hosts = ",".join(sorted(map(str, access.hosts)))
@@ -70,7 +70,7 @@ def load() -> list[Declared]:
         raise DeclarationsUnavailable(_text(error)) from error
 
 
-def former_queues(known: Iterable[Declared], topology: Topology, place: Place) -> tuple[Former, ...]:
+def former_queues(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> tuple[Former, ...]:
     """Return the queues that were declared at a place and are no longer in the topology, work queues first."""
     here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
     formers = {row.name: _former(row) for row in here}
@@ -101,7 +101,7 @@ def still_consumed(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
     }
 
 
-def former_exchanges(known: Iterable[Declared], topology: Topology, place: Place) -> list[str]:
+def former_exchanges(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> list[str]:
     """Return the exchanges that were declared at a place and are no longer in the topology."""
     there = [row.name for row in known if row.kind == "exchange" and place.has(row)]
     return [name for name in there if name not in topology.exchanges]
@@ -112,7 +112,7 @@ def save(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, st
 
     Return why the database could not do that; empty if it did, or if its table is missing and records are off.
     """
-    place = Place.of(it.session)
+    place = BrokerPlace.of(it.session)
     try:
         alias = router.db_for_write(Declared)
         _check_table(alias)
@@ -129,7 +129,7 @@ def save(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, st
 
 def delete(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
     """Delete the rows of deleted queues and exchanges. If the database is down, the next declaration deletes them."""
-    place = Place.of(it.session)
+    place = BrokerPlace.of(it.session)
     digests = [place.digest("queue", name) for name in queues]
     digests += [place.digest("exchange", name) for name in exchanges]
     try:
@@ -183,7 +183,7 @@ def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
         return False
 
 
-def _row(place: Place, item: Item, topology: Topology, homes: Mapping[str, str], version: str) -> Declared:
+def _row(place: BrokerPlace, item: Item, topology: Topology, homes: Mapping[str, str], version: str) -> Declared:
     declaration, now = item.declaration, server.now(router.db_for_write(Declared))
     bindings = [
         [one.source, one.key, _plain(one.arguments)]

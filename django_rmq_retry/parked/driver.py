@@ -14,15 +14,15 @@ from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
-from django_rmq_retry.parked.run import SLICE, TO_DRIVE, Drive, driver_name
+from django_rmq_retry.parked.run import SLICE_SECONDS, TO_DRIVE, Drive, driver_name
 
 log = logging.getLogger("django_rmq_retry")
 
-LOOK = 1.0
+LOOK_SECONDS = 1.0
 """Seconds between two searches for runs without a driver."""
-CHORES = 5.0
+CHORES_SECONDS = 5.0
 """Seconds between two searches for expired claims and ended holds."""
-MOST = 20
+MOST_RUNS = 20
 """Largest number of runs that one process drives at a time."""
 
 Around = Callable[[], AbstractContextManager[object]]
@@ -31,7 +31,9 @@ Around = Callable[[], AbstractContextManager[object]]
 class RunDriver:
     """Drives requeue runs beside a consumer. An outage of the database or broker pauses only this thread."""
 
-    def __init__(self, *, around: Around = nullcontext, look: float = LOOK, chores: float = CHORES) -> None:
+    def __init__(
+        self, *, around: Around = nullcontext, look: float = LOOK_SECONDS, chores: float = CHORES_SECONDS
+    ) -> None:
         self._around = around
         self._look, self._chores = look, chores
         self._ended = threading.Event()
@@ -90,7 +92,7 @@ class RunDriver:
             unhold_due()
         if now >= self._look_at:
             self._look_at = now + self._look
-            for run in undriven(MOST - len(self._drives)):
+            for run in undriven(MOST_RUNS - len(self._drives)):
                 self._drives.setdefault(run, (Drive(run, driver_name("rmq_consume")), now))
         for run, (one, at) in list(self._drives.items()):
             if self._ended.is_set():
@@ -102,7 +104,7 @@ class RunDriver:
                 one.end()
                 del self._drives[run]
             else:
-                self._drives[run] = one, time.monotonic() + max(wait, SLICE if one.waiting else 0.0)
+                self._drives[run] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
 
     def _leave(self) -> None:
         for one, _at in self._drives.values():

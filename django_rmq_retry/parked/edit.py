@@ -30,22 +30,22 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 
-SHOWN = 5
+SHOWN_NAMES = 5
 
-CONTEXT = 3
+CONTEXT_LINES = 3
 MOST_LINES = 400
 """Largest number of lines, on both sides, for a full comparison; more would take minutes. More lines are compared in
 pairs if both sides have equally many, and otherwise shown as one replacement."""
-LONGEST = 500
-"""Longer lines are cut to the part that differs, with ``AROUND`` characters on each side."""
-AROUND = 80
+LONGEST_LINE = 500
+"""Longer lines are cut to the part that differs, with ``AROUND_CHARACTERS`` on each side."""
+AROUND_CHARACTERS = 80
 Step = tuple[str, int, int, int, int]
 
 SHOWN_LINES = 200
 """Largest number of lines of a difference in the audit log."""
 
 
-class Kind(StrEnum):
+class HeaderKind(StrEnum):
     CUSTOM = "custom"
     ROUTING = "routing"
     """Headers by which handlers are chosen."""
@@ -53,17 +53,17 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class HeaderRow:
     """One header, as displayed."""
 
     name: str
-    kind: Kind
+    kind: HeaderKind
     text: str
     type: str
     locked: bool
 
 
-def rows(headers: Headers) -> list[Row]:
+def rows(headers: Headers) -> list[HeaderRow]:
     """Return all headers. Only the sender's own strings, integers and booleans can be edited."""
     rows_of_headers = []
     for name in headers:
@@ -71,12 +71,12 @@ def rows(headers: Headers) -> list[Row]:
         try:
             value = headers[name]
         except UndecodableHeaders:
-            rows_of_headers.append(Row(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
+            rows_of_headers.append(HeaderRow(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
             continue
         simple = isinstance(value, (str, int))
         shown = plain(value)
-        locked = kind is not Kind.CUSTOM or not simple
-        rows_of_headers.append(Row(name=name, kind=kind, text=shown, type=type(value).__name__, locked=locked))
+        locked = kind is not HeaderKind.CUSTOM or not simple
+        rows_of_headers.append(HeaderRow(name=name, kind=kind, text=shown, type=type(value).__name__, locked=locked))
     return rows_of_headers
 
 
@@ -95,11 +95,11 @@ def plain(value: object) -> str:
     return str(value)
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> HeaderKind:
     """Return the kind of a header: the system's, one that chooses a handler, or the sender's own."""
     if name.startswith((PREFIX, "x-")) or name in BROKERS_OWN:
-        return Kind.SYSTEM
-    return Kind.ROUTING if name in _dispatched_by() else Kind.CUSTOM
+        return HeaderKind.SYSTEM
+    return HeaderKind.ROUTING if name in _dispatched_by() else HeaderKind.CUSTOM
 
 
 def changed_headers(
@@ -116,7 +116,7 @@ def changed_headers(
         before = row.text if row else ""
         if (row and text == before) or (row is None and text is None):
             continue
-        if (row and row.locked) or kind_of(name) is not Kind.CUSTOM or not name:
+        if (row and row.locked) or kind_of(name) is not HeaderKind.CUSTOM or not name:
             refused.append(_("The header %(name)r cannot be changed.") % {"name": name})
             continue
         differing[name] = before, text or ""
@@ -165,7 +165,7 @@ def check_json(text: str) -> tuple[list[str], list[str]]:
         return [_("%(constant)s is not valid JSON, and most parsers reject it.") % {"constant": error}], []
     except (RecursionError, ValueError, ArithmeticError):
         return [_("The JSON is nested too deeply, or contains a number that cannot be read.")], []
-    names = ", ".join(list(twice)[:SHOWN])
+    names = ", ".join(list(twice)[:SHOWN_NAMES])
     return [], [_("These names occur twice in one object: %(names)s.") % {"names": names}] if twice else []
 
 
@@ -181,14 +181,14 @@ class Sign(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class DiffLine:
     """One line of a difference."""
 
     sign: Sign
     text: str = ""
 
 
-def difference(before: str, after: str) -> list[Line]:
+def difference(before: str, after: str) -> list[DiffLine]:
     """Return the removed and added lines, with a few lines of context; nothing if the texts are equal."""
     if before == after:
         return []
@@ -202,17 +202,17 @@ def difference(before: str, after: str) -> list[Line]:
     return list(_lines(old, new))
 
 
-def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[Line]:
+def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
     for number, group in enumerate(_groups(old, new)):
         if number:
-            yield Line(sign=Sign.SKIPPED)
+            yield DiffLine(sign=Sign.SKIPPED)
         for tag, low, high, begin, end in group:
             if tag == "equal":
-                yield from (Line(sign=Sign.SAME, text=_part(text, 0, 0)) for text in old[low:high])
+                yield from (DiffLine(sign=Sign.SAME, text=_part(text, 0, 0)) for text in old[low:high])
                 continue
             pairs = [_apart(before, after) for before, after in zip_longest(old[low:high], new[begin:end])]
-            yield from (Line(sign=Sign.GONE, text=text) for text, _new in pairs if text is not None)
-            yield from (Line(sign=Sign.NEW, text=text) for _old, text in pairs if text is not None)
+            yield from (DiffLine(sign=Sign.GONE, text=text) for text, _new in pairs if text is not None)
+            yield from (DiffLine(sign=Sign.NEW, text=text) for _old, text in pairs if text is not None)
 
 
 def _apart(old: str | None, new: str | None) -> tuple[str | None, str | None]:
@@ -225,16 +225,16 @@ def _apart(old: str | None, new: str | None) -> tuple[str | None, str | None]:
 
 
 def _part(text: str, start: int, stop: int) -> str:
-    if len(text) <= LONGEST:
+    if len(text) <= LONGEST_LINE:
         return text
-    first, last = max(0, start - AROUND), min(len(text), max(stop, start) + AROUND)
+    first, last = max(0, start - AROUND_CHARACTERS), min(len(text), max(stop, start) + AROUND_CHARACTERS)
     return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
 
 
 def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
     top = _alike(old, new)
     bottom = _alike(old[top:][::-1], new[top:][::-1])
-    first, last = max(0, top - CONTEXT), max(0, bottom - CONTEXT)
+    first, last = max(0, top - CONTEXT_LINES), max(0, bottom - CONTEXT_LINES)
     before, after = old[first : len(old) - last], new[first : len(new) - last]
     steps = _one_by_one(before, after)
     if len(before) + len(after) <= MOST_LINES:
@@ -242,9 +242,9 @@ def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
     group: list[Step] = []
     moved = ((tag, low + first, high + first, begin + first, end + first) for tag, low, high, begin, end in steps)
     for tag, low, high, begin, end in moved:
-        if tag == "equal" and high - low > 2 * CONTEXT:
-            yield [*group, (tag, low, low + CONTEXT, begin, begin + CONTEXT)]
-            group = [(tag, high - CONTEXT, high, end - CONTEXT, end)]
+        if tag == "equal" and high - low > 2 * CONTEXT_LINES:
+            yield [*group, (tag, low, low + CONTEXT_LINES, begin, begin + CONTEXT_LINES)]
+            group = [(tag, high - CONTEXT_LINES, high, end - CONTEXT_LINES, end)]
         else:
             group.append((tag, low, high, begin, end))
     yield group
@@ -277,7 +277,7 @@ class Proposal:
     problems: tuple[str, ...]
     """Reasons why it cannot be stored; empty if it can."""
     warnings: tuple[str, ...]
-    difference: tuple[Line, ...]
+    difference: tuple[DiffLine, ...]
     """Difference of the bodies, unmasked, for operators with permission to see the body."""
     headers: Mapping[str, tuple[str, str]]
     """Changed headers, each with its value before and after."""

@@ -16,8 +16,8 @@ from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import Selection
 
-EXAMPLES = 5
-LATEST = 200
+SHOWN_EXAMPLES = 5
+LATEST_MESSAGES = 200
 MOST_QUEUES = 20
 MOST_EDITED = 10_000
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
@@ -49,7 +49,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class RequeueFinding:
     """One reason not to requeue some of the messages, or a remark on them."""
 
     name: str
@@ -66,12 +66,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RequeueReport:
     """The effect that a requeue of a selection would have now."""
 
     total: int
     sendable: int
-    findings: tuple[Finding, ...]
+    findings: tuple[RequeueFinding, ...]
     oldest: datetime | None
     newest: datetime | None
     queues: tuple[tuple[str, int], ...]
@@ -82,7 +82,7 @@ class Report:
         return self.total - self.sendable
 
 
-def report(selection: Selection, terms: Terms | None = None) -> Report:
+def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
     """Return the findings on a selection, with counts and examples."""
     terms = terms or Terms()
     rows = selection.queryset().order_by()
@@ -106,7 +106,7 @@ def report(selection: Selection, terms: Terms | None = None) -> Report:
         alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
         findings.append(_finding("duplicates", shared, alike, left_out))
     sendable = counted.sums["sendable"]
-    return Report(
+    return RequeueReport(
         total=counted.sums["total"],
         sendable=sendable,
         findings=tuple(findings),
@@ -176,7 +176,7 @@ def sends_any(group: int) -> bool:
     rows = ParkedMessage.objects.using(database()).filter(group=group, state=State.PARKED)
     left_out = Case(When(refused, then=Value(1)), default=Value(0), output_field=IntegerField())
     latest = rows.order_by("-parked_at", "-pk").annotate(left_out=left_out).values_list("left_out", flat=True)
-    return not all(latest[:LATEST])
+    return not all(latest[:LATEST_MESSAGES])
 
 
 def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:
@@ -206,7 +206,7 @@ def duplicates(rows: QuerySet[ParkedMessage]) -> tuple[list[str], int]:
     """Return some business keys that several of these messages share, and the number of messages that share any key."""
     shared = rows.exclude(business_key="").order_by().values("business_key").annotate(n=Count("pk")).filter(n__gt=1)
     count = shared.aggregate(messages=Sum("n"))["messages"] or 0
-    some = shared.order_by("business_key")[:EXAMPLES] if count else ()
+    some = shared.order_by("business_key")[:SHOWN_EXAMPLES] if count else ()
     return [row["business_key"] for row in some], count
 
 
@@ -219,10 +219,10 @@ def _changed(selection: Selection) -> Q:
     return Q(pk__in=[pk for pk, revision in selection.revisions.items() if now.get(pk) != revision])
 
 
-def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> Finding:
+def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> RequeueFinding:
     # This is the order of the indexes of groups, queues and types, so a few rows are enough to find examples.
-    some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:EXAMPLES]
-    return Finding(
+    some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:SHOWN_EXAMPLES]
+    return RequeueFinding(
         name=name,
         count=count,
         left_out=name in left_out,

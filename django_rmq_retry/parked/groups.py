@@ -22,7 +22,7 @@ from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
 from django_rmq_retry.statements import lock, locking
 
-SLICE = 500
+GROUPS_AT_ONCE = 500
 
 NOTE_LIMIT = 10_000
 LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
@@ -39,7 +39,7 @@ def recount(groups: Collection[int] | None = None) -> int:
     if groups is not None:
         chosen = chosen.filter(pk__in=groups)
     numbers = list(chosen.values_list("pk", flat=True))
-    return sum(_recounted(numbers[start : start + SLICE]) for start in range(0, len(numbers), SLICE))
+    return sum(_recounted(numbers[start : start + GROUPS_AT_ONCE]) for start in range(0, len(numbers), GROUPS_AT_ONCE))
 
 
 @transaction_of(ErrorGroup)
@@ -67,7 +67,7 @@ class _Change:
 
 
 @dataclass(slots=True)
-class Tally:
+class GroupTally:
     """The changes to groups in one transaction, collected as they happen and written at its end, in one order."""
 
     changes: defaultdict[int, _Change] = field(default_factory=partial(defaultdict, _Change))

@@ -18,40 +18,40 @@ from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked import attempts, claims
-from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, draft_of
+from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.policies.verdict import Discard, Kind
 from django_rmq_retry.statements import BulkInsert
 
 log = logging.getLogger("django_rmq_retry")
 
-AT_ONCE = 400
-EVERY = 0.2
+DRAFTS_AT_ONCE = 400
+WRITE_SECONDS = 0.2
 """Seconds within which a draft is written; a full batch is written sooner."""
-MOST, ROOM = 10_000, 64 * 1024 * 1024
+MOST_DRAFTS, MOST_DRAFT_BYTES = 10_000, 64 * 1024 * 1024
 """Limits of the waiting drafts, in rows and in bytes."""
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
 OutcomeUpdate = Callable[[], None]
-insert = BulkInsert(Attempt, Row._fields)
+insert = BulkInsert(Attempt, AttemptRow._fields)
 
-SHUTDOWN_WAIT = 5.0
+SHUTDOWN_SECONDS = 5.0
 """Seconds that a graceful shutdown waits for the database."""
 
 
 class Write(Protocol):
     """Adds drafts to the table, all or none; ``plain`` replaces characters that some databases cannot store."""
 
-    def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None: ...
+    def __call__(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None: ...
 
 
 class Buffer:
     """Queues drafts and outcomes of the workers without making them wait. Its thread starts with the first entry."""
 
-    def __init__(self, write: Write, *, most: int = MOST, room: int = ROOM) -> None:
+    def __init__(self, write: Write, *, most: int = MOST_DRAFTS, room: int = MOST_DRAFT_BYTES) -> None:
         self._write = write
         self._most, self._room = most, room
-        self._drafts: deque[Draft] = deque()
+        self._drafts: deque[AttemptDraft] = deque()
         self._outcomes: deque[OutcomeUpdate] = deque()
         self._size = 0
         self._dropped = 0
@@ -64,7 +64,7 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._drafts) + len(self._outcomes)
 
-    def add(self, draft: Draft) -> None:
+    def add(self, draft: AttemptDraft) -> None:
         """Add a draft; in a full buffer, the oldest drafts are dropped."""
         with self._lock:
             self._drafts.append(draft)
@@ -128,7 +128,7 @@ class Buffer:
             self._begin()
         if not self._some.is_set():
             self._some.set()
-        if len(self._drafts) >= AT_ONCE and not self._full.is_set():
+        if len(self._drafts) >= DRAFTS_AT_ONCE and not self._full.is_set():
             self._full.set()
 
     def _begin(self) -> None:
@@ -151,7 +151,7 @@ class Buffer:
             self._closing.wait(wait)
         else:
             self._some.wait()
-            self._full.wait(EVERY)
+            self._full.wait(WRITE_SECONDS)
         self._some.clear()
         if not self._closing.is_set():
             self._full.clear()
@@ -167,7 +167,7 @@ class Buffer:
 
     def _failed(self, error: Exception, wait: float) -> float:
         self.away = True
-        following = min(wait * 2 or FIRST_WAIT, LONGEST_WAIT)
+        following = min(wait * 2 or FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         log.warning(
             "Attempts cannot be recorded (%r). %s are buffered%s; next write in %.0f s.",
             str(ErrorNote.of(error)),
@@ -184,15 +184,15 @@ class Buffer:
             dropped, self._dropped = self._dropped, 0
         return f", {dropped} dropped" if dropped else ""
 
-    def _taken(self, most: int) -> list[Draft]:
+    def _taken(self, most: int) -> list[AttemptDraft]:
         with self._lock:
-            some = list(islice(self._drafts, min(most, AT_ONCE)))
+            some = list(islice(self._drafts, min(most, DRAFTS_AT_ONCE)))
             for draft in some:
                 self._drafts.popleft()
                 self._size -= draft.size
         return some
 
-    def _put_back(self, some: Iterable[Draft]) -> None:
+    def _put_back(self, some: Iterable[AttemptDraft]) -> None:
         with self._lock:
             for draft in reversed(list(some)):
                 self._drafts.appendleft(draft)
@@ -204,7 +204,7 @@ class Buffer:
             self._size -= self._drafts.popleft().size
             self._dropped += 1
 
-    def _write_some(self, some: list[Draft]) -> None:
+    def _write_some(self, some: list[AttemptDraft]) -> None:
         """Write the drafts together; if the database refuses one for its contents, write them one by one."""
         try:
             self._write(some)
@@ -215,7 +215,7 @@ class Buffer:
                 self._write_one(some[0])
                 some.pop(0)
 
-    def _write_one(self, draft: Draft) -> None:
+    def _write_one(self, draft: AttemptDraft) -> None:
         for plain in (False, True):
             try:
                 self._write([draft], plain=plain)
@@ -241,7 +241,7 @@ class Writer:
     def __init__(self, scribe: RowBuilder) -> None:
         self._scribe = scribe
 
-    def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
+    def __call__(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
         """Add the drafts, all or none; ``plain`` replaces characters that some databases cannot store."""
         rows = [self._scribe.row(draft) for draft in drafts]
         records = {draft.ticket.record for draft in drafts if draft.ticket}
@@ -250,12 +250,12 @@ class Writer:
         write([_plain(row) for row in rows] if plain else rows)
 
 
-def _plain(row: Row) -> Row:
+def _plain(row: AttemptRow) -> AttemptRow:
     values = (value.encode("ascii", "replace").decode() if isinstance(value, str) else value for value in row)
-    return Row._make(values)
+    return AttemptRow._make(values)
 
 
-def _known(drafts: Sequence[Draft], rows: list[Row], records: Collection[int]) -> list[Row]:
+def _known(drafts: Sequence[AttemptDraft], rows: list[AttemptRow], records: Collection[int]) -> list[AttemptRow]:
     """Give requeued messages the identity of their record: they may have been edited or sent to another queue."""
     messages = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk__in=records)
     names = dict(messages.values_list("pk", "identity"))
@@ -263,7 +263,7 @@ def _known(drafts: Sequence[Draft], rows: list[Row], records: Collection[int]) -
     return [row._replace(identity=name) if name else row for row, name in zip(rows, known, strict=True)]
 
 
-def write(rows: Sequence[Row]) -> None:
+def write(rows: Sequence[AttemptRow]) -> None:
     """Add these rows, all or none."""
     alias = router.db_for_write(Attempt)
     with transaction.atomic(using=alias):
@@ -285,7 +285,7 @@ class Recorder:
             try:
                 yield
             finally:
-                self.buffer.close(SHUTDOWN_WAIT)
+                self.buffer.close(SHUTDOWN_SECONDS)
 
     def note(self, attempt: FinishedAttempt) -> None:
         kind, error = attempt.verdict.kind, attempt.error

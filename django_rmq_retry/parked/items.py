@@ -25,8 +25,8 @@ from django_rmq_retry.parked.selection import Selection
 
 MOST_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies of one slice, in bytes."""
-PAGE = 200
-PAGES = 25
+PAGE_ITEMS = 200
+MOST_PAGES = 25
 """Pages that a slice searches past messages that have to wait; the next slice searches them again."""
 OUTCOME = timedelta(hours=1)
 """Time to wait for the outcome of a sent message; after it, the message's business key counts as failed."""
@@ -36,13 +36,13 @@ Capacity = Callable[[str], int]
 
 OUTCOMES = timedelta(hours=1)
 """Time for which a run waits for outcomes after its last message was sent."""
-PART = 2000
+PART_ITEMS = 2000
 """Items per transaction."""
 
 COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
 
 COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
-AT_ONCE = 500
+LISTED_AT_ONCE = 500
 """Largest number of messages whose items are written when the run is started."""
 
 Rows = QuerySet[ParkedMessage]
@@ -127,7 +127,7 @@ def groups_of_runs() -> dict[int, int]:
         group = run.selection.get("filter", {}).get("group")
         if run.listing and group is not None:
             runs[int(group)] = run.pk
-        runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE], run.pk)
+        runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE_ITEMS], run.pk)
     return runs
 
 
@@ -135,12 +135,12 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
     columns = ("run_id", "place", "revision", "message_id", "state")
     of_message = ("message__id", "message__business_key", "message__queue", "message__size")
     after = -1
-    for _ in range(PAGES):
+    for _ in range(MOST_PAGES):
         rows = pending(run.pk).filter(place__gt=after).select_related("message").only(*columns, *of_message)
-        page = list(rows[:PAGE])
+        page = list(rows[:PAGE_ITEMS])
         if page:
             yield page
-        if len(page) < PAGE:
+        if len(page) < PAGE_ITEMS:
             return
         after = page[-1].place
 
@@ -178,7 +178,7 @@ def skip_unsent(run: int) -> bool:
     if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
         return False
     pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
-    mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
+    mark = pending.order_by("place").values_list("place", flat=True)[PART_ITEMS - 1 : PART_ITEMS].first()
     part = pending if mark is None else pending.filter(place__lte=mark)
     known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
     if mark is None:
@@ -208,7 +208,7 @@ def count(run: RequeueRun) -> None:
 
 def lists_at_once(selection: Selection) -> bool:
     """True if a run's items are written when it is started; only a filter can be evaluated again later."""
-    return selection.named or selection.count <= AT_ONCE
+    return selection.named or selection.count <= LISTED_AT_ONCE
 
 
 def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
@@ -238,14 +238,14 @@ def list_part(run: int, driver: str) -> None:
     selection, terms = _stored_selection(known)
     rest = _after(known, selection.queryset())
     # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
-    mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
+    mark = rest.values_list("parked_at", "pk")[PART_ITEMS - 1 : PART_ITEMS].first()
     part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
     room, first = known.listing_limit - known.listing_count, known.listing_place
-    if room < PART:
+    if room < PART_ITEMS:
         part = part[: room + _count_listed(known, part)]
     inserted = _insert(known, part, selection, terms, first=first)
     known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
-    known.listing_count, known.listing_place = known.listing_count + inserted, first + PART
+    known.listing_count, known.listing_place = known.listing_count + inserted, first + PART_ITEMS
     known.listing_after_at, known.listing_after_id = mark or (None, None)
     known.wait = RunWait.LISTING
     if mark is None or inserted >= room:
@@ -272,7 +272,7 @@ def _after(run: RequeueRun, rows: Rows) -> Rows:
 
 def _count_listed(run: RequeueRun, part: Rows) -> int:
     """Return the number of messages of a part that have an item already; these do not count against the limit."""
-    numbers = list(part.values_list("pk", flat=True)[:PART])
+    numbers = list(part.values_list("pk", flat=True)[:PART_ITEMS])
     return RequeueItem.objects.using(database()).filter(run=run, message__in=numbers).count()
 
 

@@ -16,29 +16,29 @@ from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, 
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.selection import EXCEPT, LISTED, USABLE
+from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED
 
 MOST_KEYS = 10_000
 MOST_TEXT = 4_000_000
 """Largest length of a pasted text, in characters."""
 MOST_FOUND = 50_000
 """Largest number of messages that the keys of one list may name."""
-LONGEST = 255
+KEY_BYTES = 255
 """Largest size of a stored key, in bytes; longer keys are stored, and looked up, truncated."""
-CHUNK = 500
+KEYS_AT_ONCE = 500
 """Parameters of one statement: SQLite may take no more than 999."""
-TIDIED = 100
+TIDIED_LISTS = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
 CELL_SEPARATORS = ",;\t\uff0c\uff1b"
 SEPARATORS = f"{CELL_SEPARATORS}\r\n\v\f\x85\u2028\u2029"
-AROUND = " \u00a0\u200b\u2060\ufeff"
+TRIMMED = " \u00a0\u200b\u2060\ufeff"
 """Characters that are removed around a key: mail and office programs add them."""
 _ENTRY = re.compile(
-    rf'[{AROUND}]*(?:"([^"]*(?:""[^"]*)*)"[{AROUND}]*(?=[{SEPARATORS}]|\Z)|([^{SEPARATORS}]*))([{SEPARATORS}]|\Z)'
+    rf'[{TRIMMED}]*(?:"([^"]*(?:""[^"]*)*)"[{TRIMMED}]*(?=[{SEPARATORS}]|\Z)|([^{SEPARATORS}]*))([{SEPARATORS}]|\Z)'
 )
 MOST_COLUMNS = 1000
 """Largest number of cells in a line that may belong to a table."""
-WORDS = 0.9
+HEADER_SHARE = 0.9
 """Minimum share of a header's cells without a digit, such as "amount"; most keys have a digit."""
 T = TypeVar("T")
 UNSETTLED = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
@@ -48,7 +48,7 @@ Visible = Callable[[ParkedMessage], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class KeyMatch:
     """A message that a key names."""
 
     record: int
@@ -63,7 +63,7 @@ class Lookup:
     """The messages that each key of a list names, with their state."""
 
     keys: Sequence[str]
-    matches: Mapping[str, Sequence[Match]]
+    matches: Mapping[str, Sequence[KeyMatch]]
     alike: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """For keys that were not found, stored ones that differ in upper and lower case only."""
 
@@ -100,7 +100,7 @@ class Lookup:
         """True if each key names one parked message."""
         return len(self.found) == len(self.keys)
 
-    def _of(self, key: str) -> Sequence[Match]:
+    def _of(self, key: str) -> Sequence[KeyMatch]:
         return self.matches.get(key, ())
 
 
@@ -122,7 +122,7 @@ def parse(text: str, *, spaces: bool = False) -> list[str]:
     entries = list(_entries(text))
     apart = spaces or len(entries) == 1
     parts = (part for entry, quoted in entries for part in (entry.split() if apart and not quoted else [entry]))
-    keys = list(dict.fromkeys(short(part, LONGEST) for part in parts if part))
+    keys = list(dict.fromkeys(short(part, KEY_BYTES) for part in parts if part))
     if len(keys) > MOST_KEYS:
         sentence = _("The list has %(count)d keys; at most %(most)d are allowed. Split it. Nothing was looked up.")
         raise Refused(sentence % {"count": len(keys), "most": MOST_KEYS})
@@ -135,8 +135,8 @@ def _entries(text: str) -> Iterator[tuple[str, bool]]:
         quoted, bare, _end = entry.groups()
         if quoted is not None:
             yield quoted.replace('""', '"'), True
-        elif bare.strip(AROUND):
-            yield bare.strip(AROUND), False
+        elif bare.strip(TRIMMED):
+            yield bare.strip(TRIMMED), False
 
 
 def _header(text: str) -> list[str]:
@@ -145,14 +145,14 @@ def _header(text: str) -> list[str]:
     A header is a line of words above lines with as many columns, at least one of which has a digit in every line.
     Lines of separators only are skipped, because spreadsheets write them for empty rows.
     """
-    lines = (line for line in _lines(text) if any(cell.strip(AROUND) for cell, _end in line))
+    lines = (line for line in _lines(text) if any(cell.strip(TRIMMED) for cell, _end in line))
     first = next(lines, [])
     by = {end for _cell, end in first[:-1]}
     if len(by) != 1:
         return []
     header = _cells(first, separator := by.pop())
     numbered = [not _numbered(cell) for cell in header]
-    if sum(numbered) < WORDS * len(header) or sum(map(bool, header)) <= 1:
+    if sum(numbered) < HEADER_SHARE * len(header) or sum(map(bool, header)) <= 1:
         return []
     rows = 0
     for line in lines:
@@ -169,7 +169,7 @@ def _lines(text: str) -> Iterator[list[tuple[str, str]]]:
     line: list[tuple[str, str]] = []
     for entry in _ENTRY.finditer(text):
         quoted, bare, end = entry.groups()
-        line.append((bare.strip(AROUND) if quoted is None else quoted.replace('""', '"'), end))
+        line.append((bare.strip(TRIMMED) if quoted is None else quoted.replace('""', '"'), end))
         if end and end in CELL_SEPARATORS and len(line) <= MOST_COLUMNS:
             continue
         if len(line) > 1 or line[0][0]:
@@ -201,7 +201,7 @@ def written(keys: Iterable[str]) -> str:
 
 
 def _ambiguous(key: str) -> bool:
-    return key.startswith('"') or key != key.strip(AROUND) or any(char in SEPARATORS for char in key)
+    return key.startswith('"') or key != key.strip(TRIMMED) or any(char in SEPARATORS for char in key)
 
 
 def _quoted(key: str) -> str:
@@ -243,7 +243,7 @@ def _visible(records: set[int], seen: Visible | None) -> set[int]:
 
 
 def _chunks(some: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (some[start : start + CHUNK] for start in range(0, len(some), CHUNK))
+    return (some[start : start + KEYS_AT_ONCE] for start in range(0, len(some), KEYS_AT_ONCE))
 
 
 def _rows(numbers: Sequence[int]) -> Any:
@@ -285,12 +285,12 @@ def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] 
 
 
 def _tidy(using: str) -> None:
-    """Delete lists that are too old to be used: see ``USABLE``."""
+    """Delete lists that are too old to be used: see ``LIST_USABLE``."""
     now = server.trusted(using)
     if now is None:
         return
-    due = KeyList.objects.using(using).filter(kept=False, created_at__lt=now - 2 * USABLE)
-    numbers = list(due.order_by("pk").values_list("pk", flat=True)[:TIDIED])
+    due = KeyList.objects.using(using).filter(kept=False, created_at__lt=now - 2 * LIST_USABLE)
+    numbers = list(due.order_by("pk").values_list("pk", flat=True)[:TIDIED_LISTS])
     if numbers:
         ListedKey.objects.using(using).filter(list__in=numbers).delete()
         KeyList.objects.using(using).filter(pk__in=numbers).delete()
@@ -298,7 +298,9 @@ def _tidy(using: str) -> None:
 
 def delete_before(before: datetime, using: str) -> None:
     """Delete the lists of actions that were purged from the audit log: each list is older than its actions."""
-    numbers = list(KeyList.objects.using(using).filter(created_at__lt=before - 2 * USABLE).values_list("pk", flat=True))
+    numbers = list(
+        KeyList.objects.using(using).filter(created_at__lt=before - 2 * LIST_USABLE).values_list("pk", flat=True)
+    )
     for some in _chunks(numbers):
         ListedKey.objects.using(using).filter(list__in=some).delete()
         KeyList.objects.using(using).filter(pk__in=some).delete()
@@ -350,7 +352,7 @@ class Excluded:
     messages: int
     missing: Sequence[str]
     alike: Mapping[str, Sequence[str]]
-    elsewhere: Mapping[str, Match]
+    elsewhere: Mapping[str, KeyMatch]
     """Keys whose messages are outside the selection, each with one of the messages."""
     several: Mapping[str, int]
     """Keys that exclude more than one message, each with the number of messages."""
@@ -375,7 +377,7 @@ def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Visible
     )
 
 
-def _matches(numbers: Sequence[int]) -> dict[int, Match]:
+def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
     names = {}
     for some in _chunks(numbers):
         items = RequeueItem.objects.using(database()).filter(
@@ -383,5 +385,5 @@ def _matches(numbers: Sequence[int]) -> dict[int, Match]:
         )
         runs = dict(items.order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
-            names[pk] = Match(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
+            names[pk] = KeyMatch(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
     return names

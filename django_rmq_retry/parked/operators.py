@@ -17,7 +17,7 @@ from django_rmq_retry.models import ParkedMessage
 NAME_LIMIT = 150
 
 LABEL = "rmq_retry"
-FEW = 25
+MOST_WITHOUT_BULK = 25
 """Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""
 
 Allowed = Callable[[ParkedMessage], str]
@@ -106,7 +106,7 @@ def refusal(user: Any, verb: str, message: object = None) -> str:
 
 def requeue_refusal(user: Any, count: int) -> str:
     """Return why the user must not requeue ``count`` messages at once; empty if the user may."""
-    return refusal(user, "requeue" if count <= FEW else "bulk_requeue")
+    return refusal(user, "requeue" if count <= MOST_WITHOUT_BULK else "bulk_requeue")
 
 
 def has_own_rules(user: Any) -> bool:

@@ -26,10 +26,10 @@ from django_rmq_retry.models.parked import OPEN, RESOLVED
 
 log = logging.getLogger("django_rmq_retry")
 
-NAME = 255
-TEXT = 10_000
+NAME_LIMIT = 255
+TEXT_LIMIT = 10_000
 """The longest text of a copy that another program wrote. Our own error texts are shorter: see messages.texts."""
-FINGERPRINT = 40
+FINGERPRINT_LENGTH = 40
 HEX = frozenset("0123456789abcdef")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -84,20 +84,20 @@ class Arrival:
     @property
     def title(self) -> str:
         """The title of a group that begins with this failure."""
-        return short(self.parked.error or self.parked.reason, NAME)
+        return short(self.parked.error or self.parked.reason, NAME_LIMIT)
 
     def failure(self) -> dict[str, Any]:
         """Return the columns about the last failure."""
         parked = self.parked
         return {
-            "parked_in": short(parked.parked_in, NAME),
-            "handler": short(parked.handler, NAME),
+            "parked_in": short(parked.parked_in, NAME_LIMIT),
+            "handler": short(parked.handler, NAME_LIMIT),
             "by": parked.by.value,
             "reason": short(parked.reason, 64),
-            "detail": short(parked.detail, TEXT),
-            "error": short(parked.error, NAME),
-            "error_text": short(parked.message, TEXT),
-            "summary": short(parked.stamp.summary, TEXT),
+            "detail": short(parked.detail, TEXT_LIMIT),
+            "error": short(parked.error, NAME_LIMIT),
+            "error_text": short(parked.message, TEXT_LIMIT),
+            "summary": short(parked.stamp.summary, TEXT_LIMIT),
             "attempts": parked.stamp.attempts,
             "traceparent": parked.stamp.traceparent,
             "failed_at": moment(parked.stamp.since),
@@ -108,18 +108,18 @@ class Arrival:
         """Return the columns about the message itself."""
         parked, properties = self.parked, self.parked.properties
         return {
-            "message_id": short(properties.message_id or "", NAME),
-            "correlation_id": short(properties.correlation_id or "", NAME),
-            "type": short(properties.type or "", NAME),
-            "queue": short(parked.queue, NAME),
-            "exchange": short(parked.exchange, NAME),
-            "routing_key": short(parked.routing_key, NAME),
+            "message_id": short(properties.message_id or "", NAME_LIMIT),
+            "correlation_id": short(properties.correlation_id or "", NAME_LIMIT),
+            "type": short(properties.type or "", NAME_LIMIT),
+            "queue": short(parked.queue, NAME_LIMIT),
+            "exchange": short(parked.exchange, NAME_LIMIT),
+            "routing_key": short(parked.routing_key, NAME_LIMIT),
             "body": parked.body,
             "size": len(parked.body),
             "sha256": self.sha256,
             "properties": parked.raw,
-            "content_type": short(properties.content_type or "", NAME),
-            "content_encoding": short(properties.content_encoding or "", NAME),
+            "content_type": short(properties.content_type or "", NAME_LIMIT),
+            "content_encoding": short(properties.content_encoding or "", NAME_LIMIT),
             "published_at": moment((properties.timestamp or 0) * 1000),
         }
 
@@ -174,8 +174,8 @@ def moment(milliseconds: int) -> datetime | None:
 
 def _group(parked: ParkedCopy) -> Grouping:
     """Return the group that the worker found; for a copy that no worker parked, one made from the known facts."""
-    if len(parked.fingerprint) == FINGERPRINT and HEX.issuperset(parked.fingerprint):
-        return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, NAME))
+    if len(parked.fingerprint) == FINGERPRINT_LENGTH and HEX.issuperset(parked.fingerprint):
+        return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, NAME_LIMIT))
     return untraced(parked.error, reason=parked.reason, queue=parked.queue or parked.parked_in)
 
 

@@ -25,12 +25,12 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.topology.declarations import Role
 
-FASTEST = 10_000.0
+FASTEST_RATE = 10_000.0
 STOP_AT = 20.0
 """Percent of failed outcomes above which the guard pauses a requeue run, unless the operator chooses another limit."""
 GUARD_OFF = 100.0
 """No share of outcomes is above this limit, so it switches the guard off."""
-PATIENCE = 0.5
+STOP_SECONDS = 0.5
 """Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
 
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
@@ -73,8 +73,8 @@ def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     return _change_run(run, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
 
 
-def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
-    """Change a run's rate, in messages per second, from the next slice on; it may also be higher than before."""
+def change_rate(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
+    """Send a run's messages faster or slower: ``rate`` a second, from the next slice on."""
     return _change_run(
         run, actor, Action.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **restart_rate()}
     )
@@ -84,7 +84,7 @@ def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Stop a run permanently. Unsent messages stay parked; outcomes of sent ones are still recorded."""
     changes = {"state": RunState.STOPPED, **_noted(reason)}
     stopped = _change_run(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + STOP_SECONDS
     while skip_unsent(run) and time.monotonic() < until:
         pass
     stopped.refresh_from_db(using=database())
@@ -92,9 +92,9 @@ def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 
 
 def checked_rate(rate: float) -> float:
-    if not 0 < rate <= FASTEST:
+    if not 0 < rate <= FASTEST_RATE:
         text = _("The rate must be a number above 0 and at most %(most)s messages per second.")
-        raise Refused(text % {"most": f"{FASTEST:g}"})
+        raise Refused(text % {"most": f"{FASTEST_RATE:g}"})
     return float(rate)
 
 

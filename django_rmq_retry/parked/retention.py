@@ -21,12 +21,12 @@ from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.statements import lock, locking, write_first
 
-BATCH = 500
-TURN = 4
+DELETED_AT_ONCE = 500
+BATCHES_PER_TURN = 4
 """Batches of each kind per turn, after which the thread does other work."""
 
-PURGE_BATCH = 1000
-REST = 0.1
+PURGED_AT_ONCE = 1000
+REST_SECONDS = 0.1
 """Seconds between two batches, so that other transactions get their turn."""
 
 
@@ -35,9 +35,9 @@ def delete_old() -> bool:
     now, current = server.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
-    messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(TURN)]
-    attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(TURN)]
-    return BATCH in (messages[-1], attempts[-1])
+    messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(BATCHES_PER_TURN)]
+    attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(BATCHES_PER_TURN)]
+    return DELETED_AT_ONCE in (messages[-1], attempts[-1])
 
 
 def delete_resolved(before: datetime) -> int:
@@ -47,7 +47,7 @@ def delete_resolved(before: datetime) -> int:
     due = rows.filter(state__in=RESOLVED, resolved_at__lt=before).order_by("resolved_at", "pk")
     with transaction.atomic(using=using):
         write_first(ParkedMessage, using)
-        numbers = list(due.values_list("pk", flat=True)[:BATCH])
+        numbers = list(due.values_list("pk", flat=True)[:DELETED_AT_ONCE])
         if not numbers:
             return 0
         # Lock in one order, and check the states again: an operator may have reopened a message.
@@ -67,7 +67,7 @@ def delete_attempts(before: datetime) -> int:
     nameless = Q(*[("identity__startswith", prefix) for prefix in NAMELESS], _connector=Q.OR)
     kept_nameless = nameless & Exists(ParkedMessage.objects.filter(message_id="", queue=OuterRef("queue")))
     rows = Attempt.objects.using(using).filter(~Exists(kept), ~kept_nameless, started_at__lt=before)
-    numbers = list(rows.order_by("started_at").values_list("pk", flat=True)[:BATCH])
+    numbers = list(rows.order_by("started_at").values_list("pk", flat=True)[:DELETED_AT_ONCE])
     Attempt.objects.using(using).filter(pk__in=numbers).delete()
     return len(numbers)
 
@@ -90,8 +90,8 @@ def purge(
     older_than: timedelta,
     states: Collection[str] = RESOLVED,
     dry: bool = True,
-    batch: int = PURGE_BATCH,
-    rest: float = REST,
+    batch: int = PURGED_AT_ONCE,
+    rest: float = REST_SECONDS,
 ) -> Purged:
     """Delete messages that were resolved longer ago than ``older_than``; with ``dry``, only count them."""
     wrong = sorted(set(states) - set(RESOLVED))
@@ -120,7 +120,7 @@ def purge(
 def clocks_differ() -> str:
     """Return a sentence if this host's clock and the database's differ too much to delete by age; else empty."""
     apart = abs(server.ahead(database()))
-    if apart <= server.TOLERANCE:
+    if apart <= server.CLOCK_TOLERANCE:
         return ""
     text = _(
         "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age "

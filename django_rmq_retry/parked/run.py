@@ -33,19 +33,19 @@ from django_rmq_retry.parked.items import Choice, advance, list_part, recount, s
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.queue_depths import Depths
 
-CANARY = timedelta(seconds=60)
+CANARY_LIMIT = timedelta(seconds=60)
 DEPTH_SECONDS = 5.0
 """Seconds to wait for the depth of a queue."""
 
-SLICE = 0.25
+SLICE_SECONDS = 0.25
 """Seconds between two slices."""
-SAVED = 1.0
+SAVED_SECONDS = 1.0
 """Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
 
-LEASE = timedelta(seconds=15)
-SWEEP = 5.0
+RUN_LEASE = timedelta(seconds=15)
+SWEEP_SECONDS = 5.0
 """Seconds between two searches for expired claims."""
-RECHECK = 1.0
+RECHECK_SECONDS = 1.0
 """Seconds between two checks of an unreachable broker."""
 DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
 TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
@@ -73,12 +73,12 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
     if not states:
         return None, False
     sent_at = rows.filter(state=ItemState.SENT).values_list("sent_at", flat=True).first()
-    if sent_at is not None and sent_at < server.now(database()) - CANARY:
+    if sent_at is not None and sent_at < server.now(database()) - CANARY_LIMIT:
         return RunWait.CANARY_SILENT, True
     return RunWait.CANARY_WAITS, False
 
 
-class Pace:
+class RunPace:
     """A token bucket that fills at the rate; it starts with room for one message."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -90,7 +90,7 @@ class Pace:
         """Return the number of messages that may be sent now."""
         now = self._clock()
         passed = 0.0 if self._at is None else now - self._at
-        self._room = min(self._room + passed * rate, max(1.0, rate * SAVED))
+        self._room = min(self._room + passed * rate, max(1.0, rate * SAVED_SECONDS))
         self._at = now
         # Sums of floats may be slightly below a whole number.
         return int(self._room + 1e-6)
@@ -100,7 +100,7 @@ class Pace:
 
     def wait(self, rate: float) -> float:
         """Return the seconds until the next slice can send a message."""
-        return max(SLICE, (1.0 - self._room) / rate) if rate > 0 else SLICE
+        return max(SLICE_SECONDS, (1.0 - self._room) / rate) if rate > 0 else SLICE_SECONDS
 
 
 def driver_name(prefix: str) -> str:
@@ -120,7 +120,7 @@ class Drive:
         self._clock = clock
         self._timeout = timeout_for(seconds)
         self._depths = depths or broker_connections.current.depths(min(DEPTH_SECONDS, self._timeout))
-        self._pace = Pace(clock)
+        self._pace = RunPace(clock)
         self._swept = float("-inf")
         self._unconfirmed_slices = 0
         self._mine = False
@@ -132,7 +132,7 @@ class Drive:
         run = self._renewed()
         if run is None:
             return None
-        if self._clock() - self._swept >= SWEEP:
+        if self._clock() - self._swept >= SWEEP_SECONDS:
             end_expired_claims()
             self._swept = self._clock()
         if run.state == RunState.STOPPED or run.listing:
@@ -141,7 +141,7 @@ class Drive:
             return self._advance()
         if not self._reachable(run):
             self._set_wait(run, RunWait.BROKER_AWAY)
-            return RECHECK
+            return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
             self._set(run, state=RunState.RUNNING, wait="", started_at=server.now(database()), **restart_rate())
             return 0.0
@@ -166,7 +166,7 @@ class Drive:
         now = server.now(database())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
         rows = _runs().filter(free, TO_DRIVE, pk=self.run)
-        self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
+        self._mine = bool(rows.update(driver=self.driver, leased_until=now + RUN_LEASE, beat_at=now))
         run = _runs().filter(TO_DRIVE, pk=self.run).first() if self._mine else None
         if run is not None and self._swept == float("-inf") and not run.listing and run.state in DRIVEN:
             # The previous driver may have been killed between a publish and storing its result.
@@ -205,11 +205,11 @@ class Drive:
         """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""
         if run.guard_exceeded:
             self._set(run, state=RunState.PAUSED, wait=RunWait.GUARD)
-            return SLICE
+            return SLICE_SECONDS
         wait, final = canary(run) if run.canary else (None, False)
         if wait:
             self._set(run, wait=wait, **({"state": RunState.PAUSED} if final else {}))
-            return SLICE
+            return SLICE_SECONDS
         return None
 
     def _room(self, run: RequeueRun, queue: str, unknown: list[str]) -> int:
@@ -253,7 +253,7 @@ class Drive:
             self._set_wait(run, RunWait.KEYS_WAIT)
         else:
             return self._advance()
-        return SLICE
+        return SLICE_SECONDS
 
     def _unknown(self) -> RunWait:
         """Return why the number of messages in a queue is unknown."""
@@ -262,7 +262,7 @@ class Drive:
     def _advance(self) -> float | None:
         state = advance(self.run, self.driver)
         self.waiting = state == RunState.WAITING
-        return SLICE if state in DRIVEN else None
+        return SLICE_SECONDS if state in DRIVEN else None
 
     def _set_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
         if run.wait != (wait or ""):

@@ -23,7 +23,7 @@ MOST_SEARCHED_IDS = 1000
 """Largest number of records of one ID that a query lists; if there are more, it searches all messages."""
 LISTED, EXCEPT = "keys", "except_keys"
 """Filter words for a list of keys: the messages that it named when stored; all but the messages that it names now."""
-USABLE = timedelta(days=1)
+LIST_USABLE = timedelta(days=1)
 """Time for which a list can be used that no action refers to."""
 
 _QUEUES = """
@@ -38,12 +38,12 @@ SELECT queue FROM named WHERE queue IS NOT NULL AND queue <> '' LIMIT 1000
 """Steps through the index from one name to the next, because DISTINCT reads every record."""
 
 SALT = "django_rmq_retry.selection"
-VALID_FOR = 3600
+TOKEN_SECONDS = 3600
 """Seconds for which an operator may act on a preview."""
 MOST_IDS = 200
 """Largest number of messages named in a token, which is part of URLs; larger selections need a filter."""
 
-PAGE = 500
+PAGE_MESSAGES = 500
 
 
 def queues_with_records() -> set[str]:
@@ -162,7 +162,7 @@ def _bytes(text: F) -> Func:
 def _keys_of(value: Any) -> QuerySet[ListedKey]:
     number = value["list"]
     known = KeyList.objects.using(database()).filter(pk=number).first()
-    if known is None or not (known.kept or known.created_at > server.now(database()) - USABLE):
+    if known is None or not (known.kept or known.created_at > server.now(database()) - LIST_USABLE):
         # Without its list an exclusion would exclude nothing.
         raise Outdated(_("The list of keys is older than a day. Paste it again."))
     return ListedKey.objects.filter(list=number).order_by()
@@ -248,7 +248,7 @@ class Selection:
     def read(cls, token: str) -> "Selection":
         """Return the selection of a token; raise ``Outdated`` if the token is too old or not signed by this site."""
         try:
-            facts = loads(token, salt=SALT, max_age=VALID_FOR)
+            facts = loads(token, salt=SALT, max_age=TOKEN_SECONDS)
         except SignatureExpired as error:
             raise Outdated(_("This preview is older than an hour. Refresh it and check it again.")) from error
         except BadSignature as error:
@@ -303,7 +303,7 @@ def _records() -> QuerySet[ParkedMessage]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PageEnd:
     """The end of a page, which stays valid if the row there is deleted, or parked again."""
 
     number: int
@@ -313,11 +313,11 @@ class Place:
         return f"{self.number}@{self.at.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
 
     @classmethod
-    def of(cls, row: ParkedMessage) -> "Place":
+    def of(cls, row: ParkedMessage) -> "PageEnd":
         return cls(number=row.pk, at=row.parked_at)
 
     @classmethod
-    def read(cls, text: str) -> "Place | None":
+    def read(cls, text: str) -> "PageEnd | None":
         """Return the place from the text of ``str``, or from the number of an existing row; None if the row is gone.
 
         Raise ValueError for any other text.
@@ -333,20 +333,20 @@ class Place:
 
 
 def pages(
-    rows: QuerySet[ParkedMessage], *, after: Place | None = None, limit: int | None = None
+    rows: QuerySet[ParkedMessage], *, after: PageEnd | None = None, limit: int | None = None
 ) -> Iterator[list[ParkedMessage]]:
     """Yield pages, each by its own query: some databases return a whole result at once, even through a cursor."""
     ordered, left = rows.order_by("-parked_at", "-pk"), limit
     while left is None or left > 0:
-        size = PAGE if left is None else min(PAGE, left)
+        size = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
         rows_of_page = list((ordered if after is None else _behind(ordered, after))[:size])
         if rows_of_page:
             yield rows_of_page
         if len(rows_of_page) < size:
             return
-        after = Place.of(rows_of_page[-1])
+        after = PageEnd.of(rows_of_page[-1])
         left = None if left is None else left - size
 
 
-def _behind(rows: QuerySet[ParkedMessage], place: Place) -> QuerySet[ParkedMessage]:
+def _behind(rows: QuerySet[ParkedMessage], place: PageEnd) -> QuerySet[ParkedMessage]:
     return rows.filter(parked_at__lte=place.at).filter(Q(parked_at__lt=place.at) | Q(pk__lt=place.number))

@@ -22,7 +22,7 @@ from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMe
 from django_rmq_retry.models.parked import reduced
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import outage
-from django_rmq_retry.parked.groups import Tally
+from django_rmq_retry.parked.groups import GroupTally
 from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
 from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
 
@@ -52,7 +52,7 @@ CHANGED = (
 )
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
 
-TRIES = 3
+STORE_TRIES = 3
 """Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 
 
@@ -153,7 +153,7 @@ class BatchWriter:
         self._alias = alias
         self._keys = keys
         self._now = now
-        self._tally = Tally()
+        self._tally = GroupTally()
         self._messages = ParkedMessage.objects.using(alias)
         self._by_identity: dict[str, ParkedMessage] = {}
         self._by_pk: dict[int, ParkedMessage] = {}
@@ -287,7 +287,7 @@ class BatchWriter:
             runs.filter(pk=run).update(**counters)
 
 
-class Store:
+class RecordStore:
     """Stores parked messages. Used by one thread.
 
     ``homes`` has the work queue of each parked queue; the handlers of ``work_queues`` name the business keys.
@@ -349,7 +349,7 @@ class Store:
                 middle = len(arrivals) // 2
                 self._store_halves(arrivals[:middle], done)
                 self._store_halves(arrivals[middle:], done)
-            elif tries < TRIES:
+            elif tries < STORE_TRIES:
                 self._store_halves(arrivals, done, tries + 1)
             else:
                 log.exception("A parked message of %r cannot be stored", arrivals[0].delivery.queue)

@@ -30,10 +30,10 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.store import Store
+from django_rmq_retry.parked.store import RecordStore
 
 SCHEMA = "rmq_retry.parked/1"
-CHUNK = 100
+STREAMED_AT_ONCE = 100
 MOST_NAMED = 10_000
 """Largest export whose messages the audit log names, if they were chosen one by one or by keys."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -46,7 +46,7 @@ COLUMNS = (
 
 HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
 
-BATCH = 200
+IMPORTED_AT_ONCE = 200
 MOST_REFUSED = 100
 
 
@@ -180,7 +180,7 @@ def _table(rows: QuerySet[ParkedMessage]) -> Iterator[list[object]]:
 def _streamed(rows: QuerySet[ParkedMessage]) -> Iterator[ParkedMessage]:
     """Yield rows, each chunk by its own query: some databases return a whole result at once, with all its bodies."""
     ordered, after = rows.order_by("pk").select_related("group").prefetch_related("keys"), 0
-    while chunk := list(ordered.filter(pk__gt=after)[:CHUNK]):
+    while chunk := list(ordered.filter(pk__gt=after)[:STREAMED_AT_ONCE]):
         yield from chunk
         after = chunk[-1].pk
 
@@ -222,9 +222,9 @@ def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = ""
     """Park the messages in the lines of an export with the whole payload; unusable lines are skipped and reported."""
     done = Imported()
     work_queues = registry.work_queues()
-    parker = Store(homes_of(work_queues), work_queues)
+    parker = RecordStore(homes_of(work_queues), work_queues)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    while batch := list(islice(numbered, BATCH)):
+    while batch := list(islice(numbered, IMPORTED_AT_ONCE)):
         arrivals = [(number, read) for number, line in batch if (read := _read(number, line, done)) is not None]
         stored = parker.store([delivery for _number, delivery in arrivals])
         for (number, _delivery), one in zip(arrivals, stored, strict=True):

@@ -10,7 +10,7 @@ from functools import partial
 from django_rmq_retry.amqp.contracts import Cause, PublishResult, unsent, unwritable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.publishing.outbox_rows import Row, RowResult
+from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
 
 CHECK_SECONDS = 0.2
 """Seconds between checks whether to continue waiting."""
@@ -21,15 +21,15 @@ Late = Callable[[RowResult], None]
 
 
 @dataclass(slots=True)
-class _Line:
+class _RowLine:
     """Rows that are sent one after the other: those of an ordering key, those sent alone, or a single other row."""
 
-    rows: deque[Row] = field(default_factory=deque)
+    rows: deque[OutboxRow] = field(default_factory=deque)
     busy: bool = False
     again: bool = False
 
 
-class Batch:
+class RowBatch:
     """One batch of rows to publish.
 
     ``late`` is called on the I/O thread with each result that arrives after `wait` has returned.
@@ -38,7 +38,7 @@ class Batch:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[OutboxRow],
         *,
         timeout: float,
         until: float = float("inf"),
@@ -55,7 +55,7 @@ class Batch:
         self._waited_for = True
         self._left = len(rows)
         self._over = threading.Event()
-        self._lines = [_Line(rows=deque(rows))] if one_by_one else _lines(rows)
+        self._lines = [_RowLine(rows=deque(rows))] if one_by_one else _lines(rows)
 
     def begin(self) -> None:
         """Send the first row of each line. A row that cannot be encoded gets its result at once."""
@@ -75,7 +75,7 @@ class Batch:
             self._waited_for = False
             return list(self._answers), set(self._in_flight)
 
-    def _send_next(self, line: _Line) -> None:
+    def _send_next(self, line: _RowLine) -> None:
         """Send the next row of a line.
 
         A publisher may return a result within the call, so this loops instead of recursing.
@@ -95,7 +95,7 @@ class Batch:
                     return
                 line.again = False
 
-    def _next(self, line: _Line) -> Row | None:
+    def _next(self, line: _RowLine) -> OutboxRow | None:
         with self._lock:
             if not self._waited_for or time.monotonic() > self._until:
                 self._drop(line)
@@ -105,7 +105,7 @@ class Batch:
             self._in_flight.add(row.id)
             return row
 
-    def _send(self, row: Row, line: _Line) -> None:
+    def _send(self, row: OutboxRow, line: _RowLine) -> None:
         try:
             publisher = broker_connections.current.publisher
         except Exception as error:  # noqa: BLE001 - the settings may be invalid; the row stays in the outbox
@@ -116,7 +116,7 @@ class Batch:
         except Exception as error:  # noqa: BLE001 - as above
             self._answered(row, line, unwritable(str(error)))
 
-    def _answered(self, row: Row, line: _Line, result: PublishResult) -> None:
+    def _answered(self, row: OutboxRow, line: _RowLine, result: PublishResult) -> None:
         answer = RowResult(row=row, result=result)
         with self._lock:
             self._in_flight.discard(row.id)
@@ -135,21 +135,21 @@ class Batch:
         if more:
             self._send_next(line)
 
-    def _drop(self, line: _Line) -> None:
+    def _drop(self, line: _RowLine) -> None:
         self._left -= len(line.rows)
         line.rows.clear()
         if not self._left:
             self._over.set()
 
 
-def _lines(rows: Sequence[Row]) -> list[_Line]:
-    lines: list[_Line] = []
-    keyed: dict[str, _Line] = {}
+def _lines(rows: Sequence[OutboxRow]) -> list[_RowLine]:
+    lines: list[_RowLine] = []
+    keyed: dict[str, _RowLine] = {}
     for row in rows:
         key = row.message.order_key
         line = keyed.get(key) if key else None
         if line is None:
-            line = _Line()
+            line = _RowLine()
             lines.append(line)
             if key:
                 keyed[key] = line

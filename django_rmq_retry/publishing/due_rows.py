@@ -12,7 +12,7 @@ from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
 from django_rmq_retry import server
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing.outbox_rows import READ, Row, row_of
+from django_rmq_retry.publishing.outbox_rows import READ, OutboxRow, row_of
 from django_rmq_retry.statements import write_first
 
 MOST_ROWS = 500
@@ -41,7 +41,7 @@ class Wanted:
 
 
 @contextmanager
-def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Row]]:
+def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[OutboxRow]]:
     """Claim rows that no other process sends meanwhile.
 
     With SKIP LOCKED they are locked until the block ends or the process dies, else leased for `lease` seconds.
@@ -70,7 +70,7 @@ def _due(using: str, now: datetime) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__lte=now)
 
 
-def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
+def _leased(using: str, wanted: Wanted, lease: float) -> list[OutboxRow]:
     with transaction.atomic(using=using):
         write_first(OutboxMessage, using)
         rows = _taken(using, wanted, lock=False)
@@ -79,7 +79,7 @@ def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
     return [replace(row, due_at=until) for row in rows]
 
 
-def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[Row]:
+def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
     ready = _due(using, server.now(using)).filter(
         *([Q(pk__in=wanted.only)] if wanted.only else [Q(alone=wanted.alone)]),
         *([~Q(exchange__in=wanted.without)] if wanted.without else []),

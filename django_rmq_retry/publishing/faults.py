@@ -8,22 +8,22 @@ from enum import Enum
 
 from django_rmq_retry.amqp.contracts import Cause, PublishResult, Scope
 from django_rmq_retry.publishing import outbox_rows
-from django_rmq_retry.publishing.outbox_rows import Row
+from django_rmq_retry.publishing.outbox_rows import OutboxRow
 
 log = logging.getLogger("django_rmq_retry")
 
 MOST_ATTEMPTS = 15
 """Failed attempts after which a row needs an operator; with these waits that takes about nine minutes."""
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 
-MARGIN = 1.0
+PROBE_MARGIN_SECONDS = 1.0
 """Seconds added to a row's due time before it is used as a probe, so that the query surely finds the row as due."""
 
 CONNECTION_FORCED = 320
 """The reply code of a broker that is shut down, or whose operator closes connections: no message is the cause."""
 
 
-class Fault(Enum):
+class RowFault(Enum):
     """The cause of a missing confirm."""
 
     BROKER = "the broker is unreachable"
@@ -33,29 +33,29 @@ class Fault(Enum):
     SHARED = "another message that was in flight"
 
 
-FAULTS: Mapping[Cause | None, Fault] = {
-    Cause.NO_EXCHANGE: Fault.ROW,
-    Cause.NO_ROUTE: Fault.ROW,
-    Cause.QUEUE_FULL: Fault.FULL,
-    Cause.ACCESS_EXCHANGE: Fault.PERMISSION,
-    Cause.ACCESS_TOPIC: Fault.FULL,
-    Cause.UNWRITABLE: Fault.ROW,
-    Cause.BODY_LIMIT: Fault.ROW,
-    Cause.CONNECTION_LOST: Fault.BROKER,
-    Cause.TIMEOUT: Fault.BROKER,
-    Cause.NO_CHANNEL: Fault.BROKER,
-    Cause.IO_STOPPED: Fault.BROKER,
-    Cause.OTHER: Fault.ROW,
+FAULTS: Mapping[Cause | None, RowFault] = {
+    Cause.NO_EXCHANGE: RowFault.ROW,
+    Cause.NO_ROUTE: RowFault.ROW,
+    Cause.QUEUE_FULL: RowFault.FULL,
+    Cause.ACCESS_EXCHANGE: RowFault.PERMISSION,
+    Cause.ACCESS_TOPIC: RowFault.FULL,
+    Cause.UNWRITABLE: RowFault.ROW,
+    Cause.BODY_LIMIT: RowFault.ROW,
+    Cause.CONNECTION_LOST: RowFault.BROKER,
+    Cause.TIMEOUT: RowFault.BROKER,
+    Cause.NO_CHANNEL: RowFault.BROKER,
+    Cause.IO_STOPPED: RowFault.BROKER,
+    Cause.OTHER: RowFault.ROW,
 }
 """The fault by cause, if it is known that this message is the one that the broker refused."""
 
 
-def fault(result: PublishResult, *, alone: bool) -> Fault:
+def fault(result: PublishResult, *, alone: bool) -> RowFault:
     """Return the fault for an unconfirmed message. `alone` means that no other message was in flight."""
     if result.scope is Scope.BROKER:
-        return Fault.BROKER
+        return RowFault.BROKER
     if result.scope is Scope.CHANNEL and not alone:
-        return Fault.SHARED
+        return RowFault.SHARED
     return FAULTS[result.cause]
 
 
@@ -68,14 +68,14 @@ def suspect(result: PublishResult) -> bool:
 
 def wait_after(attempts: int) -> float:
     """Return the seconds until the next attempt."""
-    return float(min(FIRST_WAIT * 2 ** min(attempts - 1, 16), LONGEST_WAIT))
+    return float(min(FIRST_WAIT_SECONDS * 2 ** min(attempts - 1, 16), LONGEST_WAIT_SECONDS))
 
 
-def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
+def failed(row: OutboxRow, *, using: str, why: str, whose: RowFault) -> float:
     """Schedule the next attempt and return the seconds until it; 0 if the row is kept for an operator."""
     # Only faults of the message itself may use up its attempts: a full queue or a missing permission may last longer.
-    attempts = row.attempts + 1 if whose is Fault.ROW else min(row.attempts + 1, MOST_ATTEMPTS // 2)
-    if whose is Fault.ROW and attempts >= MOST_ATTEMPTS:
+    attempts = row.attempts + 1 if whose is RowFault.ROW else min(row.attempts + 1, MOST_ATTEMPTS // 2)
+    if whose is RowFault.ROW and attempts >= MOST_ATTEMPTS:
         outbox_rows.mark_failed(row.id, using=using, attempts=attempts, error=why)
         text = "Message %r stays in the outbox of %r until an operator sends it again or discards it: %s"
         log.critical(text, *_facts(row, using, why), extra=_extra(row, "outbox_failed"))
@@ -87,11 +87,11 @@ def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
     return wait_after(attempts)
 
 
-def _facts(row: Row, using: str, why: str) -> tuple[str | None, str, str]:
+def _facts(row: OutboxRow, using: str, why: str) -> tuple[str | None, str, str]:
     return row.message.properties.message_id, using, why
 
 
-def _extra(row: Row, event: str) -> dict[str, object]:
+def _extra(row: OutboxRow, event: str) -> dict[str, object]:
     return {"event": event, "message_id": row.message.properties.message_id, "row": row.id}
 
 
@@ -119,7 +119,7 @@ class Denied:
 
     def note(self, exchange: str, row: int, *, seconds: float) -> None:
         """Record that this row was refused and is due again after `seconds`."""
-        self._probes[exchange] = Probe(row=row, at=time.monotonic() + seconds + MARGIN)
+        self._probes[exchange] = Probe(row=row, at=time.monotonic() + seconds + PROBE_MARGIN_SECONDS)
 
     def next(self) -> int | None:
         """Return a probe row that is due, to be sent alone; None if no row is due.

@@ -10,8 +10,8 @@ from contextlib import suppress
 from django.db import connections
 
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
-from django_rmq_retry.publishing.faults import Fault, fault
-from django_rmq_retry.publishing.outbox_rows import Row, RowResult
+from django_rmq_retry.publishing.faults import RowFault, fault
+from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -133,12 +133,12 @@ def written(answers: list[RowResult], *, using: str) -> None:
     suspects = [answer.row.id for answer in answers if faults.suspect(answer.result)]
     if suspects:
         outbox_rows.send_alone(suspects, using=using)
-    free: list[Row] = []
+    free: list[OutboxRow] = []
     for answer in answers:
         if answer.result.confirmed:
             continue
         whose = fault(answer.result, alone=False)
-        if whose in (Fault.BROKER, Fault.SHARED):
+        if whose in (RowFault.BROKER, RowFault.SHARED):
             free.append(answer.row)
         else:
             faults.failed(answer.row, using=using, why=answer.result.shown, whose=whose)

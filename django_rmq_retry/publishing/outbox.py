@@ -17,9 +17,9 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing import broker_connections, late_results, outbox_rows
-from django_rmq_retry.publishing.batch import SPARE_SECONDS, Batch, lease
-from django_rmq_retry.publishing.faults import Fault, fault
-from django_rmq_retry.publishing.outbox_rows import Row, RowResult, insert
+from django_rmq_retry.publishing.batch import SPARE_SECONDS, RowBatch, lease
+from django_rmq_retry.publishing.faults import RowFault, fault
+from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult, insert
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -35,7 +35,7 @@ class AfterCommit:
 
     using: str
     begun: float
-    rows: list[Row] = field(default_factory=list)
+    rows: list[OutboxRow] = field(default_factory=list)
     waits_in: Sequence[Sequence[Any]] = ()
     """Django's list of on_commit callbacks at the time when this one was added."""
     done: bool = False
@@ -84,14 +84,14 @@ class AfterCommit:
         rows = self._in_turn() if any(row.message.order_key for row in self.rows) else self.rows
         if not rows:
             return [], set()
-        batch = Batch(rows, timeout=timeout, until=self.begun + SPARE_SECONDS, late=partial(_late, self.using))
+        batch = RowBatch(rows, timeout=timeout, until=self.begun + SPARE_SECONDS, late=partial(_late, self.using))
         batch.begin()
         answers, in_flight = batch.wait(0.0 if reach.away else CONFIRM_SECONDS)
         if any(answer.result.confirmed for answer in answers):
             if reach.away:
                 reach.found()
             return answers, in_flight
-        lost = next((answer.result for answer in answers if fault(answer.result, alone=False) is Fault.BROKER), None)
+        lost = next((answer.result for answer in answers if fault(answer.result, alone=False) is RowFault.BROKER), None)
         if in_flight or lost:
             reach.lost(lost.text if lost else "no confirm in time")
         return answers, in_flight
@@ -103,7 +103,7 @@ class AfterCommit:
         self.rows = renewed or self.rows
         return bool(renewed)
 
-    def _in_turn(self) -> list[Row]:
+    def _in_turn(self) -> list[OutboxRow]:
         """Return all rows except those of ordering keys with an earlier row in the table, which a relay sends."""
         firsts: dict[str, int] = {}
         for row in self.rows:
@@ -119,7 +119,7 @@ def _late(using: str, answer: RowResult) -> None:
     late_results.result_writer.take(using, answer)
 
 
-class Outbox:
+class OutboxWriter:
     """Keeps messages with the transaction in which they are published, and sends them after its commit."""
 
     def open_transaction(self) -> str | None:
@@ -149,12 +149,12 @@ class Outbox:
             _send_on_commit(rows, using, begun)
 
 
-current = Outbox()
+current = OutboxWriter()
 """The outbox of this process; the test kit has one for each test."""
 
 
 @contextmanager
-def replaced(outbox: Outbox) -> Iterator[None]:
+def replaced(outbox: OutboxWriter) -> Iterator[None]:
     """Publish through another outbox inside the block."""
     global current  # noqa: PLW0603 - there is one process
     before, current = current, outbox
@@ -176,7 +176,7 @@ def _check(message: Message) -> None:
         raise unwritable(str(problem)).error(message) from problem
 
 
-def _send_on_commit(rows: Sequence[Row], using: str, begun: float) -> None:
+def _send_on_commit(rows: Sequence[OutboxRow], using: str, begun: float) -> None:
     connection = connections[using]
     pending = _last_of(connection)
     if pending is None or len(pending.rows) + len(rows) > MOST_AT_COMMIT:

@@ -22,7 +22,7 @@ from django_rmq_retry.statements import insert_of
 log = logging.getLogger("django_rmq_retry")
 
 TABLE = "rmq_retry_outboxmessage"
-AGAIN = 60.0
+LOOKUP_SECONDS = 60.0
 """Seconds after which a missing table is looked up again."""
 
 _missing_until: dict[Hashable, float] = {}
@@ -46,7 +46,7 @@ CHANNEL = "rmq_retry_outbox"
 DELETED_AT_ONCE = 1000
 wakers: set[Callable[[], None]] = set()
 """The wake-up functions of the relays in this process."""
-SKEW = 2.0
+SKEW_SECONDS = 2.0
 """Seconds by which the clocks of two hosts may differ."""
 
 
@@ -76,12 +76,12 @@ def served() -> list[str]:
 
 
 def table_exists(using: str) -> bool:
-    """True if the table exists. The lookup is cached; a missing table is looked up again after AGAIN seconds."""
+    """True if the table exists. The lookup is cached; a missing table is looked up again after LOOKUP_SECONDS."""
     place = _database_key(using)
     until = _missing_until.get(place)
     if until is None or 0 < until < time.monotonic():
         there = TABLE in connections[using].introspection.table_names()
-        _missing_until[place] = 0.0 if there else time.monotonic() + AGAIN
+        _missing_until[place] = 0.0 if there else time.monotonic() + LOOKUP_SECONDS
     return not _missing_until[place]
 
 
@@ -102,7 +102,7 @@ def _database_key(using: str) -> Hashable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OutboxRow:
     """One message to be sent."""
 
     id: int
@@ -114,21 +114,21 @@ class Row:
     """The end of its lease. It identifies the holder: no other lease of the row ends at the same microsecond."""
 
 
-def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Row]:
+def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[OutboxRow]:
     """Insert messages in their order, all or none. For `lease` seconds only the writer may send them."""
     connection = connections[using]
     now = server.now(using)
     due = now + timedelta(seconds=lease)
     adapted = connection.ops.adapt_datetimefield_value
     times = adapted(now), adapted(due)
-    rows: list[Row] = []
+    rows: list[OutboxRow] = []
     at_once = INSERTED_AT_ONCE if connection.features.can_return_rows_from_bulk_insert else 1
     parts = _parts(messages, at_once) if len(messages) > 1 else [messages]
     with nullcontext() if len(parts) < 2 else transaction.atomic(using=using, savepoint=False):  # noqa: PLR2004
         for some in parts:
             values = [value for message in some for value in _values(connection, message, times)]
             ids = _inserted(connection, values, len(some))
-            rows += [Row(id=id, message=message, due_at=due) for id, message in zip(ids, some, strict=True)]  # noqa: A001
+            rows += [OutboxRow(id=id, message=message, due_at=due) for id, message in zip(ids, some, strict=True)]  # noqa: A001
     return rows
 
 
@@ -178,7 +178,7 @@ def stored_name(message: Message) -> str:
     return name if name.isprintable() else short(name, 255)
 
 
-def row_of(values: Sequence[Any]) -> Row:
+def row_of(values: Sequence[Any]) -> OutboxRow:
     """Return a row read from the table; its message equals the inserted one, byte for byte."""
     id, exchange, routing_key, mandatory, body, properties, order_key, attempts, alone = values  # noqa: A001
     message = Message(
@@ -189,14 +189,14 @@ def row_of(values: Sequence[Any]) -> Row:
         mandatory=bool(mandatory),
         order_key=order_key,
     )
-    return Row(id=id, message=message, attempts=attempts, alone=bool(alone))
+    return OutboxRow(id=id, message=message, attempts=attempts, alone=bool(alone))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
     """The result of publishing a row."""
 
-    row: Row
+    row: OutboxRow
     result: PublishResult
 
 
@@ -215,19 +215,19 @@ def delete(ids: Sequence[int], *, using: str) -> None:
             cursor.execute(f"{lazily}DELETE FROM {table} WHERE id IN ({some})")  # noqa: S608 - numbers only
 
 
-def renew(rows: Sequence[Row], *, using: str, seconds: float) -> list[Row]:
+def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[OutboxRow]:
     """Extend the lease of rows and return them with the new lease; no rows if a relay has taken any of them."""
     now = server.now(using)
     due = now + timedelta(seconds=seconds)
     with transaction.atomic(using=using):
-        if _lease(rows, using, due, after=now + timedelta(seconds=SKEW)) == len(rows):
+        if _lease(rows, using, due, after=now + timedelta(seconds=SKEW_SECONDS)) == len(rows):
             return [replace(row, due_at=due) for row in rows]
         # Renewed in part, the rows could not be released: their lease would differ from the one that is known here.
         transaction.set_rollback(True, using=using)
     return []
 
 
-def release(rows: Sequence[Row], *, using: str, wake: bool = True) -> None:
+def release(rows: Sequence[OutboxRow], *, using: str, wake: bool = True) -> None:
     """Release rows to the relays now. A row that a relay has already claimed is left unchanged."""
     now = server.now(using)
     for start in range(0, len(rows), DELETED_AT_ONCE):
@@ -236,7 +236,7 @@ def release(rows: Sequence[Row], *, using: str, wake: bool = True) -> None:
         notify(using)
 
 
-def _lease(rows: Sequence[Row], using: str, due: datetime, *, after: datetime) -> int:
+def _lease(rows: Sequence[OutboxRow], using: str, due: datetime, *, after: datetime) -> int:
     """Set the end of the rows' lease to `due` if it is later than `after`; return the number of changed rows."""
     # On databases without row locks, a relay that has taken a row has changed its due_at, so the row does not match.
     times = {row.due_at for row in rows if row.due_at is not None}
@@ -274,7 +274,7 @@ def _update(using: str, changes: str, where: str, values: Sequence[Any]) -> int:
         return int(cursor.rowcount)
 
 
-def written(rows: Sequence[Row], *, using: str) -> list[Row]:
+def written(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
     """Return those of the rows that are in the table.
 
     The message id is compared too, because SQLite reuses the id of a row that was rolled back.

@@ -32,17 +32,17 @@ from django_rmq_retry.topology.declarations import MOST_NAME_BYTES, Queue
 log = logging.getLogger("django_rmq_retry")
 
 MOST_PRIORITY = 255
-LATEST = 253_402_300_799
+LATEST_SECOND = 253_402_300_799
 """The last second of the year 9999."""
-OWN = ("exchange", "routing_key", "codec", "timeout", "immediate", "outbox")
+PUBLISH_ARGUMENTS = ("exchange", "routing_key", "codec", "timeout", "immediate", "outbox")
 """The arguments of publish() beside its options."""
-TEXTS = (
+TEXT_OPTIONS = (
     *("type", "correlation_id", "message_id", "reply_to", "content_type", "content_encoding", "app_id", "user_id"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PublishOptions:
     """The options of one publish: the properties of the message, and its delay and ordering key.
 
     Values for which the broker would close the channel raise an error, because that would fail all other messages in
@@ -72,7 +72,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _check_headers(self.headers)
-        for name in TEXTS:
+        for name in TEXT_OPTIONS:
             value = getattr(self, name)
             if value is not None and not (
                 isinstance(value, str) and len(value.encode(errors="replace")) <= MOST_NAME_BYTES
@@ -92,18 +92,18 @@ class Options:
             )
 
 
-def options_of(given: Mapping[str, object], function: str = "publish", own: Sequence[str] = ()) -> Options:
+def options_of(given: Mapping[str, object], function: str = "publish", own: Sequence[str] = ()) -> PublishOptions:
     """Return the options of a publish. Raise TypeError for an unknown option.
 
     ``own`` are the options that the function itself takes: the error names them, too.
     """
     if not given:
         return PLAIN
-    unknown = sorted(set(given) - set(Options.__dataclass_fields__))
+    unknown = sorted(set(given) - set(PublishOptions.__dataclass_fields__))
     if unknown:
-        known = ", ".join((*own, *Options.__dataclass_fields__))
+        known = ", ".join((*own, *PublishOptions.__dataclass_fields__))
         raise TypeError(f"{function}() has no option {', '.join(unknown)}. Its options are {known}.")
-    return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
+    return PublishOptions(**given)  # type: ignore[arg-type]  # each is checked where it is written
 
 
 _SETTABLE = {"CC", "BCC", "x-delay"}
@@ -152,7 +152,7 @@ def seconds_of(timestamp: datetime | int) -> int:
     known: object = timestamp
     if isinstance(known, datetime) and known.tzinfo is not None:
         known = int(known.timestamp())
-    if isinstance(known, int) and not isinstance(known, bool) and 0 <= known <= LATEST:
+    if isinstance(known, int) and not isinstance(known, bool) and 0 <= known <= LATEST_SECOND:
         return known
     raise ConfigurationError(
         "timestamp=… takes a datetime with a time zone, such as timezone.now(), or whole seconds since 1970, "
@@ -194,7 +194,7 @@ class Destination:
     via: Carrier
     route: Route
 
-    def addressed(self, exchange: str, routing_key: str, options: Options) -> tuple[str, str, Options]:
+    def addressed(self, exchange: str, routing_key: str, options: PublishOptions) -> tuple[str, str, PublishOptions]:
         """Return exchange, routing key and options, completed with the values that select the handler."""
         if self.type is not None and options.type is None:
             options = replace(options, type=self.type)
@@ -228,7 +228,7 @@ class Destination:
         return exchange, key, expiration, {**headers, **stamp.headers()}
 
 
-PLAIN = Options()
+PLAIN = PublishOptions()
 
 
 def publish(
@@ -249,7 +249,11 @@ def publish(
     options, see ``Handler.publish``.
     """
     message = message_of(
-        data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options, own=OWN)
+        data,
+        exchange=exchange,
+        routing_key=routing_key,
+        codec=codec,
+        options=options_of(options, own=PUBLISH_ARGUMENTS),
     )
     return dispatch(message, timeout=timeout, immediate=immediate, outbox=outbox)
 
@@ -268,7 +272,11 @@ async def apublish(
     The message is sent at once, because Django has no transactions in async code.
     """
     message = message_of(
-        data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options, "apublish", OWN[:4])
+        data,
+        exchange=exchange,
+        routing_key=routing_key,
+        codec=codec,
+        options=options_of(options, "apublish", PUBLISH_ARGUMENTS[:4]),
     )
     return await adispatch(message, timeout=timeout)
 
@@ -311,7 +319,7 @@ def message_of(
     exchange: str = "",
     routing_key: str = "",
     codec: Codec = JSON,
-    options: Options = PLAIN,
+    options: PublishOptions = PLAIN,
     destination: Destination | None = None,
 ) -> Message:
     """Encode data as a message with a new id, or the one in the options; addressed to a handler if given."""
@@ -338,7 +346,7 @@ def message_of(
 
 
 def _routed(
-    exchange: str, routing_key: str, options: Options, destination: Destination | None
+    exchange: str, routing_key: str, options: PublishOptions, destination: Destination | None
 ) -> tuple[str, str, int | None, Mapping[str, object]]:
     """Return exchange, routing key, expiration in milliseconds, and headers, according to the options."""
     if options.user_id is not None:
@@ -358,7 +366,7 @@ def _routed(
     return destination.delayed(options.delay, (exchange, routing_key), headers)
 
 
-def _properties(options: Options, headers: Headers, content_type: str, expiration: str | None) -> Properties:
+def _properties(options: PublishOptions, headers: Headers, content_type: str, expiration: str | None) -> Properties:
     return Properties(
         content_type=content_type if options.content_type is None else options.content_type,
         content_encoding=options.content_encoding,
@@ -514,7 +522,7 @@ def call(
     destination: Destination,
     timeout: float = 5.0,
     exclusive: bool = False,
-    options: Options = PLAIN,
+    options: PublishOptions = PLAIN,
 ) -> object:
     """Send a call and return the handler's answer.
 
@@ -533,7 +541,7 @@ async def acall(
     destination: Destination,
     timeout: float = 5.0,  # noqa: ASYNC109 - it limits the wait of a thread
     exclusive: bool = False,
-    options: Options = PLAIN,
+    options: PublishOptions = PLAIN,
 ) -> object:
     """Call like ``call``, without blocking the event loop."""
     message = _call_message(data, destination, options, timeout)
@@ -542,7 +550,7 @@ async def acall(
         return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), destination.codec)
 
 
-def _call_message(data: object, destination: Destination, options: Options, timeout: float) -> Message:
+def _call_message(data: object, destination: Destination, options: PublishOptions, timeout: float) -> Message:
     check_seconds("timeout=…", timeout)
     if options.correlation_id is not None:
         raise ConfigurationError("call(…) sets correlation_id=… itself, to match the answer. Leave it out.")

@@ -12,10 +12,10 @@ from django.db import Error, OperationalError
 from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.conf import settings
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
-from django_rmq_retry.publishing.batch import Batch, lease
+from django_rmq_retry.publishing.batch import RowBatch, lease
 from django_rmq_retry.publishing.due_rows import MOST_ROWS, Wanted, claimed, skips_locked
-from django_rmq_retry.publishing.faults import Denied, Fault
-from django_rmq_retry.publishing.outbox_rows import Row, RowResult
+from django_rmq_retry.publishing.faults import Denied, RowFault
+from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
 
 MOST_ALONE = 100
 """Rows that are sent one by one before other rows have their turn."""
@@ -97,10 +97,10 @@ class Relay:
             outbox_rows.delete(known, using=self._using)
             self._confirmed.difference_update(known)
 
-    def _sent(self, rows: Sequence[Row], *, one_by_one: bool) -> list[RowResult]:
+    def _sent(self, rows: Sequence[OutboxRow], *, one_by_one: bool) -> list[RowResult]:
         timeout = settings().publish_timeout
         until = time.monotonic() + lease() - timeout
-        batch = Batch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
+        batch = RowBatch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
         batch.begin()
         answers, self._in_flight = batch.wait(lease() - GRACE_SECONDS, self._must_stop)
         self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
@@ -117,7 +117,7 @@ class Relay:
         self._ended_at = self._ended_at or time.monotonic()
         return self._away or time.monotonic() - self._ended_at > GRACE_SECONDS
 
-    def _settled(self, rows: Sequence[Row], answers: Sequence[RowResult], *, alone: bool) -> Turn:
+    def _settled(self, rows: Sequence[OutboxRow], answers: Sequence[RowResult], *, alone: bool) -> Turn:
         sent = [answer.row.id for answer in answers if answer.result.confirmed]
         if sent:
             outbox_rows.delete(sent, using=self._using)
@@ -126,16 +126,16 @@ class Relay:
             if answer.result.confirmed:
                 continue
             whose, why = self._fault(answer, alone=alone), answer.result.shown
-            if whose in (Fault.BROKER, Fault.SHARED):
-                away = away or (why if whose is Fault.BROKER else "")
+            if whose in (RowFault.BROKER, RowFault.SHARED):
+                away = away or (why if whose is RowFault.BROKER else "")
                 if faults.suspect(answer.result):
                     suspects.append(answer.row.id)
             else:
                 seconds = faults.failed(answer.row, using=self._using, why=why, whose=whose)
                 settled.add(answer.row.id)
-                if whose is Fault.PERMISSION:
+                if whose is RowFault.PERMISSION:
                     self._denied.note(answer.row.message.exchange, answer.row.id, seconds=seconds)
-            failed += whose is not Fault.BROKER
+            failed += whose is not RowFault.BROKER
         if suspects:
             outbox_rows.send_alone(suspects, using=self._using)
         if not skips_locked(self._using):
@@ -145,7 +145,7 @@ class Relay:
         self._note(sent=bool(sent), away=away)
         return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "no publish was confirmed")
 
-    def _fault(self, answer: RowResult, *, alone: bool) -> Fault:
+    def _fault(self, answer: RowResult, *, alone: bool) -> RowFault:
         """Return the fault of a result.
 
         A row over which the connection was lost before, and is lost again now that it is sent alone, is the cause. A
@@ -153,17 +153,17 @@ class Relay:
         block all others; once postponed, such a row is postponed again at its first loss.
         """
         whose = faults.fault(answer.result, alone=alone)
-        if alone and answer.row.alone and whose is Fault.BROKER and faults.suspect(answer.result):
-            return Fault.ROW
-        if alone and whose is Fault.BROKER and answer.result.kind is Outcome.UNKNOWN:
+        if alone and answer.row.alone and whose is RowFault.BROKER and faults.suspect(answer.result):
+            return RowFault.ROW
+        if alone and whose is RowFault.BROKER and answer.result.kind is Outcome.UNKNOWN:
             self._losses[answer.row.id] += 1
             most = 1 if answer.row.alone and answer.row.attempts else MOST_LOSSES
             if self._losses[answer.row.id] >= most:
                 del self._losses[answer.row.id]
-                return Fault.FULL
+                return RowFault.FULL
         return whose
 
-    def _give_back(self, rows: Sequence[Row], settled: set[int]) -> None:
+    def _give_back(self, rows: Sequence[OutboxRow], settled: set[int]) -> None:
         """End the lease of rows that were not sent, or that failed by no fault of their own."""
         free = [row for row in rows if row.id not in settled | self._in_flight]
         if free:

@@ -13,7 +13,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing import broker_connections, outbox, outbox_rows
 from django_rmq_retry.publishing.broker_connections import Connections, Reach
-from django_rmq_retry.publishing.outbox import Outbox
+from django_rmq_retry.publishing.outbox import OutboxWriter
 from django_rmq_retry.publishing.queue_depths import Depths
 
 
@@ -62,7 +62,7 @@ class StandIn(Connections):
         """Nothing is open, and the test goes on publishing."""
 
 
-class OutboxOfTest(Outbox):
+class OutboxOfTest(OutboxWriter):
     """The outbox of a test. The transaction that TestCase wraps around a test never commits, so it does not count."""
 
     def __init__(self) -> None:

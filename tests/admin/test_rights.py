@@ -264,7 +264,7 @@ def test_a_forged_or_expired_token_does_nothing(monkeypatch: pytest.MonkeyPatch)
     urls = [reverse(f"admin:rmq_retry_{page}") for page in pages]
     asked = [(ask, url, {"sel": one, **form}) for url in urls for one in forged for ask in (lead.get, lead.post)]
     got = [ask(url, words).status_code for ask, url, words in asked]
-    monkeypatch.setattr(selection, "VALID_FOR", -1)
+    monkeypatch.setattr(selection, "TOKEN_SECONDS", -1)
     old = [lead.post(url, {"sel": known["sel"], **form}).status_code for url in urls]
 
     assert ({*got, *old}, state()) == ({400}, before)

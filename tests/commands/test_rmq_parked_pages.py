@@ -82,7 +82,7 @@ def test_a_limit_below_1_is_refused(words: str) -> None:
 
 
 def test_json_lines_are_read_by_page_and_without_bodies(seven: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.parked.selection.PAGE", 2)
+    monkeypatch.setattr("django_rmq_retry.parked.selection.PAGE_MESSAGES", 2)
     with CaptureQueriesContext(
         connection,
     ) as asked:

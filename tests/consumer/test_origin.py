@@ -4,7 +4,7 @@ from django_rmq_retry import Delivery
 from django_rmq_retry.handlers import Match
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.policies import retry
-from django_rmq_retry.publishing.publish import Options, message_of
+from django_rmq_retry.publishing.publish import PublishOptions, message_of
 from tests.consumer.attempts import Bench
 from tests.handlers.factories import delivery, settled
 
@@ -32,7 +32,11 @@ def test_a_delayed_message_is_dispatched_by_its_routing_key() -> None:
     bench = Bench(match=CARD, act=lambda message: seen.append(message.routing_key))
     subscription = bench.work_queues()[0].subscriptions[0]
     message = message_of(
-        {}, exchange="bank", routing_key="pay.card", options=Options(delay=10), destination=destination_of(subscription)
+        {},
+        exchange="bank",
+        routing_key="pay.card",
+        options=PublishOptions(delay=10),
+        destination=destination_of(subscription),
     )
     bench.settle(delivery(headers=dict(message.headers), exchange="", routing_key="payments"))
 

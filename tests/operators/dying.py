@@ -71,7 +71,7 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
         RMQ_RETRY={"URL": os.environ["RMQ_URL"]},
     )
     django.setup()
-    import_module("django_rmq_retry.parked.items").PART = PART  # type: ignore[attr-defined]
+    import_module("django_rmq_retry.parked.items").PART_ITEMS = PART  # type: ignore[attr-defined]
     path, when = KINDS[kind][step]
     module, name = path.split(".")
     found = import_module(f"django_rmq_retry.parked.{module}")

@@ -101,10 +101,10 @@ def drive_run(run: RequeueRun, driver: str = "test", *, outcomes: bool = False, 
 
 def list_in_parts(patch: pytest.MonkeyPatch, part: int, *, at_once: int, patience: float | None = None) -> None:
     """List runs of more than `at_once` messages later, in parts: a few messages do for many thousands."""
-    patch.setattr(items, "AT_ONCE", at_once)
-    patch.setattr(items, "PART", part)
+    patch.setattr(items, "LISTED_AT_ONCE", at_once)
+    patch.setattr(items, "PART_ITEMS", part)
     if patience is not None:
-        patch.setattr(requeue, "PATIENCE", patience)
+        patch.setattr(requeue, "STOP_SECONDS", patience)
 
 
 def list_part_of(run: RequeueRun, driver: str = "me") -> None:

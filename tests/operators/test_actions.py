@@ -80,7 +80,7 @@ def test_the_permit_setting_is_called_for_each_message() -> None:
 
 
 def test_a_large_discard_is_committed_and_logged_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "SLICE", 2)
+    monkeypatch.setattr(actions, "MESSAGES_AT_ONCE", 2)
     for _ in range(5):
         record()
 

@@ -8,7 +8,7 @@ from django_rmq_retry import Delivery, handler
 from django_rmq_retry.messages import decode_properties
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import Kind, Line, Proposal, Sign, editable, propose, rows, store, text_of
+from django_rmq_retry.parked.edit import DiffLine, HeaderKind, Proposal, Sign, editable, propose, rows, store, text_of
 from django_rmq_retry.parked.operators import Outdated, Refused
 from tests.operators.made import ANN, BOB, again, record
 
@@ -64,7 +64,7 @@ def test_the_second_of_two_editors_gets_an_outdated_error() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1,}', "Line 1, column "),
+        ('{"a": 1,}', "DiffLine 1, column "),
         ('{"a": NaN}', "NaN is not valid JSON"),
         ('{"a": -Infinity}', "-Infinity is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
@@ -97,7 +97,7 @@ def test_the_difference_is_reported_line_by_line() -> None:
     made = edited(payment(body=b'{\n"a": 1,\n"b": 2\n}'), '{\n"a": 5,\n"b": 2\n}')
     signs = {"{": Sign.SAME, '"a": 1,': Sign.GONE, '"a": 5,': Sign.NEW, '"b": 2': Sign.SAME, "}": Sign.SAME}
 
-    assert made.difference == tuple(Line(sign=sign, text=text) for text, sign in signs.items())
+    assert made.difference == tuple(DiffLine(sign=sign, text=text) for text, sign in signs.items())
 
 
 def test_sender_headers_can_be_edited_and_other_headers_keep_their_bytes() -> None:
@@ -121,7 +121,7 @@ def test_headers_that_select_the_handler_cannot_be_edited(name: str) -> None:
 
     assert made.problems == (f"The header {name!r} cannot be changed.",)
     assert {row.name: row.kind for row in rows(decode_properties(bytes(one.properties)).headers)} == {
-        "kind": Kind.ROUTING
+        "kind": HeaderKind.ROUTING
     }
 
 

@@ -61,7 +61,7 @@ def test_a_masked_export_hides_masked_fields() -> None:
 
 
 def test_an_export_reads_one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.parked.transfer.CHUNK", 2)
+    monkeypatch.setattr("django_rmq_retry.parked.transfer.STREAMED_AT_ONCE", 2)
     ids = [record().pk for _ in range(5)]
     with CaptureQueriesContext(connection) as asked:
         told = [row["id"] for row in exported(Payload.WHOLE)]

@@ -23,8 +23,8 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.parked.requeue import pause, resume, slow, stop
-from django_rmq_retry.parked.run import Pace
+from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
+from django_rmq_retry.parked.run import RunPace
 from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
 from tests.parked.made import copy_failed, copy_succeeded
@@ -93,7 +93,7 @@ class TestRate:
     @pytest.mark.parametrize("rate", [0.5, 3.0, 20.0, 333.0])
     def test_the_rate_holds_whatever_the_length_of_the_steps(self, rate: float) -> None:
         clock = Clock()
-        pace, sent = Pace(clock), 0
+        pace, sent = RunPace(clock), 0
         for step in range(600):
             room = pace.room(rate)
             pace.spend(room)
@@ -104,7 +104,7 @@ class TestRate:
 
     def test_the_rate_does_not_catch_up_after_a_pause(self) -> None:
         clock = Clock()
-        pace = Pace(clock)
+        pace = RunPace(clock)
         pace.room(20)
         clock.now += 1000
 
@@ -155,12 +155,12 @@ class TestSteering:
             with pytest.raises(Outdated, match="has another state now: Stopped"):
                 act(run.pk, ANN)
         with pytest.raises(Refused, match="a number above 0"):
-            slow(started().pk, ANN, rate=0)
+            change_rate(started().pk, ANN, rate=0)
 
     def test_a_new_rate_applies_from_the_next_slice(self) -> None:
         run = started()
 
-        assert slow(run.pk, ANN, rate=5).rate == 5
+        assert change_rate(run.pk, ANN, rate=5).rate == 5
         facts: Any = OperatorAction.objects.get(action="slow").facts
         assert facts == {"before": {"rate": 20.0}, "after": {"rate": 5.0}}
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import MessageVersion, ParkedMessage, State
 from django_rmq_retry.parked import selection
-from django_rmq_retry.parked.findings import Report, Terms, report
+from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.made import group, record, requeue_run
@@ -20,7 +20,7 @@ OPEN = {"state": ["parked", "on_hold"]}
 HOUR = timedelta(hours=1)
 
 
-def counts(found: Report) -> dict[str, int]:
+def counts(found: RequeueReport) -> dict[str, int]:
     return {one.name: one.count for one in found.findings}
 
 
@@ -52,7 +52,7 @@ class TestSelection:
             Selection.read(token + "x")
         with pytest.raises(Outdated, match="this site did not sign it"):
             Selection.read(signing.dumps({"filter": PARKED}, salt="other"))
-        monkeypatch.setattr(selection, "VALID_FOR", -1)
+        monkeypatch.setattr(selection, "TOKEN_SECONDS", -1)
 
         with pytest.raises(Outdated, match="older than an hour"):
             Selection.read(token)

@@ -7,7 +7,7 @@ import pytest
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import Cause, Outcome, PublishResult, Scope
 from django_rmq_retry.amqp.refusals import channel_closed
-from django_rmq_retry.publishing.faults import Fault, fault
+from django_rmq_retry.publishing.faults import RowFault, fault
 from tests.tooling.results import (
     CONNECTION_LOST,
     NACKED,
@@ -21,16 +21,16 @@ from tests.tooling.results import (
 
 TO_GONE = Message(body=b"12345", exchange="gone", routing_key="q")
 RESULTS = (
-    (RETURNED, Fault.ROW, Fault.ROW),
-    (TOO_LARGE, Fault.ROW, Fault.ROW),
-    (UNWRITABLE, Fault.ROW, Fault.ROW),
-    (NACKED, Fault.FULL, Fault.FULL),
-    (UNSENT, Fault.BROKER, Fault.BROKER),
-    (UNKNOWN, Fault.BROKER, Fault.BROKER),
-    (CONNECTION_LOST, Fault.BROKER, Fault.BROKER),
-    (channel_closed_over(Cause.ACCESS_EXCHANGE), Fault.PERMISSION, Fault.SHARED),
-    (channel_closed_over(Cause.ACCESS_TOPIC), Fault.FULL, Fault.SHARED),
-    (channel_closed_over(Cause.OTHER, 406), Fault.ROW, Fault.SHARED),
+    (RETURNED, RowFault.ROW, RowFault.ROW),
+    (TOO_LARGE, RowFault.ROW, RowFault.ROW),
+    (UNWRITABLE, RowFault.ROW, RowFault.ROW),
+    (NACKED, RowFault.FULL, RowFault.FULL),
+    (UNSENT, RowFault.BROKER, RowFault.BROKER),
+    (UNKNOWN, RowFault.BROKER, RowFault.BROKER),
+    (CONNECTION_LOST, RowFault.BROKER, RowFault.BROKER),
+    (channel_closed_over(Cause.ACCESS_EXCHANGE), RowFault.PERMISSION, RowFault.SHARED),
+    (channel_closed_over(Cause.ACCESS_TOPIC), RowFault.FULL, RowFault.SHARED),
+    (channel_closed_over(Cause.OTHER, 406), RowFault.ROW, RowFault.SHARED),
 )
 OTHER_WORDS = (
     "",
@@ -44,7 +44,7 @@ OTHER_WORDS = (
 @pytest.mark.parametrize(("result", "alone", "together"), RESULTS)
 @pytest.mark.parametrize("text", [None, *OTHER_WORDS])
 def test_a_fault_does_not_depend_on_the_wording_of_the_broker(
-    result: PublishResult, alone: Fault, together: Fault, text: str | None
+    result: PublishResult, alone: RowFault, together: RowFault, text: str | None
 ) -> None:
     reworded = result if text is None else replace(result, text=text)
 
@@ -56,7 +56,7 @@ def test_a_fault_does_not_depend_on_the_wording_of_the_broker(
 def test_every_cause_has_a_fault_in_every_scope(cause: Cause, scope: Scope) -> None:
     result = PublishResult(kind=Outcome.UNKNOWN, scope=scope, cause=cause)
 
-    assert isinstance(fault(result, alone=True), Fault)
+    assert isinstance(fault(result, alone=True), RowFault)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_a_row_to_a_missing_exchange_that_was_not_alone_is_retried_alone() -> No
     result = channel_closed(404, "NOT_FOUND - no exchange 'gone' in vhost '/'", message=TO_GONE, alone=False)
 
     assert (result.kind, result.scope) == (Outcome.UNKNOWN, Scope.CHANNEL)
-    assert (fault(result, alone=False), fault(result, alone=True)) == (Fault.SHARED, Fault.ROW)
+    assert (fault(result, alone=False), fault(result, alone=True)) == (RowFault.SHARED, RowFault.ROW)

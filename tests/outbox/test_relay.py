@@ -213,7 +213,7 @@ def test_a_full_queue_or_a_missing_permission_never_fails_a_row(
     end: PublishResult, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
-    monkeypatch.setattr(faults, "MARGIN", -1000.0)
+    monkeypatch.setattr(faults, "PROBE_MARGIN_SECONDS", -1000.0)
     left("full")
     post.ends["full"] = end
     one = relay()

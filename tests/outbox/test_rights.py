@@ -7,7 +7,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import faults, outbox
+from django_rmq_retry.publishing import faults, late_results
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import kept, left, relay
 from tests.tooling.brokers import using_broker
@@ -47,7 +47,11 @@ def turned(one: Any, done: Callable[[], bool]) -> bool:
 def test_rows_wait_for_a_missing_permission_and_others_are_sent(
     grant: Grant, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((outbox, "TRIES", 2), (faults, "LONGEST_WAIT", 0.1), (faults, "MARGIN", 0.1)):
+    for module, name, value in (
+        (late_results, "WRITE_TRIES", 2),
+        (faults, "LONGEST_WAIT_SECONDS", 0.1),
+        (faults, "PROBE_MARGIN_SECONDS", 0.1),
+    ):
         monkeypatch.setattr(module, name, value)
     grant("^open$")
     left("s1", "s2", "s3", exchange="shut")
@@ -58,7 +62,7 @@ def test_rows_wait_for_a_missing_permission_and_others_are_sent(
     asked: list[int] = []
     failed = faults.failed
 
-    def noted(row: Any, *, using: str, why: str, whose: faults.Fault) -> float:
+    def noted(row: Any, *, using: str, why: str, whose: faults.RowFault) -> float:
         asked.append(row.id)
         return failed(row, using=using, why=why, whose=whose)
 

@@ -16,7 +16,7 @@ from django_rmq_retry.errors import ConfigurationError, MessageUnsent
 from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import outbox, outbox_rows
-from django_rmq_retry.publishing.publish import Options, message_of
+from django_rmq_retry.publishing.publish import PublishOptions, message_of
 from tests.outbox.made import Post, kept
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
@@ -61,7 +61,7 @@ def test_a_row_is_sent_byte_for_byte_as_published(monkeypatch: pytest.MonkeyPatc
         exchange="an exchange",
         routing_key="a.key",
         codec=Raw(),
-        options=Options(headers=headers, priority=7, type="t", correlation_id="c", expiration=60.0),
+        options=PublishOptions(headers=headers, priority=7, type="t", correlation_id="c", expiration=60.0),
     )
     with transaction.atomic():
         publish_many([message, Message(body=b"", properties=Properties(), routing_key="q", mandatory=False)])
@@ -140,7 +140,7 @@ def test_a_transaction_marked_for_rollback_writes_no_row(post: Post) -> None:
 
 
 def test_order_by_needs_an_outbox(post: Post) -> None:
-    message = message_of(1, routing_key="q", options=Options(order_key="k"))
+    message = message_of(1, routing_key="q", options=PublishOptions(order_key="k"))
     with pytest.raises(ConfigurationError, match="takes effect in an outbox only"):
         publish_many([message])
     with pytest.raises(ConfigurationError, match="takes effect in an outbox only"), transaction.atomic():

@@ -10,7 +10,7 @@ from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
-from django_rmq_retry.parked.store import Store, Stored
+from django_rmq_retry.parked.store import RecordStore, Stored
 from django_rmq_retry.policies import park
 from tests.handlers.factories import NOW, arrived, delivery, subscription
 from tests.messages.parked_copies import HOMES, parked_copy, unhandled_copy
@@ -69,9 +69,9 @@ def foreign(*, again: bool = False, id: str | None = "m-1", **told: Any) -> Deli
     return delivery(**{"queue": "payments.parked", **told}, message_id=id, redelivered=again)
 
 
-def parker(homes: Mapping[str, str] = HOMES) -> Store:
+def parker(homes: Mapping[str, str] = HOMES) -> RecordStore:
     """The store of the drainer, for these parked queues and the registered handlers."""
-    return Store(homes, registry.work_queues())
+    return RecordStore(homes, registry.work_queues())
 
 
 def store(*batch: Delivery, homes: Mapping[str, str] = HOMES) -> list[Stored]:

@@ -36,14 +36,14 @@ def main(step: str, nth: int) -> None:
     # What these import needs the settings.
     from django_rmq_retry.consumer import drainer  # noqa: PLC0415 - as above
     from django_rmq_retry.consumer.drainer import Drainer  # noqa: PLC0415 - as above
-    from django_rmq_retry.parked.store import BatchWriter, Store  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.store import BatchWriter, RecordStore  # noqa: PLC0415 - as above
 
     drainer.BATCH_MESSAGES = 10
     owner, name, when = {
-        "before the batch": (Store, "store", "before"),
+        "before the batch": (RecordStore, "store", "before"),
         "in the transaction": (BatchWriter, "_add", "after"),
         "before the commit": (BatchWriter, "write", "after"),
-        "between commit and ack": (Store, "store", "after"),
+        "between commit and ack": (RecordStore, "store", "after"),
         "after the ack was handed over": (Drainer, "_settle", "after"),
     }[step]
     setattr(owner, name, dying(getattr(owner, name), when, nth))

@@ -12,7 +12,7 @@ from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import history
-from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, waiting
+from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of, draft_of, waiting
 from django_rmq_retry.policies import halt, park
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown
@@ -22,7 +22,7 @@ from tests.parked.made import NOON, minutes, parked
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
-def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -> Draft:
+def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -> AttemptDraft:
     """An attempt that ended this number of minutes after noon."""
     return draft_of(attempt or failure(), ticket)._replace(ended=minutes(at).timestamp())
 
@@ -38,7 +38,7 @@ def test_a_written_attempt_can_be_read_back() -> None:
     row = SCRIBE.row(one)
 
     found = Attempt.objects.get()
-    for name in set(Row._fields) - {"chain"}:
+    for name in set(AttemptRow._fields) - {"chain"}:
         assert getattr(found, name) == getattr(row, name), name
     assert found.chain == json.loads(row.chain)
 

@@ -8,8 +8,8 @@ import pytest
 from django.db import DataError, OperationalError
 
 from django_rmq_retry.parked import history
-from django_rmq_retry.parked.attempts import Draft, draft_of
-from django_rmq_retry.parked.history import AT_ONCE, Buffer
+from django_rmq_retry.parked.attempts import AttemptDraft, draft_of
+from django_rmq_retry.parked.history import DRAFTS_AT_ONCE, Buffer
 from tests.handlers.factories import delivery
 from tests.parked.attempted import failure
 from tests.tooling.waiting import wait_until
@@ -20,13 +20,13 @@ class Table:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.refuse: Callable[[Draft], Exception | None] = lambda _: None
+        self.refuse: Callable[[AttemptDraft], Exception | None] = lambda _: None
         self.forgiving = False
         self.away: Exception | None = None
         self.tried = 0
         self.threads: set[str] = set()
 
-    def write(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
+    def write(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
         self.tried += 1
         self.threads.add(threading.current_thread().name)
         if self.away:
@@ -42,7 +42,7 @@ class Table:
         return [name for batch in self.batches for name in batch]
 
 
-def draft(name: str) -> Draft:
+def draft(name: str) -> AttemptDraft:
     return draft_of(failure(delivery(message_id=name)), None)
 
 
@@ -57,8 +57,8 @@ def filled(table: Table, *names: str, **options: int) -> Buffer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(history, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(history, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(history, "LONGEST_WAIT_SECONDS", 0.01)
 
 
 def test_one_thread_writes_the_attempts_of_all_workers() -> None:
@@ -84,18 +84,18 @@ def test_no_thread_starts_before_the_first_attempt() -> None:
 
 def test_attempts_are_written_in_batches() -> None:
     table = Table()
-    buffer = filled(table, *(f"m-{number}" for number in range(2 * AT_ONCE + 1)))
+    buffer = filled(table, *(f"m-{number}" for number in range(2 * DRAFTS_AT_ONCE + 1)))
 
     buffer.flush()
 
-    assert [len(batch) for batch in table.batches] == [AT_ONCE, AT_ONCE, 1]
+    assert [len(batch) for batch in table.batches] == [DRAFTS_AT_ONCE, DRAFTS_AT_ONCE, 1]
 
 
 def test_attempts_added_during_a_write_wait_for_the_next_batch() -> None:
     table = Table()
     buffer = filled(table, "a", "b")
 
-    def comes(_: Draft) -> None:
+    def comes(_: AttemptDraft) -> None:
         if len(table.batches) < 3:
             buffer.add(draft(f"later {len(buffer)}"))
 
@@ -167,12 +167,12 @@ def test_the_pause_between_retries_grows_to_a_minute() -> None:
 def test_buffered_attempts_are_written_at_an_orderly_stop() -> None:
     table = Table()
     buffer = Buffer(table.write)
-    for number in range(3 * AT_ONCE):
+    for number in range(3 * DRAFTS_AT_ONCE):
         buffer.add(draft(f"m-{number}"))
 
     buffer.close(30)
 
-    assert len(table.names) == 3 * AT_ONCE
+    assert len(table.names) == 3 * DRAFTS_AT_ONCE
     assert "rmq-recorder" not in [thread.name for thread in threading.enumerate()]
 
 

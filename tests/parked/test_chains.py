@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq_retry.messages.tracebacks import projects_own, trace
-from django_rmq_retry.parked.attempts import LIMIT, chain_of
+from django_rmq_retry.parked.attempts import CHAIN_BYTES, chain_of
 from tests.messages import exceptions
 from tests.messages.exceptions import Unprintable, caught, circle, deep, members, odd_names, post, syntax
 
@@ -66,7 +66,7 @@ def test_any_exception_becomes_a_short_text_that_every_database_stores(make: Cal
     assert text.isascii()
     assert r"\u0000" not in text
     assert '\\udcff"' not in text
-    assert len(text) <= LIMIT
+    assert len(text) <= CHAIN_BYTES
     assert json.loads(text)[0]["error"]
 
 
@@ -77,7 +77,7 @@ def test_a_chain_of_long_texts_keeps_the_newest_causes() -> None:
 
     text = told(first)
 
-    assert len(text) <= LIMIT
+    assert len(text) <= CHAIN_BYTES
     assert 5 <= len(json.loads(text)) < 20
 
 
@@ -89,7 +89,7 @@ def test_a_long_chain_loses_its_frames_first() -> None:
     text = told(first)
     found = json.loads(text)
 
-    assert len(text) <= LIMIT
+    assert len(text) <= CHAIN_BYTES
     assert 1 < sum(bool(cause["frames"]) for cause in found) < len(found)
     assert (len(found[0]["frames"]), found[-1]["frames"], found[-1]["left_out"]) == (50, [], 64)
     assert [bool(one["frames"]) for one in found] == sorted([bool(one["frames"]) for one in found], reverse=True)

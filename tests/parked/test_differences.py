@@ -2,7 +2,7 @@
 
 import time
 
-from django_rmq_retry.parked.edit import Line, Sign, difference
+from django_rmq_retry.parked.edit import DiffLine, Sign, difference
 
 
 def told(before: str, after: str) -> list[str]:
@@ -41,5 +41,8 @@ def test_a_long_line_is_cut_around_its_difference() -> None:
 
 
 def test_different_line_endings_are_shown() -> None:
-    assert difference("a\n", "a\r\n") == [Line(sign=Sign.GONE, text="'a\\n'"), Line(sign=Sign.NEW, text="'a\\r\\n'")]
+    assert difference("a\n", "a\r\n") == [
+        DiffLine(sign=Sign.GONE, text="'a\\n'"),
+        DiffLine(sign=Sign.NEW, text="'a\\r\\n'"),
+    ]
     assert difference("a", "a") == []

@@ -13,7 +13,7 @@ from django_rmq_retry import Discard
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import attempts, claims, history
-from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of
+from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
 from django_rmq_retry.policies import discard, park, retry
 from tests.handlers.factories import delivery
@@ -24,16 +24,16 @@ from tests.parked.made import group, parked
 
 
 @pytest.fixture
-def rows() -> list[Row]:
+def rows() -> list[AttemptRow]:
     return []
 
 
 @pytest.fixture
-def recorder(rows: list[Row]) -> Recorder:
+def recorder(rows: list[AttemptRow]) -> Recorder:
     """A recorder whose rows only the test takes."""
     scribe = RowBuilder()
 
-    def write(drafts: Sequence[Draft], *, plain: bool = False) -> None:
+    def write(drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
         assert not plain
         rows.extend(scribe.row(draft) for draft in drafts)
 
@@ -42,7 +42,7 @@ def recorder(rows: list[Row]) -> Recorder:
     return made
 
 
-def test_a_failure_and_the_success_after_it_are_recorded(recorder: Recorder, rows: list[Row]) -> None:
+def test_a_failure_and_the_success_after_it_are_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
     recorder.note(failure())
     recorder.note(success(delivery(message_id="m-1", attempt=2)))
     recorder.buffer.flush()
@@ -71,7 +71,7 @@ def fields(attempt: Any) -> dict[str, Any]:
     return {name: getattr(attempt, name) for name in ("delivery", "verdict", "subscription", "seconds", "error")}
 
 
-def test_the_log_lines_of_a_failure_are_recorded(recorder: Recorder, rows: list[Row]) -> None:
+def test_the_log_lines_of_a_failure_are_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
     with recorder.recording():
         attempts.begin()
         logging.getLogger("bank").warning("asked")
@@ -118,7 +118,7 @@ def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder, rows: list[Row]) -> None:
+def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
     record, arrival = requeued()
     recorder.note(success(arrival))
     recorder.buffer.flush()
@@ -132,7 +132,7 @@ def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder
 
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
-def test_the_success_of_a_requeued_copy_closes_its_record_at_once(recorder: Recorder, rows: list[Row]) -> None:
+def test_the_success_of_a_requeued_copy_closes_its_record_at_once(recorder: Recorder, rows: list[AttemptRow]) -> None:
     record, copy = requeued()
 
     recorder.note(success(copy))

@@ -86,7 +86,7 @@ def test_attempts_without_an_id_stay_while_their_queue_has_such_a_record() -> No
 
 
 def test_records_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "BATCH", 2)
+    monkeypatch.setattr(retention, "DELETED_AT_ONCE", 2)
     one = group(processed=9)
     for _ in range(9):
         parked(group=one, state=State.PROCESSED, resolved_at=OLD, parked_at=NOON)

@@ -16,7 +16,7 @@ from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.header_names import TICKET
 from django_rmq_retry.messages.identity import attempt_identity, message_identity
 from django_rmq_retry.messages.tracebacks import named
-from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of
+from django_rmq_retry.parked.attempts import KEPT_BODY_BYTES, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.policies import halt, park
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown, caught, post
@@ -27,7 +27,7 @@ from tests.parked.made import NOON
 SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
 
 
-def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> Row:
+def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> AttemptRow:
     """As if it had ended at noon."""
     return SCRIBE.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
 
@@ -97,7 +97,7 @@ def test_messages_without_an_id_are_identified_by_their_bytes() -> None:
 
 
 def test_a_large_body_is_not_kept_in_the_buffer() -> None:
-    small, large = b"1" * KEPT, b"1" * (KEPT + 1)
+    small, large = b"1" * KEPT_BODY_BYTES, b"1" * (KEPT_BODY_BYTES + 1)
     drafts = [draft_of(failure(delivery(message_id="m-1", body=body)), None) for body in (small, large)]
 
     assert [draft.body for draft in drafts] == [small, b""]

@@ -34,7 +34,7 @@ from django_rmq_retry.management.command import (
     remembered,
 )
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked.declared import Place, former_queues, save
+from django_rmq_retry.parked.declared import BrokerPlace, former_queues, save
 from django_rmq_retry.topology.declarations import Former, Role, Topology
 from django_rmq_retry.topology.plan import Plan, PlanState
 
@@ -74,7 +74,7 @@ class Command(RmqCommand):
         self._run_checks(looks_only=looks_only)
         with declarer(timeout=options["timeout"]) as it:
             plan = it.plan(topology) if looks_only else it.declare(topology)
-            former = former_queues(known or [], topology, Place.of(it.session))
+            former = former_queues(known or [], topology, BrokerPlace.of(it.session))
             recreated = None
             if options["recreate"]:
                 with self._saying_what_was_created(plan):

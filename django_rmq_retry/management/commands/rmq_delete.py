@@ -19,7 +19,7 @@ from django_rmq_retry.management.command import (
     declarer,
     remembered,
 )
-from django_rmq_retry.parked.declared import Place, delete, former_exchanges, former_queues, still_consumed
+from django_rmq_retry.parked.declared import BrokerPlace, delete, former_exchanges, former_queues, still_consumed
 from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Role, Topology
 
 
@@ -48,7 +48,7 @@ class Command(RmqCommand):
         known = remembered(self) or []
         self._check_names(topology, options["queues"], [row.name for row in known if row.kind == "queue"])
         with declarer(timeout=options["timeout"]) as it:
-            place = Place.of(it.session)
+            place = BrokerPlace.of(it.session)
             former = former_queues(known, registry.topology(), place)
             queues, left = self._split(it, self._queues(topology, former, options), former, options)
             exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]

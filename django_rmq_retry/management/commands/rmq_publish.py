@@ -15,10 +15,10 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known
-from django_rmq_retry.management.command import Options as Given
+from django_rmq_retry.management.command import PublishOptions as Given
 from django_rmq_retry.messages.codecs import JSON, Raw
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.publishing.publish import MOST_PRIORITY, Options, dispatch, message_of, seconds_of
+from django_rmq_retry.publishing.publish import MOST_PRIORITY, PublishOptions, dispatch, message_of, seconds_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -124,7 +124,7 @@ class Command(RmqCommand):
         if options["content_encoding"] and not options["raw"]:
             raise CommandError("--content-encoding requires --raw.", returncode=Exit.USAGE)
         given = {name: options[name] for name in PUBLISH_OPTIONS}
-        publish_options = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
+        publish_options = PublishOptions(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # Send the exact bytes: a test of a handler needs full control over its input.
         raw = replace(destination_of(subscription), codec=Raw()) if subscription else None
         return message_of(

@@ -16,17 +16,17 @@ def main() -> None:
     import django  # noqa: PLC0415 - as above
 
     django.setup()
-    from django_rmq_retry.parked.store import Store, Stored  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.store import RecordStore, Stored  # noqa: PLC0415 - as above
 
-    marks, store = Marks(Task.given()), Store.store
+    marks, store = Marks(Task.given()), RecordStore.store
 
-    def counted(self: Store, batch: Sequence[Delivery]) -> Sequence[Stored]:
+    def counted(self: RecordStore, batch: Sequence[Delivery]) -> Sequence[Stored]:
         stored = store(self, batch)
         for _ in stored:
             marks.tick()
         return stored
 
-    Store.store = counted  # type: ignore[method-assign]
+    RecordStore.store = counted  # type: ignore[method-assign]
     execute_from_command_line(["manage.py", "rmq_consume", "--park-only", "--verbosity", "0"])
 
 
