@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings as project
@@ -50,6 +51,89 @@ def refuse_unknown(where: str, given: Iterable[object], known: Iterable[str]) ->
         raise ImproperlyConfigured(f"{where} has no key {key!r}. {imported}")
 
 
+def taking(
+    expected: str, fits: Callable[[Any], object], convert: Callable[[Any], object] = lambda value: value
+) -> Reader:
+    """Read a value that fits; ``expected`` describes such values."""
+
+    def read(key: str, value: object) -> object:
+        if fits(value):
+            return convert(value)
+        raise wrong(key, expected, repr(value))
+
+    return read
+
+
+def importing(expected: str, fits: Callable[[object], bool]) -> Reader:
+    """Read an object, or the dotted path to one."""
+
+    def read(key: str, value: object) -> object:
+        imported = _imported(key, value) if isinstance(value, str) else value
+        if fits(imported):
+            return imported
+        raise wrong(key, f"{expected}, or the dotted path to one", repr(value))
+
+    return read
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value)
+
+
+def _is_table_of(value: object, kind: type) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
+
+
+def _is_web_address(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
+
+
+text = taking("a string that is not empty", lambda value: isinstance(value, str) and value)
+path = taking(
+    "the path of a file",
+    lambda value: value is None or hasattr(value, "__fspath__") or (isinstance(value, str) and value),
+    lambda value: None if value is None else str(value),
+)
+yes_or_no = taking("True or False", lambda value: isinstance(value, bool))
+seconds = taking("seconds above 0, as a number", lambda value: type(value) in (int, float) and 0 < value < float("inf"))
+text_or_function = taking(
+    "a string or a function that returns one", lambda value: callable(value) or isinstance(value, str)
+)
+function = importing("a function", lambda value: value is None or callable(value))
+policy = importing("a policy, such as RetryThenPark()", lambda value: isinstance(value, Policy))
+patterns = taking("a list of queue names, in which * matches anything", _is_list_of_texts, tuple)
+databases = taking(
+    "True, False, or a list of names from DATABASES",
+    lambda value: isinstance(value, bool) or (value and _is_list_of_texts(value)),
+    lambda value: value if isinstance(value, bool) else tuple(value),
+)
+switches = taking("a dict such as {'payment.*': True}", lambda value: _is_table_of(value, bool), dict)
+texts = taking("a dict such as {'BankDown': 'The bank did not answer.'}", lambda value: _is_table_of(value, str), dict)
+trace_url = taking(
+    "an http:// or https:// URL such as 'https://jaeger.bank/trace/{trace_id}'",
+    lambda value: _is_web_address(value) and TRACE_ID in value,
+)
+
+
+def management(key: str, value: object) -> Secret | None:
+    given = Secret(value) if isinstance(value, str) else value
+    if given is None or (isinstance(given, Secret) and urlsplit(given.reveal()).scheme in {"http", "https"}):
+        return given
+    raise wrong(key, "an http:// or https:// URL", f"a {type(value).__name__} without it", "It is not shown here.")
+
+
+def nested(example: str, parts: Mapping[str, Reader], kind: Callable[..., object]) -> Reader:
+    """Read a dict whose keys have readers of their own."""
+
+    def read(key: str, value: object) -> object:
+        if not isinstance(value, dict):
+            raise wrong(key, f"a dict such as {example}", repr(value))
+        refuse_unknown(key, value, parts)
+        return kind(**{name.lower(): parts[name](f"{key}[{name!r}]", part) for name, part in value.items()})
+
+    return read
+
+
 def url(key: str, value: object) -> Urls:
     expected = "an AMQP URL, a list of them, or a function that returns one"
     if callable(value):
@@ -68,92 +152,6 @@ def password(key: str, value: object) -> Password | None:
     raise wrong(
         key, "a string or a function that returns one", f"a {type(value).__name__}", "Its value is not shown here."
     )
-
-
-def management(key: str, value: object) -> Secret | None:
-    if value is None:
-        return None
-    given = Secret(value) if isinstance(value, str) else value
-    if isinstance(given, Secret) and urlsplit(given.reveal()).scheme in {"http", "https"}:
-        return given
-    raise wrong(key, "an http:// or https:// URL", f"a {type(value).__name__} without it", "It is not shown here.")
-
-
-def trace_url(key: str, value: object) -> str:
-    if isinstance(value, str) and TRACE_ID in value and value.startswith(("http://", "https://")):
-        return value
-    raise wrong(key, "an http:// or https:// URL such as 'https://jaeger.bank/trace/{trace_id}'", repr(value))
-
-
-def tls(key: str, value: object) -> Tls | None:
-    if value is None or isinstance(value, Tls):
-        return value
-    if not isinstance(value, dict):
-        raise wrong(key, "a dict such as {'CA_FILE': '/etc/ssl/ours.pem'}", repr(value))
-    refuse_unknown(key, value, _TLS)
-    parts = {name.lower(): _TLS[name](f"{key}[{name!r}]", part) for name, part in value.items()}
-    return Tls(**parts)  # type: ignore[arg-type]  # each reader returns what its part takes
-
-
-def path(key: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value):
-        return value
-    if hasattr(value, "__fspath__"):
-        return str(value)
-    raise wrong(key, "the path of a file", repr(value))
-
-
-def text(key: str, value: object) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise wrong(key, "a string that is not empty", repr(value))
-
-
-def text_or_function(key: str, value: object) -> str | Callable[[], str]:
-    if callable(value) or isinstance(value, str):
-        return value
-    raise wrong(key, "a string or a function that returns one", repr(value))
-
-
-def function(key: str, value: object) -> Callable[..., object] | None:
-    if value is None or callable(value):
-        return value
-    imported = _imported(key, value) if isinstance(value, str) else value
-    if callable(imported):
-        return imported
-    raise wrong(key, "a function, or the dotted path to one", repr(value))
-
-
-def switches(key: str, value: object) -> Mapping[str, bool]:
-    if isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, bool) for k, v in value.items()):
-        return dict(value)
-    raise wrong(key, "a dict such as {'payment.*': True}", repr(value))
-
-
-def texts(key: str, value: object) -> Mapping[str, str]:
-    if isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair):
-        return dict(value)
-    raise wrong(key, "a dict such as {'BankDown': 'The bank did not answer.'}", repr(value))
-
-
-def yes_or_no(key: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise wrong(key, "True or False", repr(value))
-
-
-def databases(key: str, value: object) -> bool | tuple[str, ...]:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
-        return tuple(value)
-    raise wrong(key, "True, False, or a list of names from DATABASES", repr(value))
-
-
-def seconds(key: str, value: object) -> float:
-    if type(value) in (int, float) and 0 < value < float("inf"):  # type: ignore[operator]  # a number
-        return value  # type: ignore[return-value]  # a number
-    raise wrong(key, "seconds above 0, as a number", repr(value))
 
 
 def whole(low: int, high: int, *, none: str = "") -> Reader:
@@ -177,12 +175,6 @@ def one_of(*known: str) -> Reader:
     return read
 
 
-def patterns(key: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value):
-        return tuple(value)
-    raise wrong(key, "a list of queue names, in which * matches anything", repr(value))
-
-
 def hooks(key: str, value: object) -> tuple[Callable[..., object], ...]:
     expected = "a list of functions that return context managers, or of dotted paths to them"
     if not isinstance(value, (list, tuple)):
@@ -192,13 +184,6 @@ def hooks(key: str, value: object) -> tuple[Callable[..., object], ...]:
         if not callable(one):
             raise wrong(key, expected, repr(given))
     return found  # type: ignore[return-value]  # all are callable
-
-
-def policy(key: str, value: object) -> Policy:
-    imported = _imported(key, value) if isinstance(value, str) else value
-    if isinstance(imported, Policy):
-        return imported
-    raise wrong(key, "a policy, such as RetryThenPark(), or the dotted path to one", repr(value))
 
 
 def topology(key: str, value: object) -> tuple[Exchange | Queue, ...]:
@@ -220,23 +205,6 @@ def _imported(key: str, dotted: str) -> object:
         return import_string(dotted)
     except ImportError as error:
         raise ImproperlyConfigured(f"{key} names {dotted!r}, which cannot be imported: {error}.") from error
-
-
-def operators(key: str, value: object) -> "Operators":
-    if not isinstance(value, dict):
-        raise wrong(key, "a dict such as {'CONTACT': 'payments-oncall'}", repr(value))
-    refuse_unknown(key, value, OPERATOR_KEYS)
-    parts = {name.lower(): OPERATOR_KEYS[name](f"{key}[{name!r}]", part) for name, part in value.items()}
-    return Operators(**parts)  # type: ignore[arg-type]  # each reader returns what its field takes
-
-
-_TLS: dict[str, Callable[[str, object], str | bool | None]] = {
-    "CA_FILE": path,
-    "CERT_FILE": path,
-    "KEY_FILE": path,
-    "VERIFY": yes_or_no,
-    "SERVER_NAME": text,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +317,38 @@ class Settings:
             raise ImproperlyConfigured(f"{NAME}: {error}") from error
 
 
+OPERATOR_KEYS: Mapping[str, Reader] = {
+    "MASK": patterns,
+    "EDITABLE": switches,
+    "REQUEUE_MAX_AGE": seconds,
+    "PERMIT": function,
+    "ERROR_LABELS": texts,
+    "CONTACT": text,
+    "ENVIRONMENT": text,
+    "MANAGEMENT_URL": management,
+    "TRACE_URL": trace_url,
+    "ATTEMPT_DAYS": whole(1, 36500),
+    "RESOLVED_DAYS": whole(1, 36500),
+    "AUDIT_DAYS": whole(1, 36500),
+}
+"""The keys of ``RMQ_RETRY["OPERATORS"]``."""
+
+TLS_KEYS: Mapping[str, Reader] = {
+    "CA_FILE": path,
+    "CERT_FILE": path,
+    "KEY_FILE": path,
+    "VERIFY": yes_or_no,
+    "SERVER_NAME": text,
+}
+"""The keys of ``RMQ_RETRY["TLS"]``."""
+
+
+def tls(key: str, value: object) -> Tls | None:
+    if value is None or isinstance(value, Tls):
+        return value
+    return nested("{'CA_FILE': '/etc/ssl/ours.pem'}", TLS_KEYS, Tls)(key, value)  # type: ignore[return-value]  # a Tls
+
+
 KEYS: Mapping[str, Reader] = {
     "URL": url,
     "PASSWORD": password,
@@ -375,24 +375,8 @@ KEYS: Mapping[str, Reader] = {
     "BLOCKED_PER_KEY": whole(1, 1_000_000),
     "BLOCKED_TOTAL": whole(1, 100_000_000),
     "AROUND": hooks,
-    "OPERATORS": operators,
+    "OPERATORS": nested("{'CONTACT': 'payments-oncall'}", OPERATOR_KEYS, Operators),
 }
-
-OPERATOR_KEYS: Mapping[str, Reader] = {
-    "MASK": patterns,
-    "EDITABLE": switches,
-    "REQUEUE_MAX_AGE": seconds,
-    "PERMIT": function,
-    "ERROR_LABELS": texts,
-    "CONTACT": text,
-    "ENVIRONMENT": text,
-    "MANAGEMENT_URL": management,
-    "TRACE_URL": trace_url,
-    "ATTEMPT_DAYS": whole(1, 36500),
-    "RESOLVED_DAYS": whole(1, 36500),
-    "AUDIT_DAYS": whole(1, 36500),
-}
-"""The keys of ``RMQ_RETRY["OPERATORS"]``."""
 
 
 @functools.cache
