@@ -24,7 +24,8 @@ from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import Action, OperatorAction, RequeueItem
 from django_rmq_retry.parked.edit import plain
-from django_rmq_retry.parked.key_lists import keys_of, written
+from django_rmq_retry.parked.key_lists import keys_of
+from django_rmq_retry.parked.key_text import written
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in, numbers_of
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 

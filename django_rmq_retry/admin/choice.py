@@ -16,17 +16,8 @@ from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.findings import RequeueFinding
-from django_rmq_retry.parked.key_lists import (
-    Excluded,
-    Visible,
-    excluded,
-    keys_of,
-    list_filter,
-    matches_of_list,
-    parse,
-    store,
-    written,
-)
+from django_rmq_retry.parked.key_lists import Excluded, Visible, excluded, keys_of, list_filter, matches_of_list, store
+from django_rmq_retry.parked.key_text import parse, written
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
 

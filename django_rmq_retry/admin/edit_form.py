@@ -19,7 +19,8 @@ from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properti
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import DiffLine, Proposal, editable, propose, store, text_of
+from django_rmq_retry.parked.difference import DiffLine
+from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
 from django_rmq_retry.parked.findings import RequeueReport, report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start

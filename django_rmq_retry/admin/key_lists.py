@@ -10,16 +10,8 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
 from django_rmq_retry.models import KeyList, State
-from django_rmq_retry.parked.key_lists import (
-    MOST_KEYS,
-    Lookup,
-    list_filter,
-    look_up,
-    matches_of_list,
-    parse,
-    store,
-    written,
-)
+from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
+from django_rmq_retry.parked.key_text import MOST_KEYS, parse, written
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
 

@@ -23,9 +23,9 @@ from django_rmq_retry.parked.key_lists import (
     list_filter,
     look_up,
     matches_of_list,
-    parse,
     store,
 )
+from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import TYPED_FROM
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, MOST_IDS, Selection

@@ -1,17 +1,13 @@
-"""Captures attempts of handlers, makes their database rows, and reads them."""
+"""The rows of attempts: made from what an attempt leaves behind, and read again."""
 
 import json
 import linecache
-import logging
 import os
 import socket
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,15 +24,8 @@ from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, projects_own, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
+from django_rmq_retry.parked import log_lines
 from django_rmq_retry.policies.verdict import Kind, Verdict
-
-MOST_LOG_LINES = 100
-LOG_LINE_LIMIT, LOG_BYTES = 2000, 16_000
-OURS = "django_rmq_retry"
-Lines = deque[logging.LogRecord]
-
-# A context variable, because code that a handler awaits runs in another thread, with a copy of the worker's context.
-_lines: ContextVar[Lines | None] = ContextVar("rmq_lines", default=None)
 
 CHAIN_BYTES = 64 * 1024
 CAUSE_TEXT_LIMIT = 2000
@@ -53,85 +42,6 @@ LARGEST_INTEGER = 2**31 - 1
 
 OVERDUE_RETRY = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
-
-
-class FreshConnectionsAndLog(server.FreshConnections):
-    """Like ``FreshConnections``; it also keeps the log lines of the attempt until its verdict is known."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        begin()
-        super().__enter__()
-
-
-def begin() -> None:
-    """Start to collect the log lines of an attempt that begins in this thread."""
-    lines = _lines.get()
-    if lines is None:
-        _lines.set(deque(maxlen=MOST_LOG_LINES))
-    elif lines:
-        lines.clear()
-
-
-def text() -> str:
-    """Return the lines logged since the attempt began; only the latest ones if they exceed the limit."""
-    lines = _lines.get()
-    if not lines:
-        return ""
-    kept: list[str] = []
-    room = LOG_BYTES
-    for record in reversed(lines):
-        line = _line(record)
-        room -= len(line.encode()) + 1
-        if room < 0:
-            break
-        kept.append(line)
-    return "\n".join(reversed(kept))
-
-
-@contextmanager
-def captured() -> Iterator[None]:
-    """Keep the lines of all loggers that propagate, in the threads in which attempts begin."""
-    handler = _LineHandler()
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-
-
-class _LineHandler(logging.Handler):
-    """Keeps log records unformatted: most attempts succeed, and formatting their lines would be wasted work."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        lines = _lines.get()
-        if lines is not None and record.name.partition(".")[0] != OURS:
-            lines.append(record)
-        # If the project configures no handler, Python prints warnings itself, but stops once this handler is installed.
-        last = logging.lastResort
-        if last is not None and record.levelno >= last.level and self._is_only_handler(record.name):
-            last.handle(record)
-
-    def _is_only_handler(self, name: str) -> bool:
-        logger: logging.Logger | None = logging.getLogger(name)
-        while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
-                return False
-            logger = logger.parent if logger.propagate else None
-        return True
-
-
-def _line(record: logging.LogRecord) -> str:
-    try:
-        text = record.getMessage()
-    except Exception as broken:  # noqa: BLE001 - the project's own arguments
-        text = f"(this line could not be formatted: {type(broken).__name__}) {record.msg!s}"
-    at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
-    error = record.exc_info[0] if record.exc_info else None
-    failed = f" ({error.__name__})" if error else ""
-    return short(f"{at} {record.levelname} {record.name}: {text}{failed}", LOG_LINE_LIMIT)
 
 
 def chain_of(causes: Sequence[ChainedError]) -> str:
@@ -251,7 +161,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
     delivery, error = attempt.delivery, attempt.error
     named, large = message_id(delivery) or "", len(delivery.body) > KEPT_BODY_BYTES
     traced = () if error is None else trace(error, projects_own)
-    logs = "" if error is None else text()
+    logs = "" if error is None else log_lines.text()
     body = b"" if large else delivery.body
     return AttemptDraft(
         queue=delivery.queue,

@@ -8,7 +8,8 @@ from django_rmq_retry import Delivery, handler
 from django_rmq_retry.messages import decode_properties
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import DiffLine, HeaderKind, Proposal, Sign, editable, propose, rows, store, text_of
+from django_rmq_retry.parked.difference import DiffLine, Sign
+from django_rmq_retry.parked.edit import HeaderKind, Proposal, editable, propose, rows, store, text_of
 from django_rmq_retry.parked.operators import Outdated, Refused
 from tests.operators.made import ANN, BOB, again, record
 

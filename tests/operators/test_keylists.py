@@ -17,17 +17,8 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.parked.key_lists import (
-    MOST_TEXT,
-    alike,
-    keys_of,
-    list_filter,
-    look_up,
-    matches_of_list,
-    parse,
-    store,
-    written,
-)
+from django_rmq_retry.parked.key_lists import alike, keys_of, list_filter, look_up, matches_of_list, store
+from django_rmq_retry.parked.key_text import MOST_TEXT, parse, written
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.selection import LISTED, Selection

@@ -166,7 +166,7 @@ def test_a_manual_savepoint_also_deletes_its_rows(post: Post, *, nested: bool) -
 
 def test_a_row_claimed_by_a_relay_is_not_sent_by_its_writer(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like on a database without row locks: a slow callback has used up the lease, and a relay has its own."""
-    monkeypatch.setattr(outbox, "SPARE", 0.0)
+    monkeypatch.setattr(outbox, "SPARE_SECONDS", 0.0)
     theirs = timezone.now() + timedelta(seconds=60)
     with transaction.atomic():
         transaction.on_commit(lambda: OutboxMessage.objects.update(due_at=theirs) and None)
@@ -177,7 +177,7 @@ def test_a_row_claimed_by_a_relay_is_not_sent_by_its_writer(post: Post, monkeypa
 
 def test_a_partly_renewed_lease_leaves_all_rows_to_the_relays(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease of the first row ended during a long transaction; the second row was written just before the commit."""
-    monkeypatch.setattr(outbox, "SPARE", 0.0)
+    monkeypatch.setattr(outbox, "SPARE_SECONDS", 0.0)
     leases = iter([0.0, 60.0, 60.0])
     monkeypatch.setattr(outbox, "lease", lambda: next(leases))
     with transaction.atomic():

@@ -2,7 +2,7 @@
 
 import time
 
-from django_rmq_retry.parked.edit import DiffLine, Sign, difference
+from django_rmq_retry.parked.difference import DiffLine, Sign, difference
 
 
 def told(before: str, after: str) -> list[str]:

@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_rmq_retry import Discard
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.parked import attempts, claims, history
+from django_rmq_retry.parked import claims, history, log_lines
 from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
 from django_rmq_retry.policies import discard, park, retry
@@ -73,7 +73,7 @@ def fields(attempt: Any) -> dict[str, Any]:
 
 def test_the_log_lines_of_a_failure_are_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
     with recorder.recording():
-        attempts.begin()
+        log_lines.begin()
         logging.getLogger("bank").warning("asked")
         recorder.note(failure())
         recorder.note(success(delivery(attempt=2)))

@@ -15,7 +15,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known
-from django_rmq_retry.management.command import PublishOptions as Given
+from django_rmq_retry.management.command import Options as Given
 from django_rmq_retry.messages.codecs import JSON, Raw
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing.publish import MOST_PRIORITY, PublishOptions, dispatch, message_of, seconds_of

@@ -1,0 +1,111 @@
+"""The difference of two texts, line by line."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby, zip_longest
+
+CONTEXT_LINES = 3
+MOST_LINES = 400
+"""Largest number of lines, on both sides, for a full comparison; more would take minutes. More lines are compared in
+pairs if both sides have equally many, and otherwise shown as one replacement."""
+LONGEST_LINE = 500
+"""Longer lines are cut to the part that differs, with ``AROUND_CHARACTERS`` on each side."""
+AROUND_CHARACTERS = 80
+Step = tuple[str, int, int, int, int]
+
+
+class Sign(StrEnum):
+    SAME = " "
+    GONE = "-"
+    NEW = "+"
+    SKIPPED = "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffLine:
+    """One line of a difference."""
+
+    sign: Sign
+    text: str = ""
+
+
+def difference(before: str, after: str) -> list[DiffLine]:
+    """Return the removed and added lines, with a few lines of context; nothing if the texts are equal."""
+    if before == after:
+        return []
+    old, new = before.splitlines(), after.splitlines()
+    if old == new:
+        # Only the line endings differ, which are invisible; show them escaped.
+        old, new = (
+            [repr(line) for line in before.splitlines(keepends=True)],
+            [repr(line) for line in after.splitlines(keepends=True)],
+        )
+    return list(_lines(old, new))
+
+
+def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
+    for number, group in enumerate(_groups(old, new)):
+        if number:
+            yield DiffLine(sign=Sign.SKIPPED)
+        for tag, low, high, begin, end in group:
+            if tag == "equal":
+                yield from (DiffLine(sign=Sign.SAME, text=_part(text, 0, 0)) for text in old[low:high])
+                continue
+            pairs = [_apart(before, after) for before, after in zip_longest(old[low:high], new[begin:end])]
+            yield from (DiffLine(sign=Sign.GONE, text=text) for text, _new in pairs if text is not None)
+            yield from (DiffLine(sign=Sign.NEW, text=text) for _old, text in pairs if text is not None)
+
+
+def _apart(old: str | None, new: str | None) -> tuple[str | None, str | None]:
+    """Return a replaced line and its replacement; long ones are cut to where they differ."""
+    if old is None or new is None:
+        return old, new
+    start = _alike(old, new)
+    stop = _alike(old[start:][::-1], new[start:][::-1])
+    return _part(old, start, len(old) - stop), _part(new, start, len(new) - stop)
+
+
+def _part(text: str, start: int, stop: int) -> str:
+    if len(text) <= LONGEST_LINE:
+        return text
+    first, last = max(0, start - AROUND_CHARACTERS), min(len(text), max(stop, start) + AROUND_CHARACTERS)
+    return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
+
+
+def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
+    top = _alike(old, new)
+    bottom = _alike(old[top:][::-1], new[top:][::-1])
+    first, last = max(0, top - CONTEXT_LINES), max(0, bottom - CONTEXT_LINES)
+    before, after = old[first : len(old) - last], new[first : len(new) - last]
+    steps = _one_by_one(before, after)
+    if len(before) + len(after) <= MOST_LINES:
+        steps = iter(difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes())
+    group: list[Step] = []
+    moved = ((tag, low + first, high + first, begin + first, end + first) for tag, low, high, begin, end in steps)
+    for tag, low, high, begin, end in moved:
+        if tag == "equal" and high - low > 2 * CONTEXT_LINES:
+            yield [*group, (tag, low, low + CONTEXT_LINES, begin, begin + CONTEXT_LINES)]
+            group = [(tag, high - CONTEXT_LINES, high, end - CONTEXT_LINES, end)]
+        else:
+            group.append((tag, low, high, begin, end))
+    yield group
+
+
+def _alike(old: Sequence[str], new: Sequence[str]) -> int:
+    """Return the number of characters or lines that both begin with."""
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
+
+
+def _one_by_one(old: Sequence[str], new: Sequence[str]) -> Iterator[Step]:
+    """Compare lines at the same position; yield runs of equal and of changed lines."""
+    if len(old) != len(new):
+        yield "replace", 0, len(old), 0, len(new)
+        return
+    at = 0
+    for same, run in groupby(before == after for before, after in zip(old, new, strict=True)):
+        to = at + len(list(run))
+        yield "equal" if same else "replace", at, to, at, to
+        at = to
