@@ -16,11 +16,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
+from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
@@ -79,7 +79,6 @@ COLUMNS = (
     gettext_lazy("Parked"),
 )
 
-PERMANENT = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
 """Reasons for parking that a requeue alone does not remove."""
 
 
@@ -244,7 +243,7 @@ def plain_words(group: ErrorGroup) -> str:
 
 def is_permanent(group: ErrorGroup) -> bool:
     """Return True if the same message will fail the same way until its cause is fixed."""
-    return group.reason in PERMANENT
+    return group.reason in PERMANENT_REASONS
 
 
 def oldest_open() -> datetime | None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -46,7 +46,7 @@ class Change:
     state: str
     changes: Mapping[str, Any]
     reason: str
-    facts: Mapping[str, object]
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allowed | None = None) -> Done:
@@ -141,7 +141,6 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Al
         state=State.PARKED,
         changes={"resolved_at": None, "resolution": ""},
         reason=reason,
-        facts={},
     )
     return perform(change, selection, actor, allowed=allowed)
 
@@ -162,9 +161,7 @@ def hold(
 def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
     """Take messages off hold before their hold ends."""
     changes = {"held_until": None, "hold_reason": ""}
-    change = Change(
-        action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={}
-    )
+    change = Change(action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason)
     return perform(change, selection, actor, allowed=allowed)
 
 

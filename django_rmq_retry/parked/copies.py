@@ -3,10 +3,11 @@
 import queue
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from django.contrib.auth import get_user_model
 
-from django_rmq_retry.amqp.contracts import Cause, Done, PublishResult, unanswered, unwritable
+from django_rmq_retry.amqp.contracts import Cause, PublishResult, unanswered, unwritable
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import HeadersTooLarge
@@ -60,17 +61,14 @@ def publish(
     publisher = broker_connections.current.publisher
     for claim in claims:
         try:
-            publisher.send(claim.copy, _result_callback(claim, ended), timeout=timeout)
+            publisher.send(claim.copy, partial(_ended, ended, claim), timeout=timeout)
         except (TypeError, ValueError) as error:
-            ended.put(ClaimResult(claim=claim, result=unwritable(str(error))))
+            _ended(ended, claim, unwritable(str(error)))
     return _collected(claims, ended, clock() + timeout + GRACE_SECONDS, clock)
 
 
-def _result_callback(claim: Claim, ended: "queue.SimpleQueue[ClaimResult]") -> Done:
-    def done(result: PublishResult) -> None:
-        ended.put(ClaimResult(claim=claim, result=result))
-
-    return done
+def _ended(ended: "queue.SimpleQueue[ClaimResult]", claim: Claim, result: PublishResult) -> None:
+    ended.put(ClaimResult(claim=claim, result=result))
 
 
 def _collected(

@@ -28,14 +28,12 @@ MOST_BYTES = 16 * 1024 * 1024
 PAGE_ITEMS = 200
 MOST_PAGES = 25
 """Pages that a slice searches past messages that have to wait; the next slice searches them again."""
-OUTCOME = timedelta(hours=1)
-"""Time to wait for the outcome of a sent message; after it, the message's business key counts as failed."""
+OUTCOME_LIMIT = timedelta(hours=1)
+"""Time to wait for the outcome of a sent message; then its business key counts as failed, and its run may end."""
 
 Capacity = Callable[[str], int]
 """Returns the number of messages that a queue may receive now."""
 
-OUTCOMES = timedelta(hours=1)
-"""Time for which a run waits for outcomes after its last message was sent."""
 PART_ITEMS = 2000
 """Items per transaction."""
 
@@ -106,7 +104,7 @@ class Choice:
         mine = RequeueItem.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
         under_way = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
         ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
-        overdue = server.now(database()) - OUTCOME
+        overdue = server.now(database()) - OUTCOME_LIMIT
         for key, sent_at in under_way.values_list("message__business_key", "sent_at"):
             (self._failed if sent_at and sent_at < overdue else self._busy).add(key)
         self._failed.update(ended.values_list("message__business_key", flat=True))
@@ -159,7 +157,7 @@ def advance(run: int, driver: str) -> str:
         known.state = RunState.WAITING
     else:
         waiting = items.filter(state=ItemState.SENT).aggregate(count=Count("pk"), last=Max("sent_at"))
-        overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOMES
+        overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOME_LIMIT
         over = not waiting["count"] or overdue
         known.state = RunState.FINISHED if over else RunState.WAITING
         known.wait = RunWait.NO_OUTCOME if overdue else ""

@@ -5,7 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
@@ -30,6 +30,8 @@ from django_rmq_retry.publishing.outbox_rows import takes
 from django_rmq_retry.topology.declarations import MOST_NAME_BYTES, Queue
 
 log = logging.getLogger("django_rmq_retry")
+
+PublishKind = Literal["publish", "call"]
 
 MOST_PRIORITY = 255
 LATEST_SECOND = 253_402_300_799
@@ -294,8 +296,7 @@ def publish_many(
     Up to ``window`` messages wait for their confirms at a time. Inside ``transaction.atomic()`` the messages are sent
     on commit, unless ``immediate``; then the result is the number of messages to be sent.
     """
-    if timeout is not None:
-        _check_timeout(timeout)
+    _check_timeout(timeout)
     using = None if immediate else outboxes.current.open_transaction()
     if settings().around:
         messages = _after_hooks(messages, stored=using is not None)
@@ -393,11 +394,9 @@ def dispatch(
     outbox: bool = True,
 ) -> str:
     """Send a message now, or after the commit if a transaction is open. Return the message's id."""
-    if timeout is not None:
-        _check_timeout(timeout)
+    _check_timeout(timeout)
     using = None if immediate else outboxes.current.open_transaction()
-    hooked = settings().around
-    with _hooked(message, handler, stored=using is not None) if hooked else nullcontext(message) as sent:
+    with _hooks(message, handler, stored=using is not None) as sent:
         if using is None:
             broker_connections.current.publisher.publish(_without_order_key(sent), timeout=timeout)
         elif outbox and takes(using):
@@ -410,11 +409,15 @@ def dispatch(
     return message.properties.message_id or ""
 
 
+def _hooks(
+    message: Message, handler: str = "", *, kind: PublishKind = "publish", stored: bool = False
+) -> AbstractContextManager[Message]:
+    """Return the hooks of the setting AROUND, as a context with the message and the headers that they add."""
+    return _entered(message, handler, kind, stored=stored) if settings().around else nullcontext(message)
+
+
 @contextmanager
-def _hooked(
-    message: Message, handler: str = "", *, kind: Literal["publish", "call"] = "publish", stored: bool = False
-) -> Iterator[Message]:
-    """Enter the hooks of the setting AROUND, and yield the message with the headers that they add."""
+def _entered(message: Message, handler: str, kind: PublishKind, *, stored: bool) -> Iterator[Message]:
     one = AroundPublish(message=message, handler=handler, kind=kind)
     with current().around(one):
         changed: object = one.message
@@ -426,7 +429,7 @@ def _hooked(
 def _after_hooks(messages: Iterable[Message], *, stored: bool) -> Iterator[Message]:
     """Yield messages with the headers that the hooks add; each hook has been left when its message is sent."""
     for message in messages:
-        with _hooked(message, stored=stored) as changed:
+        with _hooks(message, stored=stored) as changed:
             pass
         yield changed
 
@@ -438,12 +441,11 @@ async def adispatch(
     timeout: float | None = None,  # noqa: ASYNC109 - as above
 ) -> str:
     """Send a message and await its confirm. In a handler with ``once`` the message joins the transaction."""
-    if timeout is not None:
-        _check_timeout(timeout)
+    _check_timeout(timeout)
     if broker_connections.in_once.get():
         # The transaction of the handler is open in the thread that waits for this coroutine.
         return await sync_to_async(dispatch)(message, handler=handler, timeout=timeout)
-    with _hooked(message, handler) if settings().around else nullcontext(message) as sent:
+    with _hooks(message, handler) as sent:
         return await _confirmed(sent, timeout)
 
 
@@ -511,9 +513,10 @@ def _without_order_key(message: Message) -> Message:
     return message
 
 
-def _check_timeout(timeout: float) -> None:
+def _check_timeout(timeout: float | None) -> None:
     """Check the timeout before a message is sent, so that an invalid one is not found while it is in flight."""
-    check_seconds("timeout=…", timeout)
+    if timeout is not None:
+        check_seconds("timeout=…", timeout)
 
 
 def call(
@@ -529,8 +532,7 @@ def call(
     The call is sent at once, also inside a transaction, because the caller waits.
     """
     message = _call_message(data, destination, options, timeout)
-    hooked = settings().around
-    with _hooked(message, destination.handler, kind="call") if hooked else nullcontext(message) as sent:
+    with _hooks(message, destination.handler, kind="call") as sent:
         answer = broker_connections.current.caller(exclusive=exclusive).call(sent, timeout=timeout)
         return _answer_of(answer, destination.codec)
 
@@ -545,8 +547,8 @@ async def acall(
 ) -> object:
     """Call like ``call``, without blocking the event loop."""
     message = _call_message(data, destination, options, timeout)
-    caller, hooked = broker_connections.current.caller(exclusive=exclusive), settings().around
-    with _hooked(message, destination.handler, kind="call") if hooked else nullcontext(message) as sent:
+    caller = broker_connections.current.caller(exclusive=exclusive)
+    with _hooks(message, destination.handler, kind="call") as sent:
         return _answer_of(await asyncio.to_thread(caller.call, sent, timeout=timeout), destination.codec)
 
 
