@@ -1,11 +1,13 @@
 """The effect of an arriving parked copy on its record: the seven rules."""
 
 import hashlib
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from django_rmq_retry import Delivery
 from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import RESOLVED
 from tests.operators.invariants import check_counters
@@ -119,15 +121,6 @@ class TestNew:
 
 
 class TestCopies:
-    def test_a_redelivered_copy_changes_no_record(self) -> None:
-        record = first()
-        store(by_us(again=True))
-        store(by_us())
-
-        again = the_record()
-        assert (again.copies, again.revision, again.state) == (1, record.revision, "parked")
-        assert the_group().arrived == 1
-
     def test_a_copy_delivered_twice_in_one_batch_changes_no_record(self) -> None:
         store(by_us(), by_us(), by_us(again=True))
 
@@ -145,18 +138,6 @@ class TestCopies:
             "parked",
         )
         assert (again.group.title, again.revision) == ("CardExpired", record.revision + 1)
-
-    def test_an_older_failure_only_increments_the_copies(self) -> None:
-        first()
-        store(by_us(at=DAWN - SECOND, error="CardExpired"))
-
-        assert (the_record().copies, the_record().error, the_record().parked_at) == (2, "BankDown", at(DAWN))
-
-    def test_a_message_on_hold_stays_on_hold_when_a_copy_arrives(self) -> None:
-        change(first(), state=State.ON_HOLD)
-        store(by_us(at=DAWN + SECOND))
-
-        assert (the_record().state, the_record().copies) == ("on_hold", 2)
 
     def test_the_first_body_of_a_record_is_never_replaced(self) -> None:
         record = first(body=b"first")
@@ -220,12 +201,6 @@ class TestRequeued:
         older.refresh_from_db()
         assert (older.state, older.run.failed) == (ItemState.UNCONFIRMED, 0)
 
-    def test_a_hold_set_after_the_requeue_is_kept(self) -> None:
-        record = change(first(), cycle=2, unconfirmed=True, state=State.ON_HOLD)
-        store(by_us(ticket=(record.pk, 2), at=DAWN + 90 * SECOND))
-
-        assert (the_record().state, the_record().unconfirmed) == ("on_hold", False)
-
     def test_a_failed_copy_of_an_older_cycle_leaves_the_newer_one_in_flight(self) -> None:
         record = change(requeued(first()), cycle=3)
         place = item(record, cycle=3)
@@ -266,13 +241,6 @@ class TestRequeued:
 
 class TestComingBack:
     @pytest.mark.parametrize("state", RESOLVED)
-    def test_a_copy_parked_before_the_record_was_resolved_leaves_it_resolved(self, state: State) -> None:
-        resolved(first(), state)
-        store(by_us(at=DAWN + 59 * SECOND))
-
-        assert (the_record().state, the_record().copies, the_record().resolution) == (state, 2, "a twin")
-
-    @pytest.mark.parametrize("state", RESOLVED)
     def test_a_copy_parked_after_the_record_was_resolved_reopens_it(self, state: State) -> None:
         change(resolved(first(), state), succeeded_at=at(DAWN))
         store(by_us(at=DAWN + 61 * SECOND))
@@ -311,45 +279,6 @@ class TestComingBack:
 
         assert the_group().regressed_at is None
 
-    def test_another_copy_parked_after_the_requeue_reopens_the_record_unconfirmed(self) -> None:
-        requeued(first())
-        store(by_us(at=DAWN + 61 * SECOND))
-
-        assert (the_record().state, the_record().unconfirmed, the_record().cycle) == ("parked", True, 2)
-
-    def test_another_copy_parked_before_the_requeue_leaves_the_record_requeued(self) -> None:
-        requeued(first())
-        store(by_us(at=DAWN + 59 * SECOND))
-
-        assert (the_record().state, the_record().copies) == ("requeued", 2)
-
-    def test_a_record_being_requeued_stays_claimed_when_a_copy_arrives(self) -> None:
-        requeued(first(), state=State.REQUEUEING)
-        store(by_us(at=DAWN + 61 * SECOND))
-
-        assert (the_record().state, the_record().copies) == ("requeueing", 2)
-
-    def test_an_undated_foreign_copy_reopens_a_resolved_record(self) -> None:
-        store(foreign())
-        resolved(the_record())
-        store(foreign())
-
-        assert (the_record().state, the_record().copies) == ("parked", 2)
-
-    def test_a_redelivered_foreign_copy_leaves_the_record_resolved(self) -> None:
-        store(foreign())
-        resolved(the_record())
-        store(foreign(again=True))
-
-        assert (the_record().state, the_record().copies) == ("discarded", 1)
-
-    def test_a_redelivered_foreign_copy_with_other_headers_leaves_it_resolved(self) -> None:
-        store(foreign())
-        resolved(the_record())
-        store(foreign(again=True, headers={"a": 1}))
-
-        assert (the_record().state, the_record().copies) == ("discarded", 2)
-
 
 class TestWithoutId:
     def test_equal_messages_without_an_id_get_a_record_each(self) -> None:
@@ -375,3 +304,58 @@ class TestWithoutId:
         store(foreign(**NO_ID, again=True))
 
         assert ParkedMessage.objects.count() == 2
+
+
+def held_after_its_requeue() -> None:
+    change(first(), cycle=2, unconfirmed=True, state=State.ON_HOLD)
+
+
+def discarded_foreign() -> None:
+    store(foreign())
+    resolved(the_record())
+
+
+def own(seconds: int, **told: Any) -> Callable[[], Delivery]:
+    """A copy that this project parked, so many seconds after the first one."""
+    return lambda: by_us(at=DAWN + seconds * SECOND, **told)
+
+
+def with_ticket(seconds: int) -> Callable[[], Delivery]:
+    return lambda: by_us(at=DAWN + seconds * SECOND, ticket=(the_record().pk, 2))
+
+
+@pytest.mark.parametrize(
+    ("before", "copy", "after"),
+    [
+        (first, own(0, again=True), ("parked", 1, False)),
+        (first, own(-1, error="CardExpired"), ("parked", 2, False)),
+        (lambda: change(first(), state=State.ON_HOLD), own(1), ("on_hold", 2, False)),
+        (held_after_its_requeue, with_ticket(90), ("on_hold", 2, False)),
+        (lambda: requeued(first()), own(59), ("requeued", 2, False)),
+        (lambda: requeued(first()), own(61), ("parked", 2, True)),
+        (lambda: requeued(first(), state=State.REQUEUEING), own(61), ("requeueing", 2, False)),
+        (lambda: resolved(first(), State.PROCESSED), own(59), ("processed", 2, False)),
+        (lambda: resolved(first(), State.DISCARDED), own(59), ("discarded", 2, False)),
+        (discarded_foreign, foreign, ("parked", 2, False)),
+        (discarded_foreign, lambda: foreign(again=True), ("discarded", 1, False)),
+        (discarded_foreign, lambda: foreign(again=True, headers={"a": 1}), ("discarded", 2, False)),
+    ],
+    ids=(
+        *("redelivered", "older failure", "on hold", "on hold since its requeue", "parked before the requeue"),
+        *("parked after the requeue", "being requeued", "parked before its success", "parked before its discard"),
+        *("foreign without a time", "foreign redelivered", "foreign redelivered with other headers"),
+    ),
+)
+def test_another_copy_of_a_recorded_message(
+    before: Callable[[], object], copy: Callable[[], Delivery], after: tuple[str, int, bool]
+) -> None:
+    before()
+    known = the_record()
+    store(copy())
+    record = the_record()
+
+    assert (record.state, record.copies, record.unconfirmed) == after
+    # An older or redelivered copy brings neither its error nor another end of the record.
+    if record.state == known.state:
+        assert (record.error, record.resolution) == (known.error, known.resolution)
+    assert (record.revision == known.revision) == (record.copies == 1)
