@@ -50,6 +50,7 @@ from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 WRONG = [8 * YEAR, -300 * DAY, 3600.0, -3600.0]
+FARTHEST = WRONG[:2]
 SAID = dict(zip(WRONG, ("2920 d ahead of", "300 d behind", "60 min ahead of", "60 min behind"), strict=True))
 UNTIL = "Nothing is deleted by age until they agree. Synchronize both by NTP."
 REFUSED = "Nothing is deleted by age until they agree: synchronize both by NTP."
@@ -166,7 +167,7 @@ def test_the_time_advances_inside_a_transaction() -> None:
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", FARTHEST)
 def test_an_inbox_entry_has_the_right_age_despite_a_wrong_host_clock(
     wrong: float, right: datetime, handled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +230,7 @@ def test_purge_is_refused_on_a_host_with_a_wrong_clock(dry: bool, monkeypatch: p
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", FARTHEST)
 def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +284,7 @@ def tried(arrival: Delivery) -> Message:
 
 
 @pytest.mark.usefixtures("own_clock", "unrecorded")
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", FARTHEST)
 @pytest.mark.parametrize("state", [State.DISCARDED, State.PROCESSED])
 def test_a_message_parked_after_its_resolution_reopens_despite_a_wrong_clock(
     wrong: float, state: State, monkeypatch: pytest.MonkeyPatch
@@ -306,7 +307,7 @@ def test_a_message_parked_after_its_resolution_reopens_despite_a_wrong_clock(
 
 
 @pytest.mark.usefixtures("own_clock", "unrecorded")
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", FARTHEST)
 def test_a_retry_budget_is_kept_between_hosts_with_different_clocks(
     wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,7 +348,7 @@ def test_a_raising_database_router_does_not_prevent_a_retry(settings: Any) -> No
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", FARTHEST)
 def test_the_requeue_age_limit_uses_the_database_clock(
     wrong: float, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +363,7 @@ def test_the_requeue_age_limit_uses_the_database_clock(
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", FARTHEST)
 def test_the_first_declaration_time_uses_the_database_clock(
     wrong: float, right: datetime, broker_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
