@@ -76,7 +76,10 @@ def _slices(selection: Selection) -> Iterator[list[int]]:
 def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None) -> Done:
     using = database()
     rows = locked_messages(ids, whole=False)
-    fresh = [row for row in rows.values() if row.state in change.states and _unchanged(row, selection)]
+    known = selection.revisions
+    fresh = [
+        row for row in rows.values() if row.state in change.states and row.revision == known.get(row.pk, row.revision)
+    ]
     meant = [row for row in fresh if allowed is None or not allowed(row)]
     changed = ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in meant])
     changed.update(state=change.state, revision=F("revision") + 1, **change.changes)
@@ -90,10 +93,6 @@ def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int
         ended = [row.pk for row in meant]
         transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
     return Done(changed=len(meant), left=len(ids) - len(fresh), refused=len(fresh) - len(meant))
-
-
-def _unchanged(row: ParkedMessage, selection: Selection) -> bool:
-    return row.revision == selection.revisions.get(row.pk, row.revision)
 
 
 def _note(change: Change, selection: Selection, actor: Actor, rows: Sequence[ParkedMessage]) -> None:

@@ -79,10 +79,10 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
         return []
     for item in items:
         message = messages.get(item.message_id)
-        if message is None:
+        if message is None or not message.open:
             left_out[item.pk] = ItemReason.RESOLVED
             continue
-        prepared = _reason_to_skip(message, item) or prepare(known, message)
+        prepared = prepare(known, message) if message.revision == item.revision else ItemReason.CHANGED
         if isinstance(prepared, ItemReason):
             left_out[item.pk] = prepared
         else:
@@ -95,12 +95,6 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
         transaction.set_rollback(True, using=using)
         return []
     return claims
-
-
-def _reason_to_skip(message: ParkedMessage, item: RequeueItem) -> ItemReason | None:
-    if not message.open:
-        return ItemReason.RESOLVED
-    return None if message.revision == item.revision else ItemReason.CHANGED
 
 
 def _claimed(item: RequeueItem, message: ParkedMessage, copy: Message, at: datetime) -> Claim:

@@ -71,14 +71,11 @@ class Choice:
             if self._run.one_by_one:
                 self._look_up([item.message.business_key for item in page])
             for item in page:
-                if self._full(item):
+                if len(self.items) >= self._most or (self.items and self._bytes + item.message.size > MOST_BYTES):
                     return
                 self._judge(item)
             if len(self.items) >= self._most or (self.waits_for_queue and self._run.target):
                 return
-
-    def _full(self, item: RequeueItem) -> bool:
-        return len(self.items) >= self._most or (bool(self.items) and self._bytes + item.message.size > MOST_BYTES)
 
     def _judge(self, item: RequeueItem) -> None:
         key, queue = item.message.business_key, self._run.target or item.message.queue

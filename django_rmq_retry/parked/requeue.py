@@ -181,6 +181,7 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
         facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
     items = run.items.select_related("message").only("message__business_key", "message__message_id")
     one = items.first() if run.total == 1 else None
+    group = selection.filter.get("group")
     log_action(
         actor,
         Action.REQUEUE,
@@ -189,7 +190,7 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
         count=run.total,
         message=one.message_id if one is not None else None,
         subject=str(one.message) if one is not None else run.description,
-        group=_group(selection),
+        group=None if group is None else int(group),
         facts=facts,
     )
     return run
@@ -238,8 +239,3 @@ def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
         raise NothingChosen(_("No message is chosen."))
     if selection.count > REASON_FROM and not reason.strip():
         raise Refused(_("Enter a reason: it is required for more than %(count)s messages.") % {"count": REASON_FROM})
-
-
-def _group(selection: Selection) -> int | None:
-    group = selection.filter.get("group")
-    return int(group) if group is not None else None

@@ -139,7 +139,9 @@ class Drive:
             return self._list_or_skip(run)
         if run.state == RunState.WAITING:
             return self._advance()
-        if not self._reachable(run):
+        # Ask the broker only when in doubt: a publish would detect an outage too, but takes longer to fail.
+        doubtful = run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY
+        if doubtful and not self._depths.is_reachable():
             self._set_wait(run, RunWait.BROKER_AWAY)
             return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
@@ -173,10 +175,6 @@ class Drive:
             recount(run.pk)
             run.refresh_from_db()
         return run
-
-    def _reachable(self, run: RequeueRun) -> bool:
-        """Check the broker, but only when in doubt: a publish would detect an outage too, but takes longer to fail."""
-        return self._depths.is_reachable() if run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY else True
 
     def _slice(self, run: RequeueRun) -> float | None:
         pause = self._guard_pause(run)
@@ -247,17 +245,15 @@ class Drive:
             self._set_wait(run, RunWait.QUEUE_FULL)
 
     def _idle(self, run: RequeueRun, choice: Choice, *, unknown: bool) -> float | None:
-        if choice.waits_for_queue:
-            self._set_wait(run, self._unknown() if unknown else RunWait.QUEUE_DEEP)
+        if choice.waits_for_queue and unknown:
+            self._set_wait(run, RunWait.DEPTH_UNKNOWN if self._depths.is_reachable() else RunWait.BROKER_AWAY)
+        elif choice.waits_for_queue:
+            self._set_wait(run, RunWait.QUEUE_DEEP)
         elif choice.waits_for_key:
             self._set_wait(run, RunWait.KEYS_WAIT)
         else:
             return self._advance()
         return SLICE_SECONDS
-
-    def _unknown(self) -> RunWait:
-        """Return why the number of messages in a queue is unknown."""
-        return RunWait.DEPTH_UNKNOWN if self._depths.is_reachable() else RunWait.BROKER_AWAY
 
     def _advance(self) -> float | None:
         state = advance(self.run, self.driver)

@@ -339,14 +339,13 @@ def pages(
     ordered, left = rows.order_by("-parked_at", "-pk"), limit
     while left is None or left > 0:
         size = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
-        rows_of_page = list((ordered if after is None else _behind(ordered, after))[:size])
+        if after is not None:
+            ordered = rows.order_by("-parked_at", "-pk").filter(parked_at__lte=after.at)
+            ordered = ordered.filter(Q(parked_at__lt=after.at) | Q(pk__lt=after.number))
+        rows_of_page = list(ordered[:size])
         if rows_of_page:
             yield rows_of_page
         if len(rows_of_page) < size:
             return
         after = PageEnd.of(rows_of_page[-1])
         left = None if left is None else left - size
-
-
-def _behind(rows: QuerySet[ParkedMessage], place: PageEnd) -> QuerySet[ParkedMessage]:
-    return rows.filter(parked_at__lte=place.at).filter(Q(parked_at__lt=place.at) | Q(pk__lt=place.number))

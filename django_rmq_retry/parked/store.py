@@ -170,7 +170,8 @@ class BatchWriter:
         for arrival in self._arrivals:
             self._store_arrival(arrival)
         if connections[self._alias].vendor == "mysql":
-            self._lock_groups()
+            # In one order: on MariaDB an INSERT share-locks its group, so counting might deadlock.
+            lock(ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes)))
         self._add()
         for record in sorted(self._changed.values(), key=lambda one: one.pk):
             changes = {name: getattr(record, name) for name in CHANGED}
@@ -252,10 +253,6 @@ class BatchWriter:
         self._new.append((record, keys))
         self._tally.moved(record.group_id, None, record.state)
         self._tally.arrived(record.group_id, arrival.at)
-
-    def _lock_groups(self) -> None:
-        """Lock the groups in one order: on MariaDB an INSERT share-locks its group, so counting might deadlock."""
-        lock(ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes)))
 
     def _add(self) -> None:
         if not self._new:

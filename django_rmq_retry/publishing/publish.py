@@ -121,8 +121,10 @@ def _check_headers(headers: Mapping[str, object] | None) -> None:
             raise ConfigurationError(f"A header's name must be a string, not {name!r}.")
         if name.startswith(PREFIX) or name in BROKERS_OWN - _SETTABLE:
             raise ConfigurationError(f"The header {name!r} is reserved. Choose another name.")
-        if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
-            raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]
+        value: object = headers[name]  # type: ignore[index]  # it has a name
+        listed = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if name in {"CC", "BCC"} and not listed:
+            raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {value!r}.")
 
 
 def _check_order_key(key: object) -> None:
@@ -177,10 +179,6 @@ def check_encoding(name: str | None, codec: Codec) -> None:
         raise ConfigurationError(
             f"content_encoding={name!r:.60} requires a codec that writes it, such as Raw(). JSON is written as UTF-8."
         )
-
-
-def _names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
