@@ -37,18 +37,8 @@ insert = BulkInsert(ParkedMessage, COLUMNS)
 
 CHANGED = (
     *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
-    *(
-        "attempts",
-        "traceparent",
-        "failed_at",
-        "parked_at",
-        "copies",
-        "copy",
-        "unconfirmed",
-        "claimed_until",
-        "resolved_at",
-    ),
-    "resolution",
+    *("attempts", "traceparent", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until"),
+    *("resolved_at", "resolution"),
 )
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
 

@@ -44,6 +44,10 @@ COLUMNS = (
     *("requeued_at", "requeued_by", "resolved_at", "resolution", "size", "sha256"),
 )
 
+AUDIT_COLUMNS = (
+    *("number", "at", "actor_name", "actor_key", "behalf", "action", "reason", "message", "group", "run", "subject"),
+    *("count", "facts", "ip", "source", "previous", "seal"),
+)
 HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
 
 IMPORTED_AT_ONCE = 200
@@ -113,22 +117,7 @@ def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iter
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
     """Return the lines of the audit log, or of a part of it; the export is itself an action in the log."""
     log_action(actor, Action.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
-    names = (
-        *(
-            "number",
-            "at",
-            "actor_name",
-            "actor_key",
-            "behalf",
-            "action",
-            "reason",
-            "message",
-            "group",
-            "run",
-            "subject",
-        ),
-        *("count", "facts", "ip", "source", "previous", "seal"),
-    )
+    names = AUDIT_COLUMNS
     streamed = rows.order_by("number").iterator(chunk_size=1000)
     if form == "csv":
         return csv_lines(names, ([_plain(getattr(row, name)) for name in names] for row in streamed))
@@ -149,19 +138,11 @@ def neutral(cell: object) -> str:
     return f"'{text}" if text.startswith(FORMULA) and not isinstance(cell, (int, float)) else text
 
 
-def _result(item: RequeueItem) -> Iterator[object]:
+def _result(item: RequeueItem) -> list[object]:
     message = item.message
-    yield from (
-        item.place,
-        message.pk,
-        message.business_key,
-        message.message_id,
-        message.queue,
-        item.state,
-        item.skip_code,
-    )
-    yield message.error if item.state == ItemState.FAILED else ""
-    yield from (_plain(item.sent_at), _plain(item.ended_at))
+    names = [message.pk, message.business_key, message.message_id, message.queue]
+    error = message.error if item.state == ItemState.FAILED else ""
+    return [item.place, *names, item.state, item.skip_code, error, _plain(item.sent_at), _plain(item.ended_at)]
 
 
 class _Echo:
