@@ -111,7 +111,7 @@ class Relay:
             self._confirmed.add(answer.row.id)
 
     def _must_stop(self) -> bool:
-        """True if the relay is stopping and GRACE_SECONDS seconds are over, or the broker is unreachable."""
+        """True if the relay is stopping and GRACE_SECONDS are over, or the broker is unreachable."""
         if not self._ended.is_set():
             return False
         self._ended_at = self._ended_at or time.monotonic()

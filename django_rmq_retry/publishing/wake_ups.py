@@ -50,7 +50,7 @@ class WakeUps:
         return using in self._listening
 
     def wait(self, seconds: float) -> None:
-        """Wait until a signal arrives or the time is over; after an error at most ERROR_SECONDS seconds."""
+        """Wait until a signal arrives or the time is over; after an error at most ERROR_SECONDS."""
         seconds = max(0.0, seconds)
         try:
             signalled = self._signalled(seconds)

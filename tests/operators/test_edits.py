@@ -65,7 +65,7 @@ def test_the_second_of_two_editors_gets_an_outdated_error() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1,}', "DiffLine 1, column "),
+        ('{"a": 1,}', "Line 1, column "),
         ('{"a": NaN}', "NaN is not valid JSON"),
         ('{"a": -Infinity}', "-Infinity is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
