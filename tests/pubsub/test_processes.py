@@ -40,7 +40,7 @@ def test_each_process_handles_every_message_and_parks_its_failures(
     amqp.confirm_delivery()
     tell(amqp, "before", mandatory=False)
     with news.running("rmq_consume", "--processes", "2", "--threads", "2") as consumer:
-        consumer.says("'news.cache' is", times=2)
+        consumer.says("Queue 'news.cache' of this connection", times=2)
         wait_until(lambda: len(vhost.queues()) == 5)
         wait_until(lambda: consumers(vhost) == 2)
         for data in ("one", "two", "fail"):
