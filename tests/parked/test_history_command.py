@@ -132,4 +132,4 @@ def test_a_consumer_without_tables_keeps_consuming_and_logs_it(
 
     assert ran.returncode == 0
     assert "Attempts cannot be recorded" in ran.stdout + ran.stderr
-    assert amqp.queue_declare("shop.orders.parked", passive=True).method.message_count == 1
+    wait_until(lambda: amqp.queue_declare("shop.orders.parked", passive=True).method.message_count == 1)
