@@ -1,13 +1,14 @@
-"""The rules of health: for each problem its severity, consequence, repair and page, in the order of their harm.
+"""The rules of health: for each problem its severity, consequence and repair, in the order of their harm.
 
-``problems`` finds out which of them apply; commands, the admin and the alert rules show them.
+``problems`` finds out which of them apply; commands and the admin show them.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum, IntEnum, StrEnum
+from functools import partial
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
@@ -77,26 +78,27 @@ class Rule:
     why: str = ""
     fix: str = ""
     """The command or the change that repairs it."""
-    page: str = ""
-    """The section of the documentation about it."""
-    alerts: tuple[str, ...] = ()
-    """The alert rules of ``docs/monitoring/alerts.yml`` that fire on it; they have the same page."""
 
 
-_WARNING, _INFORMATION = Severity.WARNING, Severity.INFORMATION
-_RUNBOOK = "operate/runbook.md#"
+def _error(area: Area) -> Callable[..., Rule]:
+    return partial(Rule, area=area)
+
+
+def _warning(area: Area) -> Callable[..., Rule]:
+    return partial(Rule, area=area, severity=Severity.WARNING)
+
+
+def _information(area: Area) -> Callable[..., Rule]:
+    return partial(Rule, area=area, severity=Severity.INFORMATION)
 
 
 class Code(Enum):
     """What can be wrong, with its rule; the most harmful first."""
 
-    BROKER_AWAY = Rule(
-        area=Area.BROKER,
+    BROKER_AWAY = _error(Area.BROKER)(
         text="%(reason)s",
         why="No handler runs. Messages published inside a transaction wait in the outbox; others fail.",
         fix=f"Start the broker, or correct {LOGIN}.",
-        page=_RUNBOOK + "the-broker-was-away",
-        alerts=("RmqRetryBrokerDown",),
     )
     BROKER_REFUSES = replace(
         BROKER_AWAY,
@@ -108,134 +110,107 @@ class Code(Enum):
         text="The embedded broker is not running.",
         fix="manage.py rmq_consume, which starts it too, or manage.py rmq_broker",
     )
-    BROKER_BLOCKS = Rule(
-        area=Area.BROKER,
+    BROKER_BLOCKS = _error(Area.BROKER)(
         text="The broker blocks all connections that publish: %(reason)s.",
         why="Publishes, retries and parked copies wait until its alarm is over; running handlers can still ack.",
         fix="Free memory or disk space on the broker: rabbitmq-diagnostics alarms",
     )
-    DATABASE_UNUSABLE = Rule(
-        area=Area.DATABASE,
+    DATABASE_UNUSABLE = _error(Area.DATABASE)(
         line="database: %(reason)s",
         text="The database %(subject)r cannot be used: %(reason)s.",
         why="Parked messages stay in their queues, and handlers that need the database fail.",
         fix="Start it, or correct DATABASES[%(subject)r] in the settings.",
-        page=_RUNBOOK + "the-database-was-away",
-        alerts=("RmqRetryDatabaseDown",),
     )
-    UNMIGRATED = Rule(
-        area=Area.DATABASE,
+    UNMIGRATED = _error(Area.DATABASE)(
         text="Migrations of rmq_retry are not applied in %(subject)r: %(names)s.",
         why="This version of the package needs their tables to record, park and pause.",
         fix="manage.py migrate rmq_retry --database %(quoted)s",
     )
-    UNRECORDED = Rule(
-        area=Area.PARKED,
+    UNRECORDED = _error(Area.PARKED)(
         text="The database refused %(messages)s, now in %(subject)r.",
         why="They are neither in the admin nor in rmq_parked.",
         fix="The header rmq-retry-unrecorded has the reason; afterwards move them to %(parked)r.",
     )
-    RIGHT_LACKING = Rule(
-        area=Area.PERMISSIONS,
+    RIGHT_LACKING = _error(Area.PERMISSIONS)(
         text="The user %(subject)r lacks the %(right)s right on %(names)s.",
         why="%(harm)s",
         fix="rabbitmqctl set_permissions -p %(vhost)s %(quoted)s CONFIGURE WRITE READ, with a %(pattern)s pattern "
         "that matches; list_user_permissions shows the present ones",
     )
-    POLICY_HARMS = Rule(
-        area=Area.POLICIES,
+    POLICY_HARMS = _error(Area.POLICIES)(
         text="%(setter)s sets %(key)s to %(value)s on %(names)s.",
         why="%(harm)s",
         fix="Exclude these queues from its pattern: rabbitmqctl list_policies -p %(vhost)s (or list_operator_policies)",
     )
-    SMALL_FRAMES = Rule(
-        area=Area.BROKER,
+    SMALL_FRAMES = _error(Area.BROKER)(
         text="The broker accepts frames of %(count)d bytes only.",
         why="A message with larger headers could not be retried or parked, so rmq_consume exits with code 4.",
         fix="Set frame_max = %(least)d in rabbitmq.conf.",
     )
-    CARRIER_UNSUPPORTED = Rule(
-        area=Area.BROKER,
+    CARRIER_UNSUPPORTED = _error(Area.BROKER)(
         text="%(subject)s: %(reason)s",
         why="rmq_consume exits with code 4.",
         fix="Change via=… of this handler, or upgrade RabbitMQ.",
     )
-    BROKER_OLD = Rule(
-        area=Area.BROKER,
+    BROKER_OLD = _error(Area.BROKER)(
         text="%(subject)s is older than 3.10, the oldest supported version.",
         why="It lacks at-least-once dead-lettering, so a restart of the broker can lose waiting retries.",
         fix="Upgrade RabbitMQ.",
     )
-    DEFINITION_MISSING = Rule(
-        area=Area.TOPOLOGY,
+    DEFINITION_MISSING = _error(Area.TOPOLOGY)(
         line="%(subject)s: it does not exist: manage.py rmq_declare",
         text="The broker lacks %(subject)s.",
         why="rmq_consume exits with code 4 without its queues; messages without a queue are returned or dropped.",
         fix="manage.py rmq_declare",
     )
-    EXTERNAL_MISSING = Rule(
-        area=Area.TOPOLOGY,
+    EXTERNAL_MISSING = _error(Area.TOPOLOGY)(
         line="%(subject)s: %(reason)s",
         text="%(title)s is external (existing=True), and the broker lacks it.",
         why="Messages that should pass through it are returned or dropped.",
         fix="Ask its owner to create it, or remove existing=True and run manage.py rmq_declare",
     )
-    DIFFERS = Rule(
-        area=Area.TOPOLOGY,
+    DIFFERS = _error(Area.TOPOLOGY)(
         line="%(subject)s: differs, %(reason)s",
         text="%(title)s differs from the code: %(reason)s.",
         why="The broker works by its own arguments: retries, parking or order may differ from the code.",
         fix="%(repair)s",
     )
-    NOT_DECLARABLE = Rule(
-        area=Area.TOPOLOGY,
+    NOT_DECLARABLE = _error(Area.TOPOLOGY)(
         line="%(subject)s: %(reason)s",
         text="%(title)s cannot be declared: %(sentence)s.",
         why="rmq_declare leaves it out.",
         fix="Correct its definition; manage.py rmq_declare --plan checks it again.",
     )
-    MISSING = Rule(area=Area.TOPOLOGY, row=_("it does not exist: manage.py rmq_declare"), fix="manage.py rmq_declare")
-    UNREADABLE = Rule(area=Area.TOPOLOGY, row="%(reason)s")
-    HALTED_LONG = Rule(
-        area=Area.PARKED,
+    MISSING = _error(Area.TOPOLOGY)(row=_("it does not exist: manage.py rmq_declare"), fix="manage.py rmq_declare")
+    UNREADABLE = _error(Area.TOPOLOGY)(row="%(reason)s")
+    HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
         text="Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s.",
         why="It keeps its order: all later messages wait until its first message succeeds.",
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
-        page=_RUNBOOK + "a-line-has-halted",
-        alerts=("RmqRetryQueueHalted",),
     )
-    NO_CONSUMER = Rule(
-        area=Area.CONSUMERS,
+    NO_CONSUMER = _error(Area.CONSUMERS)(
         row=_("no consumer reads this queue"),
         why="It has %(messages)s ready.",
         fix="Start manage.py rmq_consume%(which)s",
-        page=_RUNBOOK + "a-queue-grows",
-        alerts=("RmqRetryQueueWithoutConsumer",),
     )
-    FEW_CONSUMERS = Rule(
-        area=Area.CONSUMERS,
+    FEW_CONSUMERS = _error(Area.CONSUMERS)(
         row="%(count)d of at least %(least)d consumers",
         why="The limit was passed as --min-consumers.",
         fix="Start manage.py rmq_consume %(quoted)s",
     )
-    BREAKER_OPEN = Rule(
-        area=Area.PARKED,
+    BREAKER_OPEN = _error(Area.PARKED)(
         row="its breaker is open%(because)s",
         text="The breaker of queue %(subject)r has been open%(span)s%(cause)s.",
         why="A service that the handler needs is down, so the queue is paused; single probes continue.",
         fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
-        page=_RUNBOOK + "a-queue-is-paused-or-its-breaker-is-open",
-        alerts=("RmqRetryBreakerOpen",),
     )
-    FULL = Rule(
-        area=Area.CONSUMERS,
+    FULL = _error(Area.CONSUMERS)(
         row=_("full: it rejects or drops messages"),
         why="Publishers get errors, or messages are removed.",
         fix="Start more consumers, or raise its max_length.",
     )
-    DEAD_LETTERS = Rule(
-        area=Area.CONSUMERS,
+    DEAD_LETTERS = _error(Area.CONSUMERS)(
         row=ngettext_lazy(
             "%(count)d dead letter waits: its target queue is full or missing",
             "%(count)d dead letters wait: their target queue is full or missing",
@@ -244,20 +219,17 @@ class Code(Enum):
         why="They are delivered once the target accepts them.",
         fix="manage.py rmq_declare, or empty the target.",
     )
-    TOO_EARLY = Rule(
-        area=Area.CONSUMERS,
+    TOO_EARLY = _error(Area.CONSUMERS)(
         row=_("a consumer reads it, so retries arrive too early"),
         why="Their back-off is lost, and attempts are used up.",
         fix="Stop the program that consumes it: rabbitmqctl list_consumers -p %(vhost)s",
     )
-    MOVE_LEFT = Rule(
-        area=Area.TOPOLOGY,
+    MOVE_LEFT = _error(Area.TOPOLOGY)(
         text="A move of the messages of %(subject)r was interrupted, and %(aside)r holds them.",
         why="No handler gets them.",
         fix="manage.py rmq_declare --recreate %(quoted)s",
     )
-    INTERRUPTED = Rule(
-        area=Area.TOPOLOGY,
+    INTERRUPTED = _error(Area.TOPOLOGY)(
         row=ngettext_lazy(
             "a move of its messages was interrupted, %(count)d message waits: %(command)s",
             "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
@@ -265,8 +237,7 @@ class Code(Enum):
         ),
         fix="%(command)s",
     )
-    ABANDONED = Rule(
-        area=Area.TOPOLOGY,
+    ABANDONED = _error(Area.TOPOLOGY)(
         row=ngettext_lazy(
             "abandoned, %(count)d message, no consumer: %(command)s",
             "abandoned, %(count)d messages, no consumer: %(command)s",
@@ -276,220 +247,154 @@ class Code(Enum):
         why="It was renamed or its handler was removed, and it has no consumer.",
         fix="%(command)s",
     )
-    OUTBOX_FAILED = Rule(
-        area=Area.DATABASE,
+    OUTBOX_FAILED = _error(Area.DATABASE)(
         line="%(messages)s in the outbox failed: manage.py rmq_relay list --failed",
         text="%(messages)s in the outbox failed.",
         why="The broker can never accept them as they are, so they are not sent.",
         fix="manage.py rmq_relay list --failed, then manage.py rmq_relay retry or discard",
-        page=_RUNBOOK + "the-outbox-grows",
-        alerts=("RmqRetryOutboxFailed",),
     )
-    OUTBOX_OVERDUE = Rule(
-        area=Area.DATABASE,
+    OUTBOX_OVERDUE = _error(Area.DATABASE)(
         line="the oldest message in the outbox has waited %(seconds).0f s, longer than %(limit)g s",
         text="%(messages)s in the outbox not sent, the oldest for %(span)s.",
         why="A relay sends within seconds, so none runs, or the broker refuses the message.",
         fix="Start manage.py rmq_consume or rmq_relay; manage.py rmq_relay list shows the last errors.",
-        page=_RUNBOOK + "the-outbox-grows",
-        alerts=("RmqRetryOutboxOld",),
     )
-    CLOCKS_WRONG = Rule(
-        area=Area.CLOCKS,
+    CLOCKS_WRONG = _error(Area.CLOCKS)(
         line="clocks: %(difference)s Synchronize both by NTP.",
         text="%(difference)s",
         why="Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age.",
         fix="Synchronize both by NTP: timedatectl status",
     )
-    BLOCKED_FULL = Rule(
-        area=Area.PARKED,
+    BLOCKED_FULL = _error(Area.PARKED)(
         line="%(count)d messages wait %(where)s, which reaches the limit %(setting)s",
         text="%(messages)s %(where)s, and the limit %(setting)s is %(limit)d.",
         why="At the limit, messages of blocked keys stay unacked and slow down their queues.",
         fix="manage.py rmq_blocked list, then resolve the message that goes first of the oldest key.",
-        page=_RUNBOOK + "a-key-is-blocked",
-        alerts=("RmqRetryBlockedNearLimit",),
     )
-    TOO_MANY_PARKED = Rule(
-        area=Area.PARKED,
+    TOO_MANY_PARKED = _error(Area.PARKED)(
         line="%(messages)s parked, more than %(limit)d",
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
     )
-    PARKED_LONG = Rule(
-        area=Area.PARKED,
+    PARKED_LONG = _error(Area.PARKED)(
         line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
         text="%(messages)s parked, the oldest %(span)s ago.",
         why="A parked message waits for an operator, and the limit is %(most)s.",
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
-        page=_RUNBOOK + "payments-are-parked",
-        alerts=("RmqRetryMessageParkedTooLong",),
     )
-    HALTED = replace(HALTED_LONG, severity=_WARNING)
-    NOT_RECORDED = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    HALTED = replace(HALTED_LONG, severity=Severity.WARNING)
+    NOT_RECORDED = _warning(Area.CONSUMERS)(
         text="No consumer records the %(messages)s in the parked queue %(subject)r.",
         why="They are neither in the admin nor in rmq_parked, so they cannot be requeued.",
         fix="Start manage.py rmq_consume, or manage.py rmq_consume --park-only",
-        page=_RUNBOOK + "the-database-was-away",
-        alerts=("RmqRetryParkedNotRecorded",),
     )
-    VANISHED = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    VANISHED = _warning(Area.CONSUMERS)(
         text="%(consumers)s without a heartbeat for 30 s: %(names)s.",
         why="Each was killed, hangs, or cannot reach the database.",
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
-        page=_RUNBOOK + "a-consumer-restarts-again-and-again",
     )
-    DISCONNECTED = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    DISCONNECTED = _warning(Area.CONSUMERS)(
         text="Without a connection to the broker: %(names)s.",
         why="These consumers take no messages.",
         fix="Their logs name the reason: event=disconnected.",
-        page=_RUNBOOK + "the-broker-was-away",
     )
-    GROWS = Rule(
-        area=Area.PARKED,
-        severity=_WARNING,
+    GROWS = _warning(Area.PARKED)(
         text="Error group %(subject)s grows: %(messages)s in the last 10 min (%(group)s).",
         why="As long as its cause persists, requeued messages fail again.",
         fix="manage.py rmq_parked list --group %(subject)s; correct the cause before you requeue.",
-        page=_RUNBOOK + "payments-are-parked",
     )
-    GROW_MORE = Rule(
-        area=Area.PARKED,
-        severity=_WARNING,
+    GROW_MORE = _warning(Area.PARKED)(
         text="Further error groups that grow more slowly: %(count)d.",
         why="As above.",
         fix="manage.py rmq_parked groups",
     )
-    RUN_PAUSED = Rule(
-        area=Area.PARKED,
-        severity=_WARNING,
+    RUN_PAUSED = _warning(Area.PARKED)(
         text="Requeue run %(subject)s %(by)s%(explanation)s.",
         why="%(messages)s not sent yet.",
         fix="%(command)s --resume, or %(command)s --stop",
-        page="operate/requeueing.md#while-a-requeue-run-is-active",
-        alerts=("RmqRetryRequeueRunPaused",),
     )
-    RUN_WAITS = Rule(
-        area=Area.PARKED,
-        severity=_WARNING,
+    RUN_WAITS = _warning(Area.PARKED)(
         text="Requeue run %(subject)s waits%(explanation)s.",
         why="It sends nothing meanwhile.",
         fix="%(command)s follows it, %(command)s --stop ends it",
     )
-    RUN_IDLE = Rule(
-        area=Area.PARKED,
-        severity=_WARNING,
+    RUN_IDLE = _warning(Area.PARKED)(
         text="Requeue run %(subject)s has had no driver for %(span)s.",
         why="A consumer drives it, and none that reaches the database is running.",
         fix="Start manage.py rmq_consume, or drive it here: %(command)s",
     )
-    PAUSED_LONG = Rule(
-        area=Area.PARKED,
-        severity=_WARNING,
+    PAUSED_LONG = _warning(Area.PARKED)(
         text="Queue %(subject)r has been paused for %(span)s%(by)s.",
         why="Its messages wait, and a pause of more than %(most)s may be forgotten.",
         fix="manage.py rmq_queue resume %(quoted)s",
-        page=_RUNBOOK + "a-queue-is-paused-or-its-breaker-is-open",
-        alerts=("RmqRetryQueuePaused",),
     )
-    BLOCKED_NEAR = replace(BLOCKED_FULL, severity=_WARNING)
-    BACKLOG = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING)
+    BACKLOG = _warning(Area.CONSUMERS)(
         text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",
         why="Handlers are slower than publishers, or wait for a slow service.",
         fix="Start manage.py rmq_consume %(quoted)s on another machine too, unless the queue keeps an order.",
-        page=_RUNBOOK + "a-queue-grows",
-        alerts=("RmqRetryQueueGrows",),
     )
-    IDLE = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    IDLE = _warning(Area.CONSUMERS)(
         text="Queue %(subject)r has no consumer.",
         why="The next message to it will wait.",
         fix="Start manage.py rmq_consume %(quoted)s",
     )
-    HELD = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    HELD = _warning(Area.CONSUMERS)(
         text="Queue %(subject)r has no consumer, but %(unacked)s.",
         why="A connection holds them; they return to the queue when it ends.",
         fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",
     )
-    UNREAD = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    UNREAD = _warning(Area.CONSUMERS)(
         row=_("no consumer reads this queue"),
         text="Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it.",
         why="It has %(messages)s ready.",
         fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
     )
-    VERSIONS = Rule(
-        area=Area.CONSUMERS,
-        severity=_WARNING,
+    VERSIONS = _warning(Area.CONSUMERS)(
         text="Consumers run %(count)d versions of %(what)s: %(names)s.",
         why="After a deployment, a process that was not restarted handles messages with the old code.",
         fix="Restart the consumers of the old version.",
     )
-    CLOCKS_APART = replace(CLOCKS_WRONG, severity=_WARNING)
-    BROKER_SLOW = Rule(
-        area=Area.BROKER,
-        severity=_WARNING,
+    CLOCKS_APART = replace(CLOCKS_WRONG, severity=Severity.WARNING)
+    BROKER_SLOW = _warning(Area.BROKER)(
         text="%(reason)s",
         why="Each confirm and each ack takes as long.",
         fix="rabbitmq-diagnostics status",
     )
-    BROKER_UNTESTED = Rule(
-        area=Area.BROKER,
-        severity=_WARNING,
+    BROKER_UNTESTED = _warning(Area.BROKER)(
         text="The broker is %(subject)s, which this package is not tested with.",
         why="Retries rely on RabbitMQ's dead-lettering.",
         fix="Use RabbitMQ; 3.10, 4.0 and 4.3 are tested.",
     )
-    API_FAILS = Rule(
-        area=Area.POLICIES,
-        severity=_WARNING,
+    API_FAILS = _warning(Area.POLICIES)(
         text="Not looked at: %(reason)s.",
         why="Policies, bindings, rights and unacked messages are not visible.",
         fix=f"Correct {API}, or give its user the tag management.",
     )
-    MANY_DEAD_LETTER_PROCESSES = Rule(
-        area=Area.TOPOLOGY,
-        severity=_WARNING,
+    MANY_DEAD_LETTER_PROCESSES = _warning(Area.TOPOLOGY)(
         text="%(count)d quorum queues %(whose)s dead-letter at least once.",
         why="The broker restarts a process for each when it is updated. It gives up after too many at once, and "
         "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
         fix="Give handlers fewer different waits, or %(upgrade)suse via=Native(…), which needs one queue each. "
         "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
-        page=_RUNBOOK + "retries-do-not-return-after-an-update-of-rabbitmq",
     )
-    PARKED = replace(PARKED_LONG, severity=_INFORMATION)
-    PAUSED = replace(PAUSED_LONG, severity=_INFORMATION)
-    RETURNING = Rule(
-        area=Area.TOPOLOGY,
-        severity=_INFORMATION,
+    PARKED = replace(PARKED_LONG, severity=Severity.INFORMATION)
+    PAUSED = replace(PAUSED_LONG, severity=Severity.INFORMATION)
+    RETURNING = _information(Area.TOPOLOGY)(
         row=ngettext_lazy(
             "abandoned, %(count)d message will return to the work queue",
             "abandoned, %(count)d messages will return to the work queue",
             "count",
         ),
     )
-    HANDED_OVER = Rule(
-        area=Area.TOPOLOGY,
-        severity=_INFORMATION,
+    HANDED_OVER = _information(Area.TOPOLOGY)(
         row=ngettext_lazy(
             "handed over, %(count)d message, other consumers read it",
             "handed over, %(count)d messages, other consumers read it",
             "count",
         ),
     )
-    EMPTY = Rule(area=Area.TOPOLOGY, severity=_INFORMATION, row=_("abandoned, empty: %(command)s"), fix="%(command)s")
+    EMPTY = _information(Area.TOPOLOGY)(row=_("abandoned, empty: %(command)s"), fix="%(command)s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

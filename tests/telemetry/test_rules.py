@@ -16,7 +16,6 @@ from django_rmq_retry.health.rules import (
     OUTBOX_OVERDUE,
     PARKED_TOO_LONG,
     PAUSED_TOO_LONG,
-    Code,
 )
 from tests.telemetry.scraped import ALERTS, FOLDER, KEDA
 from tests.tooling.pages import DOCS
@@ -46,14 +45,6 @@ def test_prometheus_accepts_its_configuration() -> None:
 
 def test_each_alert_has_a_test_in_which_it_fires() -> None:
     assert {one["alert"] for one in ALERTS} == {check["alertname"] for check in CHECKS if check["exp_alerts"]}
-
-
-@pytest.mark.parametrize("code", [code for code in Code if code.value.alerts], ids=lambda code: code.name)
-def test_the_alerts_of_a_rule_exist_and_link_to_its_page(code: Code) -> None:
-    pages = {one["alert"]: one["annotations"]["runbook_url"] for one in ALERTS}
-    page = SITE + code.value.page.replace(".md", ".html")
-
-    assert {name: pages[name] for name in code.value.alerts} == dict.fromkeys(code.value.alerts, page)
 
 
 def test_the_alerts_have_the_thresholds_of_doctor_and_admin() -> None:
