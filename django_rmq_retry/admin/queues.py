@@ -1,7 +1,7 @@
 """The admin of queues: pause and resume."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -37,65 +37,50 @@ BADGES: dict[str, tuple[str, str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRow:
-    """One queue, as the page shows it."""
+class Standing:
+    """The state of one queue, as a page shows it, with the reason if it does not flow."""
 
     queue: str
+    state: str
+    breaker: bool
     kind: str
     sign: str
     label: Any
     explanation: str
-    flowing: bool
-    paused: bool
-    breaker: bool
-    number: int
 
     @classmethod
-    def of(cls, one: QueueState, now: float, number: int) -> "ControlRow":
-        state = one.state(now)
+    def of(cls, one: QueueState, now: float) -> "Standing":
+        state, breaker = one.state(now), one.circuit.opened
         kind, sign, label = BADGES[state]
         return cls(
             queue=one.queue,
+            state=state,
+            breaker=breaker,
             kind=kind,
             sign=sign,
             label=label,
             explanation=one.explanation(now),
-            flowing=state == FLOWING,
-            paused=state == PAUSED,
-            breaker=one.circuit.opened,
-            number=number,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standstill:
-    """The reason that a queue does not flow, for every page that names the queue."""
-
-    kind: str
-    sign: str
-    label: Any
-    explanation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstills:
     """The queues that do not flow, and those of them that need no consumer for that reason."""
 
-    of: Mapping[str, Standstill]
+    of: Mapping[str, Standing]
     excused: frozenset[str]
 
     @classmethod
     def among(cls, queues: Iterable[str]) -> "Standstills":
         """Read those of these queues that do not flow, by one query."""
-        now, standstills = table.now(), {}
+        now = table.now()
         still = table.not_flowing(queues, now)
+        standings = {one.queue: Standing.of(one, now) for one in still}
         for one in still:
-            kind, sign, label = BADGES[one.state(now)]
             if one.state(now) == PAUSED:
-                label = _("paused by %(name)s") % {"name": one.by or "?"}
-            explanation = one.explanation(now)
-            standstills[one.queue] = Standstill(kind=kind, sign=sign, label=label, explanation=explanation)
-        return cls(of=standstills, excused=excused(still, now))
+                by = _("paused by %(name)s") % {"name": one.by or "?"}
+                standings[one.queue] = replace(standings[one.queue], label=by)
+        return cls(of=standings, excused=excused(still, now))
 
     def judged(self, levels: Sequence[Level]) -> list[Judged]:
         """Return the queues with their problems."""
@@ -119,7 +104,7 @@ class QueueControlAdmin(Pages):
             "queuecontrol/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
-            rows=[ControlRow.of(one, now, number) for number, one in enumerate(controls.queue_states(), start=1)],
+            rows=[Standing.of(one, now) for one in controls.queue_states()],
             why_not=refusal(request, "pause_queue"),
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )

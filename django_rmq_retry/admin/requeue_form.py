@@ -20,7 +20,7 @@ from django_rmq_retry.admin.choice import (
     with_seen_examples,
 )
 from django_rmq_retry.admin.pages import Pages, migrated, needs
-from django_rmq_retry.admin.queues import Standstill, Standstills
+from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemReason
@@ -214,7 +214,7 @@ class Target:
     count: int
     level: Level | None
     problems: list[str]
-    still: Standstill | None
+    still: Standing | None
 
     @property
     def ready(self) -> bool:

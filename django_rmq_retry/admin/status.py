@@ -17,7 +17,7 @@ from django.utils.translation import ngettext, ngettext_lazy
 from django_rmq_retry import server
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.admin.queues import Standstill, Standstills
+from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.handlers import registry
@@ -67,7 +67,7 @@ def halted_text(line: QueueControl) -> str:
 def alarms(
     request: HttpRequest,
     rows: Sequence[Judged],
-    still: Mapping[str, Standstill],
+    still: Mapping[str, Standing],
     *,
     recent: int,
     address: Address,

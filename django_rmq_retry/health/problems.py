@@ -385,6 +385,6 @@ def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limi
         yield Problem(code=Code.TOO_MANY_PARKED, count=count, values={"limit": limits.max_parked})
 
 
-def states_of(survey: Survey | None) -> Iterator[QueueState]:
-    """Return the pauses and breakers of a survey."""
-    return map(state_of, survey.stopped if survey else ())
+def resting(survey: Survey | None) -> frozenset[str]:
+    """Return the queues that need no consumer, by the pauses and breakers of a survey."""
+    return excused(map(state_of, survey.stopped), server.now(survey.alias).timestamp()) if survey else frozenset()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from django_rmq_retry import server
 from django_rmq_retry.amqp import inspection
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import FRAME_MAX
@@ -22,7 +21,7 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, Configurat
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.facts import Survey
-from django_rmq_retry.health.problems import Limits, Queues, excused, in_plan, listed, states_of
+from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, resting
 from django_rmq_retry.health.rules import API, LOGIN, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
@@ -244,8 +243,7 @@ class BrokerExamination:
         survey = self._survey
         formers = former_queues(survey.declared, topology, BrokerPlace.of(sight.it.session)) if survey else ()
         levels = gauge(sight.it, topology, formers).levels
-        idle = excused(states_of(survey), server.now(survey.alias).timestamp()) if survey else frozenset[str]()
-        judged = Queues(levels=levels, excused=idle, limits=self._limits, vhost=sight.vhost).judged()
+        judged = Queues(levels=levels, excused=resting(survey), limits=self._limits, vhost=sight.vhost).judged()
         found = [problem for one in judged for problem in one.problems if problem.code not in OF_PLAN]
         yield from found
         if settings().records:

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from django.db import connections, router
@@ -12,7 +11,7 @@ from django.utils import timezone
 from django_rmq_retry import server
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
-from django_rmq_retry.amqp.levels import Gauged, Level, gauge
+from django_rmq_retry.amqp.levels import Gauged, gauge
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.handlers import registry
@@ -22,16 +21,15 @@ from django_rmq_retry.health.problems import (
     Limits,
     Queues,
     blind,
-    excused,
     in_plan,
     in_survey,
-    states_of,
+    resting,
     too_many_parked,
     unusable,
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.management.command import RmqCommand, declarer
-from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import BrokerPlace, former_queues
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
@@ -59,36 +57,13 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRow:
-    """One queue with its problems, and the row that says if it is paused, stopped by its breaker, or halted."""
-
-    level: Level
-    errors: tuple[Problem, ...]
-    remark: str
-    stopped: QueueControl | None
-    halted: QueueControl | None
-
-    @property
-    def state(self) -> tuple[str, str]:
-        """Return the words of the last column, and the colour of the row."""
-        if self.errors:
-            return f"✕ {'; '.join(problem.row for problem in self.errors)}", "ERROR"
-        if self.stopped:
-            return f"‖ {_why(self.stopped)}", "WARNING"
-        if self.halted:
-            at = clock(self.halted.halted_at, terminal=False) if self.halted.halted_at else ""
-            return f"■ halted since {at}, attempt {self.halted.halted_attempt}: {self.halted.halted_error}", "WARNING"
-        return (f"! {self.remark}", "WARNING") if self.remark else ("ok", "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
     """The result of one look at broker, database and topology."""
 
     broker: str
     round_trip: float
     gauged: Gauged
-    rows: tuple[QueueRow, ...]
+    rows: tuple[Judged, ...]
     plan: Plan
     survey: Survey | None
     """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
@@ -100,6 +75,11 @@ class BrokerStatus:
     def problems(self) -> list[str]:
         in_rows = [problem for row in self.rows for problem in row.errors]
         return [problem.line for problem in (*in_rows, *self.others)]
+
+    def stopped(self, row: Judged) -> QueueControl | None:
+        """Return why an operator or a breaker has stopped a queue."""
+        known = self.survey.stopped if self.survey else ()
+        return next((one for one in known if one.queue == row.level.queue), None)
 
     @property
     def consumers(self) -> int:
@@ -127,8 +107,9 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
         broker = f"{it.session.access.shown} ({it.session.server})"
     found = list(in_survey(survey, now, limits)) if survey else []
     breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
-    judged = Queues(levels=gauged.levels, excused=excused(states_of(survey), now.timestamp()), limits=limits).judged()
-    rows = tuple(_row(one, breakers.pop(one.level.queue, None), survey) for one in judged)
+    judged = Queues(levels=gauged.levels, excused=resting(survey), limits=limits).judged()
+    own = [[problem for problem in (breakers.pop(one.level.queue, None),) if problem] for one in judged]
+    rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
     found = [
         *_drift(plan, rows),
         *([unusable(router.db_for_read(QueueControl), trouble)] if trouble else []),
@@ -149,14 +130,7 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
     )
 
 
-def _row(judged: Judged, breaker: Problem | None, survey: Survey | None) -> QueueRow:
-    controls = (survey.stopped, survey.halted) if survey else ((), ())
-    stopped, halted = (next((one for one in each if one.queue == judged.level.queue), None) for each in controls)
-    errors = (*judged.errors, *([breaker] if breaker else []))
-    return QueueRow(level=judged.level, errors=errors, remark=judged.remark, stopped=stopped, halted=halted)
-
-
-def _drift(plan: Plan, rows: Sequence[QueueRow]) -> Iterator[Problem]:
+def _drift(plan: Plan, rows: Sequence[Judged]) -> Iterator[Problem]:
     """Yield what differs from its definition, except queues whose row shows a problem of their own."""
     shown = {f"queue {row.level.queue}" for row in rows if row.errors}
     for problem in in_plan(plan):
@@ -191,7 +165,20 @@ def _database(seen: BrokerStatus) -> tuple[str, str]:
     return "ok", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
 
 
-def cells(row: QueueRow) -> tuple[str, ...]:
+def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
+    """Return the words of the last column, and the colour of the row."""
+    if row.errors:
+        return f"✕ {'; '.join(problem.row for problem in row.errors)}", "ERROR"
+    if stopped := seen.stopped(row):
+        return f"‖ {_why(stopped)}", "WARNING"
+    for one in seen.survey.halted if seen.survey else ():
+        if one.queue == row.level.queue:
+            at = clock(one.halted_at, terminal=False) if one.halted_at else ""
+            return f"■ halted since {at}, attempt {one.halted_attempt}: {one.halted_error}", "WARNING"
+    return (f"! {row.remark}", "WARNING") if row.remark else ("ok", "")
+
+
+def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
     """Return a queue's row of the table."""
     level = row.level
     return (
@@ -199,7 +186,7 @@ def cells(row: QueueRow) -> tuple[str, ...]:
         level.role.value,
         *(("-" if value is None else str(value)) for value in (level.ready, level.unacked, level.consumers)),
         *(("-" if value is None else f"{value:.1f}") for value in (level.arriving, level.leaving)),
-        row.state[0],
+        state(seen, row)[0],
     )
 
 
@@ -247,7 +234,7 @@ def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
         "round_trip_seconds": round(seen.round_trip, 6),
         "database": _database_data(seen),
         "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
-        "queues": [_queue_data(row) for row in seen.rows],
+        "queues": [_queue_data(seen, row) for row in seen.rows],
         "consumers": seen.consumers,
         **_survey_data(seen.survey),
         "problems": seen.problems,
@@ -275,18 +262,18 @@ def _survey_data(survey: Survey | None) -> Mapping[str, object]:
             "paused": one.paused,
             "by": one.by,
             "reason": one.reason,
-            "since": _time(one.since),
-            "until": _time(one.until),
+            "since": utc(one.since),
+            "until": utc(one.until),
             "breaker_open": one.opened,
             "cause": one.cause,
-            "open_since": _time(one.opened_at) if one.opened else None,
+            "open_since": utc(one.opened_at) if one.opened else None,
         }
         for one in survey.stopped
     ]
     halted = [
         {
             "queue": one.queue,
-            "since": _time(one.halted_at),
+            "since": utc(one.halted_at),
             "attempt": one.halted_attempt,
             "error": one.halted_error,
             "message_id": one.halted_message or None,
@@ -296,15 +283,11 @@ def _survey_data(survey: Survey | None) -> Mapping[str, object]:
     ]
     parts = {name: asdict(getattr(survey, name)) for name in ("parked", "outbox", "blocked")}
     for part in parts.values():
-        part["oldest"] = _time(part["oldest"])
+        part["oldest"] = utc(part["oldest"])
     return {**parts, "runs": survey.runs, "stopped": stopped, "halted": halted}
 
 
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else clock(at, terminal=False)
-
-
-def _queue_data(row: QueueRow) -> Mapping[str, object]:
+def _queue_data(seen: BrokerStatus, row: Judged) -> Mapping[str, object]:
     level = row.level
     return {
         "name": level.queue,
@@ -314,7 +297,7 @@ def _queue_data(row: QueueRow) -> Mapping[str, object]:
         "consumers": level.consumers,
         "in_per_second": level.arriving,
         "out_per_second": level.leaving,
-        "stopped": row.stopped is not None,
+        "stopped": seen.stopped(row) is not None,
         "problems": [problem.row for problem in row.errors if problem.code is not Code.BREAKER_OPEN],
         "abandoned": level.abandoned,
         "remark": row.remark,

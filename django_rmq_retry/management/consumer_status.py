@@ -1,11 +1,10 @@
 """The consuming processes and their messages in flight, as tables and JSON."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from django_rmq_retry.health.processes import InFlight, Process, ProcessState
-from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.management.terminal import clock, utc
 
 _PROCESSES = ("PROCESS", "STATE", "VERSION", "PROJECT", "QUEUES", "BUSY", "WAITING", "STARTED", "HEARTBEAT")
 _IN_FLIGHT = ("PROCESS", "HANDLER", "KEY", "MESSAGE", "ATTEMPT", "SINCE", "STATE")
@@ -51,8 +50,8 @@ def as_data(one: Process) -> Mapping[str, object]:
     return {
         "state": one.state.value,
         **{name: getattr(row, name) for name in names},
-        "started_at": _time(row.started_at),
-        "beat_at": _time(row.beat_at),
+        "started_at": utc(row.started_at),
+        "beat_at": utc(row.beat_at),
         "in_flight": [_message(message) for message in one.in_flight],
     }
 
@@ -60,7 +59,7 @@ def as_data(one: Process) -> Mapping[str, object]:
 def _message(message: InFlight) -> dict[str, Any]:
     return {
         **{name: getattr(message, name) for name in ("queue", "handler", "key", "message_id", "attempt")},
-        "since": _time(message.since),
+        "since": utc(message.since),
         "seconds": round(message.length.total_seconds(), 3),
         "timeout": message.timeout,
         "late": message.late,
@@ -76,7 +75,3 @@ def _outcome(one: Process, message: InFlight) -> str:
     if one.vanished:
         return '✕ lost: ack="auto"' if message.auto_ack else "✕ delivered again"
     return f"✕ beyond its deadline of {message.timeout:g} s" if message.timeout and message.late else "running"
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else clock(at, terminal=False)

@@ -10,7 +10,7 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.management.arguments import add_limit, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
-from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
@@ -227,14 +227,13 @@ def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
 
 
 def _death(one: Death) -> Mapping[str, object]:
-    at = moment(one.at)
     return {
         "queue": short(one.queue),
         "reason": short(one.reason),
         "count": one.count,
         "exchange": short(one.exchange),
         "routing_keys": [short(key) for key in one.keys[:MOST_DEATHS]],
-        "at": None if at is None else clock(at, terminal=False),
+        "at": utc(moment(one.at)),
         "expiration": short(one.expiration),
     }
 

@@ -198,6 +198,11 @@ def clock(at: datetime | None, *, terminal: bool) -> str:
     return "now"
 
 
+def utc(at: datetime | None) -> str | None:
+    """Return a time for JSON."""
+    return None if at is None else clock(at, terminal=False)
+
+
 def took(seconds: float) -> str:
     """Return a duration, such as ``30.0 s``, ``83 ms`` or ``0.4 ms``."""
     if seconds >= 1:

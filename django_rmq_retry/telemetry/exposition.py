@@ -1,7 +1,7 @@
 """Prometheus' text format: the numbers of a board and the figures of broker and database as lines."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
 
@@ -14,6 +14,21 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 Labels = Mapping[str, str]
 
 
+_OF_PROCESSES = {
+    Slot.READY: ("processes_ready", "Processes that are connected and consume all of their queues."),
+    Slot.CONNECTED: ("processes_connected", "Processes that are connected to the broker."),
+    Slot.STARTS: ("process_starts_total", "Starts of consuming processes."),
+    Slot.CONNECTIONS: ("connections_total", "Connections to the broker, reconnects included."),
+    Slot.THREADS: ("threads", "Worker threads."),
+    Slot.BUSY: ("threads_busy", "Worker threads that run a handler: messages in flight."),
+    Slot.WAITING: ("messages_waiting", "Messages in the processes that wait for a thread or their turn."),
+    Slot.COPIES: ("copies_unconfirmed", "Copies for retries and parking that are sent and not confirmed."),
+    Slot.UNANSWERED: ("answers_refused_total", "Answers that REPLY_TO does not allow."),
+    Slot.HOOK_FAILURES: ("hook_failures_total", "Failures of hooks of the setting AROUND."),
+}
+"""The metrics that are sums over the processes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One metric with its samples: its name without the prefix, its type, its help text."""
@@ -22,7 +37,7 @@ class Family:
     kind: str
     about: str
     samples: tuple[tuple[Labels, float], ...] = ()
-    histograms: tuple[tuple[Labels, Histogram], ...] = field(default=())
+    histograms: tuple[tuple[Labels, Histogram], ...] = ()
 
     def lines(self) -> list[str]:
         """Return the family as lines; a family without samples has none."""
@@ -34,7 +49,7 @@ class Family:
         for labels, histogram in self.histograms:
             # Rendered once for all of its lines: a consumer with many handlers has thousands of them.
             inside = _braced(labels)
-            bucket = f"{name}_bucket{inside[:-1]}," if inside else f"{name}_bucket{{"
+            bucket = f"{name}_bucket{inside[:-1]},"
             counts = zip(_bounds(histogram.bounds), histogram.counts, strict=True)
             lines += [f"{bucket}{bound}{int(count)}" for bound, count in counts]
             lines.append(f"{name}_sum{inside} {_number(histogram.total)}")
@@ -51,70 +66,32 @@ def families_of(board: Board, *, alive: int, version: str) -> Iterator[Family]:
     """Return the metrics of the consuming processes; ``alive`` is the number of those that run and answer."""
     named = [{"queue": one.queue, "handler": one.handler} for one in board.labels]
     places = range(len(named))
-    yield Family(
-        name="attempts_total",
-        kind="counter",
-        about="Attempts of handlers, and messages parked without one, by verdict.",
-        samples=tuple(
-            ({**named[at], "verdict": verdict}, count) for at in places for verdict, count in board.verdicts(at)
-        ),
-    )
-    yield Family(
-        name="parked_total",
-        kind="counter",
-        about="Messages parked by these processes, by reason.",
-        samples=tuple(
-            ({**named[at], "reason": reason}, count) for at in places for reason, count in board.reasons(at) if count
-        ),
-    )
+    attempts = [({**named[at], "verdict": verdict}, count) for at in places for verdict, count in board.verdicts(at)]
+    about = "Attempts of handlers, and messages parked without one, by verdict."
+    yield Family(name="attempts_total", kind="counter", about=about, samples=tuple(attempts))
+    parked = [({**named[at], "reason": why}, count) for at in places for why, count in board.reasons(at) if count]
+    about = "Messages parked by these processes, by reason."
+    yield Family(name="parked_total", kind="counter", about=about, samples=tuple(parked))
     handled = [at for at in places if named[at]["handler"]]
-    yield Family(
-        name="handler_seconds",
-        kind="histogram",
-        about="Duration of an attempt, from its begin to its verdict.",
-        histograms=tuple((named[at], board.seconds(at)) for at in handled),
-    )
-    yield Family(
-        name="age_seconds",
-        kind="histogram",
-        about="Time from a message's timestamp to the begin of its first attempt, of some messages a second.",
-        histograms=tuple((named[at], board.ages(at)) for at in handled),
-    )
-    yield Family(
-        name="wait_seconds",
-        kind="histogram",
-        about="Wait before a retry, as decided by the policy.",
-        histograms=tuple((named[at], board.waits(at)) for at in handled),
-    )
-    yield from _processes(board, alive, version)
+    age = "Time from a message's timestamp to the begin of its first attempt, of some messages a second."
+    for name, about, histogram in (
+        ("handler_seconds", "Duration of an attempt, from its begin to its verdict.", board.seconds),
+        ("age_seconds", age, board.ages),
+        ("wait_seconds", "Wait before a retry, as decided by the policy.", board.waits),
+    ):
+        histograms = tuple((named[at], histogram(at)) for at in handled)
+        yield Family(name=name, kind="histogram", about=about, histograms=histograms)
+    yield single("build_info", "The version of django-rmq-retry.", 1.0, version=version)
+    yield single("processes", "Consuming processes that should run.", board.processes)
+    yield single("processes_alive", "Consuming processes whose main loop, I/O thread and workers move.", alive)
+    for slot, (name, about) in _OF_PROCESSES.items():
+        yield single(name, about, board.sum_of(slot))
 
 
-def _processes(board: Board, alive: int, version: str) -> Iterator[Family]:
-    def one(name: str, kind: str, about: str, value: float, **labels: str) -> Family:
-        return Family(name=name, kind=kind, about=about, samples=((labels, value),))
-
-    yield one("build_info", "gauge", "The version of django-rmq-retry.", 1.0, version=version)
-    yield one("processes", "gauge", "Consuming processes that should run.", float(board.processes))
-    yield one("processes_alive", "gauge", "Consuming processes whose main loop, I/O thread and workers move.", alive)
-    ready = board.sum_of(Slot.READY)
-    yield one("processes_ready", "gauge", "Processes that are connected and consume all of their queues.", ready)
-    connected = board.sum_of(Slot.CONNECTED)
-    yield one("processes_connected", "gauge", "Processes that are connected to the broker.", connected)
-    starts, connections = board.sum_of(Slot.STARTS), board.sum_of(Slot.CONNECTIONS)
-    yield one("process_starts_total", "counter", "Starts of consuming processes.", starts)
-    yield one("connections_total", "counter", "Connections to the broker, reconnects included.", connections)
-    yield one("threads", "gauge", "Worker threads.", board.sum_of(Slot.THREADS))
-    yield one(
-        "threads_busy", "gauge", "Worker threads that run a handler: messages in flight.", board.sum_of(Slot.BUSY)
-    )
-    waiting = board.sum_of(Slot.WAITING)
-    yield one("messages_waiting", "gauge", "Messages in the processes that wait for a thread or their turn.", waiting)
-    copies = board.sum_of(Slot.COPIES)
-    yield one("copies_unconfirmed", "gauge", "Copies for retries and parking that are sent and not confirmed.", copies)
-    unanswered = board.sum_of(Slot.UNANSWERED)
-    yield one("answers_refused_total", "counter", "Answers that REPLY_TO does not allow.", unanswered)
-    failures = board.sum_of(Slot.HOOK_FAILURES)
-    yield one("hook_failures_total", "counter", "Failures of hooks of the setting AROUND.", failures)
+def single(name: str, about: str, value: float, **labels: str) -> Family:
+    """Return a family of one sample: a counter if its name ends as counters do, or a gauge."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Family(name=name, kind=kind, about=about, samples=((labels, float(value)),))
 
 
 @cache

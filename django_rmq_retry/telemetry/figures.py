@@ -26,7 +26,7 @@ from django_rmq_retry.health.facts import Survey, survey
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.telemetry.exposition import Family, text_of
+from django_rmq_retry.telemetry.exposition import Family, single, text_of
 from django_rmq_retry.telemetry.meter import Board
 from django_rmq_retry.topology.declarations import Role
 
@@ -142,8 +142,8 @@ class Figures:
         levels = self._tried("broker", _gauged)
         found: list[Family] = []
         if settings().records:
-            found.append(_one("database_up", "1 if the database answered.", reading is not None))
-        found.append(_one("broker_up", "1 if the broker answered.", levels is not None))
+            found.append(single("database_up", "1 if the database answered.", reading is not None))
+        found.append(single("broker_up", "1 if the broker answered.", levels is not None))
         if reading is not None:
             found += self._of_database(reading)
         if levels is not None:
@@ -198,9 +198,9 @@ class Figures:
         states = {"waiting": float(outbox.waiting), "failed": float(outbox.failed)}
         yield _by("outbox_messages", "Messages in the outbox; failed ones need an operator.", "state", states)
         oldest = _age(outbox.oldest, reading.now)
-        yield _one("outbox_oldest_seconds", "Age of the oldest message that waits in the outbox.", oldest)
-        yield _one("blocked_keys", "Ordering keys blocked by a failed message.", blocked.keys)
-        yield _one("blocked_messages", "Messages that wait behind blocked keys.", blocked.messages)
+        yield single("outbox_oldest_seconds", "Age of the oldest message that waits in the outbox.", oldest)
+        yield single("blocked_keys", "Ordering keys blocked by a failed message.", blocked.keys)
+        yield single("blocked_messages", "Messages that wait behind blocked keys.", blocked.messages)
         runs = {state.value: float(reading.runs.get(state.value, 0)) for state in ACTIVE}
         yield _by("requeue_runs", "Requeue runs that have not ended, by state.", "state", runs)
 
@@ -255,10 +255,6 @@ def _read() -> Reading:
 def _gauged() -> Sequence[Level]:
     with Session(settings().access(), purpose="metrics", patience=PATIENCE_SECONDS) as session:
         return gauge(Declarer(session), registry.topology()).levels
-
-
-def _one(name: str, about: str, value: float) -> Family:
-    return Family(name=name, kind="gauge", about=about, samples=(({}, float(value)),))
 
 
 def _by(name: str, about: str, label: str, values: Mapping[str, float]) -> Family:

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.publishing.relay_thread import RelayThread
-from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, Family, families_of, text_of
+from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, families_of, single, text_of
 from django_rmq_retry.telemetry.figures import Notice
 from django_rmq_retry.telemetry.http import Response
 from django_rmq_retry.telemetry.meter import SILENT_SECONDS, Board, Slot
@@ -87,8 +87,9 @@ class RelayHealth:
         """Return the response for a path."""
         if path == "/metrics":
             about = "Messages that this relay has sent from the outbox."
-            sent = Family(name="relayed_total", kind="counter", about=about, samples=(({}, self._relaying.sent),))
-            text = text_of([sent]) + self._notice.read(newest=FRESH_SECONDS)
+            text = text_of([single("relayed_total", about, self._relaying.sent)]) + self._notice.read(
+                newest=FRESH_SECONDS
+            )
             return Response(body=text, content_type=CONTENT_TYPE)
         if path in ("/livez", "/readyz"):
             why = self._trouble(ready=path == "/readyz")

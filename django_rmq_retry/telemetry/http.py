@@ -139,11 +139,6 @@ class HttpServer:
         host, port = self._listener.getsockname()[:2]
         return host, port
 
-    @property
-    def clients(self) -> int:
-        """The number of open connections."""
-        return len(self._clients)
-
     def wait_for(self, descriptor: int, seconds: float) -> None:
         """Serve like ``step``, and return as soon as the descriptor can be read."""
         if descriptor not in self._selector.get_map():

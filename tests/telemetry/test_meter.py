@@ -12,8 +12,8 @@ from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.messages import Properties, Reason, encode_properties
 from django_rmq_retry.policies import ACK, DUPLICATE, Verdict, discard, park, retry
-from django_rmq_retry.telemetry.exposition import Family, families_of, text_of
-from django_rmq_retry.telemetry.meter import Board, Histogram, Meter, Slot
+from django_rmq_retry.telemetry.exposition import families_of, text_of
+from django_rmq_retry.telemetry.meter import Board, Meter, Slot
 from tests.handlers.factories import delivery
 
 NOW = 1_000_000.0
@@ -120,20 +120,6 @@ def test_of_the_successes_between_two_flushes_the_age_of_one_is_measured() -> No
 
     assert (of_charge(found, "age_seconds_count"), of_charge(found, "age_seconds_sum")) == (1, 30)
     assert of_charge(found, "attempts_total", verdict="ack") == 3
-
-
-def test_a_histogram_without_labels_is_read_by_prometheus() -> None:
-    histogram = Histogram(bounds=(0.5, 1.0), counts=(1.0, 2.0, 3.0), total=4.5)
-    text = text_of([Family(name="x", kind="histogram", about="No labels.", histograms=(({}, histogram),))])
-    (family,) = text_string_to_metric_families(text)
-
-    assert [(sample.labels, sample.value) for sample in family.samples] == [
-        ({"le": "0.5"}, 1),
-        ({"le": "1"}, 2),
-        ({"le": "+Inf"}, 3),
-        ({}, 4.5),
-        ({}, 3),
-    ]
 
 
 def test_successes_of_many_threads_and_handlers_are_all_counted() -> None:

@@ -8,7 +8,7 @@ from django.utils import timezone
 from django_rmq_retry.breakers.gate import FLOWING, OPEN, QueueState
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
-from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor, Outdated
 
@@ -78,13 +78,17 @@ class Command(RmqCommand):
 
 def _data(one: QueueState, now: float) -> dict[str, object]:
     held, circuit = one.is_paused(now), one.circuit
-    pause = {"by": one.by, "reason": one.reason, "since": _utc(one.since), "until": _utc(one.until)} if held else None
+    pause = (
+        {"by": one.by, "reason": one.reason, "since": utc(_at(one.since)), "until": utc(_at(one.until))}
+        if held
+        else None
+    )
     breaker = {
         "handler": circuit.handler,
         "cause": circuit.cause,
-        "since": _utc(circuit.since),
+        "since": utc(_at(circuit.since)),
         "failed": circuit.failed,
-        "next_probe": _utc(circuit.probe_at),
+        "next_probe": utc(_at(circuit.probe_at)),
     }
     return {
         "queue": one.queue,
@@ -110,8 +114,3 @@ def _cells(one: QueueState, now: float, *, terminal: bool) -> tuple[object, ...]
 
 def _at(epoch: float | None) -> datetime | None:
     return datetime.fromtimestamp(epoch, UTC) if epoch else None
-
-
-def _utc(epoch: float | None) -> str | None:
-    at = _at(epoch)
-    return None if at is None else clock(at, terminal=False)

@@ -19,7 +19,7 @@ from django_rmq_retry.management.command import (
     add_yes,
     check_known,
 )
-from django_rmq_retry.management.terminal import clock, install
+from django_rmq_retry.management.terminal import clock, install, utc
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.operators import Actor
@@ -179,8 +179,7 @@ def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThre
 def _data(row: OutboxMessage) -> dict[str, object]:
     names = ("message_id", "exchange", "routing_key", "order_key", "size")
     shown = {name: getattr(row, name) for name in names} | {"attempts": row.attempts, "error": row.error}
-    times = {"created_at": row.created_at, "due_at": row.due_at, "failed_at": row.failed_at}
-    moments = {name: None if at is None else clock(at, terminal=False) for name, at in times.items()}
+    moments = {name: utc(getattr(row, name)) for name in ("created_at", "due_at", "failed_at")}
     return {"id": row.pk, **shown, **moments}
 
 

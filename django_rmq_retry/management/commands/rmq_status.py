@@ -24,6 +24,7 @@ from django_rmq_retry.management.broker_status import (
     cells,
     heads,
     look,
+    state,
     totals,
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
@@ -175,10 +176,10 @@ class Command(RmqCommand):
 
     def _show(self, seen: BrokerStatus) -> None:
         self.table(heads(seen))
-        rows = [_HEAD, *(cells(row) for row in seen.rows)]
+        rows = [_HEAD, *(cells(seen, row) for row in seen.rows)]
         # Leave out columns that need the management API if it does not answer.
         shown = [not seen.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
-        self.table([[*compress(row, shown)] for row in rows], ["", *(row.state[1] for row in seen.rows)])
+        self.table([[*compress(row, shown)] for row in rows], ["", *(state(seen, row)[1] for row in seen.rows)])
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
         self.line(*_conclusion(seen))
