@@ -115,15 +115,6 @@ def test_silent_and_trickling_clients_delay_no_other_and_are_dropped(server: Htt
             one.close()
 
 
-def test_more_clients_than_allowed_close_the_oldest_and_delay_no_probe(server: HttpServer) -> None:
-    silent = [socket.create_connection(server.address, timeout=10) for _ in range(MOST_CLIENTS + 8)]
-    try:
-        assert elapsed(lambda: get(server, "/readyz")) < 1
-    finally:
-        for one in silent:
-            one.close()
-
-
 def test_connections_are_kept_while_the_server_is_at_work() -> None:
     server, waiting = HttpServer(("127.0.0.1", 0), answer), list[socket.socket]()
     try:
@@ -170,14 +161,6 @@ def test_a_server_on_all_addresses_warns_once(caplog: pytest.LogCaptureFixture, 
     HttpServer((host, 0), answer).close()
 
     assert len([one for one in caplog.records if one.levelname == "WARNING"]) == warnings
-
-
-def test_an_address_that_is_taken_is_named(server: HttpServer) -> None:
-    host, port = server.address
-    with pytest.raises(AddressUnusable) as refused:
-        HttpServer((host, port), answer)
-
-    assert str(refused.value).startswith(f"The HTTP server cannot listen on {host}:{port}: ")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
