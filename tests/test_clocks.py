@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.db.models import Model
 from django.utils import timezone
 
-from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler, server
+from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, database_clock, handler
 from django_rmq_retry.admin.status import alarms
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import OnceState
@@ -96,10 +96,10 @@ def test_the_time_comes_from_the_database_in_any_time_zone(
     before = timezone.now()
     shifted(monkeypatch, wrong)
 
-    found = server.now("default")
+    found = database_clock.now("default")
 
     assert abs(found - before) < NEAR
-    assert abs(server.ahead("default") + timedelta(seconds=wrong)) < NEAR
+    assert abs(database_clock.ahead("default") + timedelta(seconds=wrong)) < NEAR
 
 
 @pytest.mark.usefixtures("own_clock")
@@ -107,12 +107,13 @@ def test_a_jumping_host_clock_does_not_change_the_time(right: datetime, monkeypa
     found = []
     for wrong in (0.0, 8 * YEAR, -8 * YEAR, 0.0):
         shifted(monkeypatch, wrong)
-        found += [server.now("default"), server.reckoned("default")]
+        found += [database_clock.now("default"), database_clock.reckoned("default")]
 
     assert [abs(at - right) < NEAR for at in found] == [True] * 8
     # A reading is right to half of its question, and none is kept that took longer than that.
     assert all(
-        later - earlier > -timedelta(seconds=server.SLOWEST_READING_SECONDS) for earlier, later in pairwise(found)
+        later - earlier > -timedelta(seconds=database_clock.SLOWEST_READING_SECONDS)
+        for earlier, later in pairwise(found)
     )
 
 
@@ -140,28 +141,28 @@ class Slow:
 
 
 def test_a_slow_database_answer_does_not_set_the_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_readings", {})
+    monkeypatch.setattr(database_clock, "_readings", {})
     slow: Any = Slow(monkeypatch, 0.4)
-    server._fresh(slow)
-    assert server.epoch("slow") == pytest.approx(5000 + slow.at)
-    kept = server._readings["slow"]
+    database_clock._fresh(slow)
+    assert database_clock.epoch("slow") == pytest.approx(5000 + slow.at)
+    kept = database_clock._readings["slow"]
 
     slow.took = 3.0
-    slow.at += server.READING_SECONDS
-    assert server._fresh(slow) is kept
-    assert server._readings == {"slow": kept}
+    slow.at += database_clock.READING_SECONDS
+    assert database_clock._fresh(slow) is kept
+    assert database_clock._readings == {"slow": kept}
 
     slow.took = 0.1
-    assert server._fresh(slow) is server._readings["slow"] is not kept
+    assert database_clock._fresh(slow) is database_clock._readings["slow"] is not kept
 
 
 @pytest.mark.usefixtures("own_clock")
 def test_the_time_advances_inside_a_transaction() -> None:
     begun = time.monotonic()
     with transaction.atomic():
-        first = server.ahead("default")
+        first = database_clock.ahead("default")
         wait_until(lambda: time.monotonic() - begun > 0.3, what="the transaction is older than its first question")
-        second = server.ahead("default")
+        second = database_clock.ahead("default")
 
     assert abs(second - first) < timedelta(seconds=0.2)
 
@@ -241,7 +242,7 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
     assert abs(written.due_at - right) < timedelta(minutes=2)
     monkeypatch.undo()
     # Two readings of the database's clock may differ by the duration of a query.
-    OutboxMessage.objects.update(due_at=written.created_at - timedelta(seconds=server.SLOWEST_READING_SECONDS))
+    OutboxMessage.objects.update(due_at=written.created_at - timedelta(seconds=database_clock.SLOWEST_READING_SECONDS))
     shifted(monkeypatch, -wrong)
 
     assert due_rows.waiting("default")
@@ -296,14 +297,14 @@ def test_a_message_parked_after_its_resolution_reopens_despite_a_wrong_clock(
             raise ValueError
 
         store(arrived(tried(delivery(message_id="m")), queue="payments.parked"))
-        ParkedMessage.objects.update(state=state, resolved_at=server.now("default"), resolution="done")
+        ParkedMessage.objects.update(state=state, resolved_at=database_clock.now("default"), resolution="done")
         ErrorGroup.objects.update(parked=0, **{state.value: 1})
         shifted(monkeypatch, wrong)
         store(arrived(tried(delivery(message_id="m")), queue="payments.parked"))
 
     record = ParkedMessage.objects.get()
     assert (record.state, record.copies) == (State.PARKED, 2)
-    assert abs(record.parked_at - server.now("default")) < NEAR
+    assert abs(record.parked_at - database_clock.now("default")) < NEAR
 
 
 @pytest.mark.usefixtures("own_clock", "unrecorded")
@@ -311,7 +312,7 @@ def test_a_message_parked_after_its_resolution_reopens_despite_a_wrong_clock(
 def test_a_retry_budget_is_kept_between_hosts_with_different_clocks(
     wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.now("default")
+    database_clock.now("default")
     with isolated_handlers():
         policy = RetryThenPark(attempts=None, backoff=Fixed(1), budget=600, via=Ladder())
 
@@ -383,6 +384,6 @@ def test_on_sqlite_the_database_clock_is_the_host_clock(right: datetime, monkeyp
         pytest.skip("others have a clock of their own")
     shifted(monkeypatch, DAY)
 
-    assert abs(server.now("default") - right - timedelta(days=1)) < NEAR
-    assert server.ahead("default") == timedelta()
-    assert server.trusted("default") is not None
+    assert abs(database_clock.now("default") - right - timedelta(days=1)) < NEAR
+    assert database_clock.ahead("default") == timedelta()
+    assert database_clock.trusted("default") is not None

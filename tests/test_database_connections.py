@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_rmq_retry import server
+from django_rmq_retry import database_connections
 
 pytestmark = pytest.mark.django_db
 Run = Callable[[Callable[[], None]], None]
@@ -46,7 +46,7 @@ def begin(connection: BaseDatabaseWrapper) -> None:
 def test_a_connection_opened_by_the_first_handler_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
     def attempt() -> None:
         connection = bank(tmp_path, max_age=0)
-        with server.FreshConnections():
+        with database_connections.FreshConnections():
             ask(connection)
             assert connection.connection is not None
 
@@ -58,11 +58,11 @@ def test_a_connection_opened_by_the_first_handler_is_closed_after_it(worker: Run
 def test_an_expired_connection_is_closed_before_the_next_message(worker: Run, tmp_path: Path) -> None:
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
-        with server.FreshConnections():
+        with database_connections.FreshConnections():
             ask(connection)
         assert connection.connection is not None
         connection.close_at = 0
-        with server.FreshConnections():
+        with database_connections.FreshConnections():
             assert connection.connection is None
 
     worker(attempts)
@@ -72,8 +72,8 @@ def test_a_connection_interrupted_between_attempts_is_not_reused(worker: Run, tm
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         ask(connection)
-        server.interrupted()
-        with server.FreshConnections():
+        database_connections.interrupted()
+        with database_connections.FreshConnections():
             assert connection.connection is None
 
     worker(attempts)
@@ -83,7 +83,7 @@ def test_the_query_log_is_reset_for_each_message(worker: Run, tmp_path: Path) ->
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         for _ in range(3):
-            with server.FreshConnections():
+            with database_connections.FreshConnections():
                 ask(connection)
 
                 assert len(connection.queries_log) == 1
@@ -98,7 +98,7 @@ def test_a_transaction_under_autocommit_false_of_the_settings_is_the_projects_ow
         begin(connection)
         connection.settings_dict["AUTOCOMMIT"] = False
 
-        assert server.tidied() == []
+        assert database_connections.tidied() == []
         connection.close()
 
     worker(attempt)
@@ -110,7 +110,7 @@ def test_a_connection_that_the_project_closed_by_itself_has_nothing_open(worker:
         begin(connection)
         connection.connection.close()
 
-        assert server.tidied() == []
+        assert database_connections.tidied() == []
 
     worker(attempt)
 
@@ -119,10 +119,10 @@ def test_what_a_deadline_interrupted_is_not_called_a_transaction_of_the_handler(
     def attempt() -> None:
         connection = bank(tmp_path, max_age=None)
         begin(connection)
-        server.interrupted()
+        database_connections.interrupted()
 
-        assert server.tidied() == []
-        with server.FreshConnections():
+        assert database_connections.tidied() == []
+        with database_connections.FreshConnections():
             assert connection.connection is None
 
     worker(attempt)
@@ -133,7 +133,7 @@ def test_an_open_transaction_is_found_and_rolled_back(worker: Run, tmp_path: Pat
         connection = bank(tmp_path, max_age=None)
         begin(connection)
 
-        assert [left.database for left in server.tidied()] == ["default"]
-        assert (server.tidied(), connection.connection) == ([], None)
+        assert [left.database for left in database_connections.tidied()] == ["default"]
+        assert (database_connections.tidied(), connection.connection) == ([], None)
 
     worker(attempt)

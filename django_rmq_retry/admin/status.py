@@ -14,7 +14,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.admin.queues import Standing, Standstills
@@ -100,8 +100,8 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
         # A database is away. The pages that need it report that; this page must still work, now above all.
         yield Alarm(text=_("The outbox cannot be read: its database does not answer."), **way)
         return
-    for problem in in_outbox(figures, server.now(database()), Limits()):
-        since = (server.now(database()) - problem.since).total_seconds() if problem.since else 0
+    for problem in in_outbox(figures, database_clock.now(database()), Limits()):
+        since = (database_clock.now(database()) - problem.since).total_seconds() if problem.since else 0
         words = {"count": problem.count, "span": rmq_span(since)}
         yield Alarm(text=str(OUTBOX[problem.code] % words), **way)
 

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import Q, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.gate import FLOWING, READ_SECONDS, BreakerGate, Halt, QueueState
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
 from django_rmq_retry.messages.texts import short
@@ -47,7 +47,7 @@ def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, Q
 
 def now() -> float:
     """Return the time that decides if a pause is over, by the clock of the database that stores the pauses."""
-    return server.now(router.db_for_read(QueueControl)).timestamp()
+    return database_clock.now(router.db_for_read(QueueControl)).timestamp()
 
 
 def not_flowing(queues: Iterable[str], at: float) -> list[QueueState]:
@@ -109,7 +109,7 @@ class Table:
 
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]:
         # This call measures the database's clock; until the next one, times need no query.
-        server.now(database())
+        database_clock.now(database())
         rows = QueueControl.objects.using(database()).filter(queue__in=list(queues))
         return {row.queue: state_of(row) for row in rows}
 
@@ -181,7 +181,7 @@ def halted() -> tuple[QueueControl, ...]:
     """Return the queues that are halted now, by the clock of the database."""
     alias = database()
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
-    return tuple(rows.filter(halted_seen_at__gt=server.now(alias) - STALE_HALT).order_by("queue"))
+    return tuple(rows.filter(halted_seen_at__gt=database_clock.now(alias) - STALE_HALT).order_by("queue"))
 
 
 class Halts:
@@ -226,7 +226,7 @@ class Halts:
     def _write(self, halt: Halt) -> None:
         alias = database()
         row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
-        now, message = server.now(alias), short(halt.message_id or "", _NAME_BYTES)
+        now, message = database_clock.now(alias), short(halt.message_id or "", _NAME_BYTES)
         since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
         same = row.halted_at is not None and message and row.halted_message == message
         QueueControl.objects.using(alias).filter(pk=row.pk).update(

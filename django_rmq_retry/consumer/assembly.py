@@ -26,6 +26,8 @@ from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.heartbeat import Heartbeat
 from django_rmq_retry.consumer.surroundings import Surroundings, machine_fails
+from django_rmq_retry.database_clock import epoch, epoch_ms
+from django_rmq_retry.database_connections import FreshConnections, interrupted, tidied
 from django_rmq_retry.embedded.wire.server import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
@@ -45,7 +47,6 @@ from django_rmq_retry.parked.log_lines import FreshConnectionsAndLog
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import RecordStore
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.server import FreshConnections, epoch, epoch_ms, interrupted, tidied
 from django_rmq_retry.telemetry.meter import Meter
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 

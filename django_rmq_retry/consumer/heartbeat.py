@@ -12,7 +12,7 @@ from typing import Protocol
 from django.db import connections, router
 from django.db.models import QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock, database_connections
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import UndecodableBody
@@ -109,7 +109,7 @@ class Heartbeat:
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
-            with server.FreshConnections():
+            with database_connections.FreshConnections():
                 write()
         except Exception as error:  # noqa: BLE001 - any error of a database driver or router
             if not self._failing:
@@ -132,7 +132,7 @@ class Heartbeat:
         self._row().delete()
 
     def _write(self) -> None:
-        now, passed = server.now(router.db_for_write(ConsumerProcess)), time.monotonic()
+        now, passed = database_clock.now(router.db_for_write(ConsumerProcess)), time.monotonic()
         status = self._status(passed)
         columns = {
             "beat_at": now,
@@ -143,7 +143,7 @@ class Heartbeat:
         }
         if not self._row().update(**columns):
             # The first heartbeat, or the row was deleted while the process did not reach the database.
-            started = server.stored(now.timestamp() - passed + self._began)
+            started = database_clock.stored(now.timestamp() - passed + self._began)
             self._row().create(name=self._name, started_at=started, **self._facts, **columns)
         self._written = status
 

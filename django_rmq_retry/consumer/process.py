@@ -21,10 +21,10 @@ from django_rmq_retry.consumer.memory import MemoryLimit
 from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import LastRow, last_row
 from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen, wait_for
+from django_rmq_retry.database_connections import FreshConnections, close_for_fork
 from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
-from django_rmq_retry.server import FreshConnections, close_for_fork
 from django_rmq_retry.telemetry.figures import Figures
 from django_rmq_retry.telemetry.health import Health, Instruments
 from django_rmq_retry.telemetry.http import HttpServer, HttpThread

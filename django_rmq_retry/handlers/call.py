@@ -9,10 +9,10 @@ from functools import wraps
 from typing import Any, TypeAlias
 
 from django_rmq_retry import forks
+from django_rmq_retry.database_connections import OPEN_ADVICE, LeftOpen
 from django_rmq_retry.errors import EffectsLost, NeverRan
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.verdict import Verdict
-from django_rmq_retry.server import OPEN_ADVICE, LeftOpen
 
 log = logging.getLogger("django_rmq_retry")
 

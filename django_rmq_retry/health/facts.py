@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import (
@@ -106,7 +106,7 @@ def survey() -> Survey:
     tables = set(connections[alias].introspection.table_names())
     if not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
         raise Unmigrated(alias)
-    apart, now = server.ahead(alias), server.now(alias)
+    apart, now = database_clock.ahead(alias), database_clock.now(alias)
     stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
     return Survey(
         alias=alias,

@@ -9,13 +9,14 @@ from functools import partial
 
 from django.utils.translation import gettext_lazy
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers.gate import PAUSED, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_clock import span
 from django_rmq_retry.health.facts import Blocked, Outbox, Survey
 from django_rmq_retry.health.rules import (
     CLOCKS_APART,
@@ -34,7 +35,6 @@ from django_rmq_retry.health.rules import (
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.groups import grows
-from django_rmq_retry.server import span
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 
@@ -237,9 +237,9 @@ def _in_clocks(survey: Survey) -> Iterator[Problem]:
     apart = abs(survey.apart)
     if apart > CLOCKS_APART:
         yield Problem(
-            code=Code.CLOCKS_WRONG if apart > server.CLOCK_TOLERANCE else Code.CLOCKS_APART,
+            code=Code.CLOCKS_WRONG if apart > database_clock.CLOCK_TOLERANCE else Code.CLOCKS_APART,
             subject=survey.alias,
-            values={"difference": server.difference(survey.apart, survey.alias)},
+            values={"difference": database_clock.difference(survey.apart, survey.alias)},
         )
 
 
@@ -387,4 +387,6 @@ def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limi
 
 def resting(survey: Survey | None) -> frozenset[str]:
     """Return the queues that need no consumer, by the pauses and breakers of a survey."""
-    return excused(map(state_of, survey.stopped), server.now(survey.alias).timestamp()) if survey else frozenset()
+    return (
+        excused(map(state_of, survey.stopped), database_clock.now(survey.alias).timestamp()) if survey else frozenset()
+    )

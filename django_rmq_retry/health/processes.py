@@ -9,7 +9,7 @@ from typing import Any
 from django.db import router
 from django.db.models import Q
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.health.rules import VANISHED
 from django_rmq_retry.models import ConsumerProcess
 
@@ -100,7 +100,7 @@ def processes(*, most: int = MOST_PROCESSES) -> list[Process]:
     """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout."""
     alias = router.db_for_read(ConsumerProcess)
     rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most]
-    now = server.now(alias)
+    now = database_clock.now(alias)
     return sorted([Process.of(row, now) for row in rows], key=_place)
 
 
@@ -112,7 +112,7 @@ def _place(one: Process) -> tuple[object, ...]:
 def delete_vanished() -> bool:
     """Delete the rows of vanished processes that are too old; a process that is back writes its row again."""
     alias = router.db_for_write(ConsumerProcess)
-    now = server.trusted(alias)
+    now = database_clock.trusted(alias)
     if now is not None:
         old = Q(beat_at__lt=now - KEPT) | Q(beat_at__lt=now - KEPT_EMPTY, in_flight=[])
         ConsumerProcess.objects.using(alias).filter(old).delete()

@@ -9,6 +9,7 @@ from uuid import UUID
 from django.db import connections
 
 from django_rmq_retry import forks
+from django_rmq_retry.database_connections import left_open, tidied
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerSkipped, log_left_open
 from django_rmq_retry.handlers.subscription import Named, Subscription
@@ -17,7 +18,6 @@ from django_rmq_retry.messages.identity import message_name, named_by_bytes
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.verdict import park
-from django_rmq_retry.server import left_open, tidied
 
 NAME_LENGTH = 255
 _BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"

@@ -10,7 +10,9 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, DataError, Error, IntegrityError, connections, router, transaction
 from django.utils.connection import ConnectionDoesNotExist
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
+from django_rmq_retry.database_connections import OPEN_ADVICE, left_open
+from django_rmq_retry.database_errors import asked_again, clashed, lost, uncertain
 from django_rmq_retry.errors import EffectsLost
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Subscription
@@ -23,7 +25,6 @@ from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.server import OPEN_ADVICE, asked_again, clashed, left_open, lost, uncertain
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -92,7 +93,7 @@ def insert(connection: Any, handler: str, name: Name) -> bool:
     It must be the first statement of its transaction: on SQLite the write of a transaction that has read before is
     rejected if another transaction has written since.
     """
-    at = connection.ops.adapt_datetimefield_value(server.now(connection.alias))
+    at = connection.ops.adapt_datetimefield_value(database_clock.now(connection.alias))
     with connection.cursor() as cursor:
         try:
             cursor.execute(_statements(connection.vendor).insert, (name.key, handler, name.text, name.digest, at))

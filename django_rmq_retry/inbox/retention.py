@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import router
 from django.db.models import Min, Q, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
@@ -52,7 +52,7 @@ class EntryRetention:
         """Delete some of the entries that are old enough. True if there may be more."""
         once = [one for one in registry.subscriptions() if one.once]
         days = timedelta(days=settings().inbox_days)
-        times = {alias: server.trusted(alias) for alias in sorted({alias_of(one) for one in once})}
+        times = {alias: database_clock.trusted(alias) for alias in sorted({alias_of(one) for one in once})}
         more = [self._turn(alias, now - days, once) for alias, now in times.items() if now is not None]
         return any(more)
 

@@ -16,6 +16,7 @@ from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_clock import span
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
@@ -29,7 +30,6 @@ from django_rmq_retry.management.dead_letter_processes import dead_letter_proces
 from django_rmq_retry.management.examination import Finding, Look, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.parked.declared import BrokerPlace, former_queues
-from django_rmq_retry.server import span
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import PlanState, shown
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connections, router
 from django.utils import timezone
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.amqp.levels import Gauged, gauge
@@ -96,7 +96,7 @@ class BrokerStatus:
 def look(limits: Limits, timeout: float) -> BrokerStatus:
     """Query the database first: it has the queues that are stopped on purpose."""
     survey, trouble = surveyed(timeout)
-    now = server.now(survey.alias) if survey else timezone.now()
+    now = database_clock.now(survey.alias) if survey else timezone.now()
     with declarer(timeout=timeout) as it:
         seconds = round_trip(it.session)
         topology = registry.topology()

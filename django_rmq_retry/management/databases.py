@@ -8,10 +8,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import Error, InterfaceError, OperationalError, connections, models, router
 
+from django_rmq_retry.database_errors import uncertain
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.operators import LABEL
-from django_rmq_retry.server import uncertain
 
 UNREACHABLE = (OperationalError, InterfaceError)
 """The errors of Django's database drivers for a lost connection, among other causes."""

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.once import database_problems
@@ -153,7 +153,7 @@ class RecordExamination:
             for area, what in ((Area.CLOCKS, ""), (Area.CONSUMERS, "Heartbeats were"), (Area.PARKED, "")):
                 yield Finding.unseen(area, self._unread or "the database was not read", what=what)
             return
-        found = list(in_survey(survey, server.now(survey.alias), self._limits))
+        found = list(in_survey(survey, database_clock.now(survey.alias), self._limits))
         of_area = {area: [problem for problem in found if problem.rule.area is area] for area in Area}
         yield from looked(Area.DATABASE, lambda: of_area[Area.DATABASE])
         yield from looked(Area.CLOCKS, lambda: of_area[Area.CLOCKS] or [_agreeing(survey)])
@@ -214,13 +214,13 @@ class RecordExamination:
 
     def _processes(self, survey: Survey) -> Iterator[Problem]:
         newest = ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]
-        yield from in_processes(self._asked(lambda: list(newest)), server.now(survey.alias))
+        yield from in_processes(self._asked(lambda: list(newest)), database_clock.now(survey.alias))
 
     def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Finding | Problem]:
         if not survey.parked.count:
             yield Finding.ok(Area.PARKED, "No message is parked.")
         yield from found
-        now = server.now(survey.alias)
+        now = database_clock.now(survey.alias)
         yield from self._asked(lambda: list(growing(now)))
         runs = RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk")
         yield from in_runs(self._asked(lambda: list(runs)), now)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from django.db import InterfaceError, OperationalError, connections, transaction
 
+from django_rmq_retry.database_errors import asked_again, lost, too_large
 from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.subscription import Subscription
@@ -32,7 +33,6 @@ from django_rmq_retry.ordering.keys import (
     unblock,
 )
 from django_rmq_retry.policies.verdict import Kind, Verdict, park
-from django_rmq_retry.server import asked_again, lost, too_large
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from django.db import router, transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -132,7 +132,7 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
         name=names.name,
         identity=names.identity,
         parked=parked,
-        since=server.now(using),
+        since=database_clock.now(using),
     )
     # No query before the insert: on MariaDB two transactions that find no row would wait for each other.
     BlockedKey.objects.using(using).bulk_create([blocked_key], ignore_conflicts=True)
@@ -179,7 +179,7 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
         routing_key=short(delivery.routing_key, NAME_BYTES),
         body=delivery.body,
         properties=encode_properties(copy.properties),
-        waiting_since=server.now(using),
+        waiting_since=database_clock.now(using),
     )
     BlockedKey.objects.using(using).filter(pk=known.pk).update(waiting=F("waiting") + 1)
 
@@ -200,7 +200,7 @@ def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage
         name=following.name,
         identity=following.identity,
         parked=False,
-        since=now or server.now(using),
+        since=now or database_clock.now(using),
         waiting=BlockedMessage.objects.using(using).filter(block=known).count() - 1,
     )
     outbox.current.keep([copy_back(following, known.queue)], using=using)

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
@@ -124,7 +124,12 @@ def discard(
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
-    changes = {"resolved_at": server.now(database()), "resolution": reason, "held_until": None, "hold_reason": ""}
+    changes = {
+        "resolved_at": database_clock.now(database()),
+        "resolution": reason,
+        "held_until": None,
+        "hold_reason": "",
+    }
     facts = {"category": str(category)}
     change = Change(
         action=Action.DISCARD, states=OPEN, state=State.DISCARDED, changes=changes, reason=reason, facts=facts
@@ -148,7 +153,7 @@ def hold(
     selection: Selection, actor: Actor, *, until: datetime, reason: str = "", allowed: Allowed | None = None
 ) -> Done:
     """Put the open messages of a selection on hold until a time."""
-    now = server.now(database())
+    now = database_clock.now(database())
     if timezone.is_naive(until) or not now < until <= now + LONGEST_HOLD:
         raise Refused(_("A hold must end in the future, within a year."))
     changes = {"held_until": until, "hold_reason": short(reason, 255)}
@@ -167,7 +172,7 @@ def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: All
 def unhold_due() -> int:
     """End the expired holds; return their number. Groups count messages on hold as parked, so no group row changes."""
     using = database()
-    due = ParkedMessage.objects.using(using).filter(state=State.ON_HOLD, held_until__lte=server.now(database()))
+    due = ParkedMessage.objects.using(using).filter(state=State.ON_HOLD, held_until__lte=database_clock.now(database()))
     if not due.exists():
         return 0
     with transaction.atomic(using=using):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.db import router
 from django.db.models import Exists, OuterRef, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
@@ -170,7 +170,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
         body=body,
         identity=attempt_identity(delivery.queue, named, delivery.body) if large else "",
         number=delivery.attempt,
-        ended=server.epoch(router.db_for_write(parked.Attempt)) if ended is None else ended,
+        ended=database_clock.epoch(router.db_for_write(parked.Attempt)) if ended is None else ended,
         seconds=attempt.seconds,
         verdict=attempt.verdict,
         trace=traced,
@@ -203,11 +203,11 @@ class RowBuilder:
             short(draft.message_id, NAME_LIMIT),
             min(draft.ticket.cycle, LARGEST_INTEGER) if draft.ticket else 1,
             min(draft.number, LARGEST_INTEGER),
-            server.stored(ended - draft.seconds),
+            database_clock.stored(ended - draft.seconds),
             draft.seconds,
             verdict.kind.value,
             verdict.after,
-            server.stored(ended + verdict.after) if waits else None,
+            database_clock.stored(ended + verdict.after) if waits else None,
             verdict.reason.value if verdict.reason else "",
             verdict.error.kind if verdict.error else "",
             draft.trace[0].text if draft.trace else "",

@@ -7,7 +7,7 @@ from functools import partial
 from django.db import router, transaction
 from django.db.models import F, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, AuditHead, OperatorAction
 from django_rmq_retry.parked.admin_history import add_entry
@@ -36,7 +36,7 @@ def log_action(
         previous = _next_head(using)
         row = OperatorAction(
             number=previous.number,
-            at=server.now(using),
+            at=database_clock.now(using),
             actor_id=actor.user_id,
             actor_name=actor.name,
             actor_key="" if actor.user_id is None else str(actor.user_id),

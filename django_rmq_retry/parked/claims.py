@@ -14,7 +14,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers.ticket import Ticket
@@ -70,7 +70,7 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
 
     Nothing is claimed if the run is not running or another driver owns it.
     """
-    using, now = database(), server.now(database())
+    using, now = database(), database_clock.now(database())
     claims: list[Claim] = []
     left_out: dict[int, ItemReason] = {}
     messages = locked_messages([item.message_id for item in items])
@@ -143,7 +143,7 @@ def skip_items(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = 
     for item, code in codes.items():
         grouped.setdefault(code, []).append(item)
     rows = RequeueItem.objects.using(using).filter(run=run, state=state)
-    now = server.now(database())
+    now = database_clock.now(database())
     count = sum(
         rows.filter(pk__in=some).update(state=ItemState.SKIPPED, skip_code=code, ended_at=now)
         for code, some in grouped.items()
@@ -156,7 +156,9 @@ def skip_items(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = 
 def end_expired_claims() -> int:
     """End the expired claims; return their number. Their records are open again, and a copy may have been delivered."""
     using = database()
-    stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=server.now(database()))
+    stale = ParkedMessage.objects.using(using).filter(
+        state=State.REQUEUEING, claimed_until__lt=database_clock.now(database())
+    )
     total = 0
     while ids := list(stale.order_by("pk").values_list("pk", flat=True)[:EXPIRED_AT_ONCE]):
         total += _end_claims(ids)
@@ -165,7 +167,7 @@ def end_expired_claims() -> int:
 
 @transaction_of(ParkedMessage)
 def _end_claims(ids: Sequence[int]) -> int:
-    using, now = database(), server.now(database())
+    using, now = database(), database_clock.now(database())
     rows = locked_messages(ids, whole=False).values()
     stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
     reopen_unconfirmed(stale)
@@ -241,7 +243,7 @@ def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) ->
 
 
 def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
-    using, now = database(), server.now(database())
+    using, now = database(), database_clock.now(database())
     known = locked_run(run)
     if known is None:
         return
@@ -309,7 +311,7 @@ def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
         record = _locked(pk)
         if record is None or record.state != State.PARKED or record.version > 1:
             return False
-        _close(record, handled_at=handled_at, at=server.now(database()))
+        _close(record, handled_at=handled_at, at=database_clock.now(database()))
     return True
 
 

@@ -7,7 +7,7 @@ from django.db import router, transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.gate import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
@@ -41,7 +41,7 @@ def queue_states() -> list[QueueState]:
 
 def pause_end(span: timedelta | None) -> datetime | None:
     """Return the time at which a pause of this length ends, by the database's clock, which all consumers share."""
-    return None if span is None else server.now(router.db_for_write(QueueControl)) + span
+    return None if span is None else database_clock.now(router.db_for_write(QueueControl)) + span
 
 
 @transaction_of(QueueControl)
@@ -49,7 +49,7 @@ def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None 
     """Stop all consumers of a queue within seconds, until ``until`` or until an operator resumes the queue."""
     _check_has_handler(queue)
     _check_can_pause(queue)
-    now = server.now(router.db_for_write(QueueControl))
+    now = database_clock.now(router.db_for_write(QueueControl))
     if until is not None and until <= now:
         raise Refused(_("The time at which the queue resumes is in the past."))
     control = _locked_control(queue)
@@ -68,7 +68,7 @@ def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
     _check_has_handler(queue)
     control = _locked_control(queue)
     known = state_of(control)
-    if known.state(server.now(router.db_for_write(QueueControl)).timestamp()) == FLOWING:
+    if known.state(database_clock.now(router.db_for_write(QueueControl)).timestamp()) == FLOWING:
         raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
     control.paused, control.by, control.reason, control.since, control.until = False, "", "", None, None
     closed = columns_of(CLOSED)
@@ -165,7 +165,7 @@ def retry_outbox(actor: Actor, ids: Collection[int] | None, *, using: str, reaso
         rows = _locked_rows(failing(using) if ids is not None else failing(using).filter(failed_at__isnull=False), ids)
         if rows:
             chosen = OutboxMessage.objects.using(using).filter(pk__in=[row.pk for row in rows])
-            count = chosen.update(failed_at=None, attempts=0, due_at=server.now(using))
+            count = chosen.update(failed_at=None, attempts=0, due_at=database_clock.now(using))
             _log_outbox_action(actor, Action.REQUEUE, rows, using=using, reason=reason)
     if count:
         outbox_rows.notify(using)

@@ -8,7 +8,7 @@ from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, router, transaction
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import look_at_rest
 from django_rmq_retry.amqp.refusals import Refusal
@@ -184,7 +184,7 @@ def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
 
 
 def _row(place: BrokerPlace, item: Item, topology: Topology, homes: Mapping[str, str], version: str) -> Declared:
-    declaration, now = item.declaration, server.now(router.db_for_write(Declared))
+    declaration, now = item.declaration, database_clock.now(router.db_for_write(Declared))
     bindings = [
         [one.source, one.key, _plain(one.arguments)]
         for one in topology.bindings

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from django.db import connections
 from django.db.models import Q
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.claims import end_expired_claims
@@ -120,7 +120,7 @@ def undriven(most: int) -> list[int]:
     """Return runs that need a driver, oldest first."""
     if most <= 0:
         return []
-    now = server.now(database())
+    now = database_clock.now(database())
     free = Q(leased_until__isnull=True) | Q(leased_until__lt=now)
     rows = RequeueRun.objects.using(database()).filter(free, TO_DRIVE)
     return list(rows.order_by("pk").values_list("pk", flat=True)[:most])

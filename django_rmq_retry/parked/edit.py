@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from django.db.models import F
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
@@ -249,7 +249,7 @@ def store(message: int, actor: Actor, proposal: Proposal, *, version: int, reaso
 
 @transaction_of(ParkedMessage)
 def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
-    using, now = database(), server.now(database())
+    using, now = database(), database_clock.now(database())
     known = locked_messages([message]).get(message)
     if known is None:
         raise NothingChosen(_("There is no message %(message)s.") % {"message": message})

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Case, Count, IntegerField, Max, Min, Q, QuerySet, Sum, Value, When
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.history import Reason
@@ -153,7 +153,7 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     }
     max_age = settings().operators.requeue_max_age
     if max_age is not None:
-        findings["late"] = older_than(server.now(database()) - timedelta(seconds=max_age))
+        findings["late"] = older_than(database_clock.now(database()) - timedelta(seconds=max_age))
     if terms.kept_back:
         findings["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
@@ -169,7 +169,7 @@ def sends_any(group: int) -> bool:
     This needs one query, whatever the size of the group.
     """
     parked = {"group": group, "state": [State.PARKED.value]}
-    selection = Selection(filter=parked, as_of=server.now(database()), count=0)
+    selection = Selection(filter=parked, as_of=database_clock.now(database()), count=0)
     refused = Q()
     for _code, condition in reasons(selection, Terms()):
         refused |= condition
@@ -193,7 +193,7 @@ def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, 
 
 def _on_hold() -> Q:
     """Match the messages on hold. A hold whose time is over does not count: a consumer ends it only a little later."""
-    return Q(state=State.ON_HOLD) & ~Q(held_until__lte=server.now(database()))
+    return Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(database()))
 
 
 def older_than(moment: datetime) -> Q:

@@ -13,7 +13,7 @@ from django.db.models.functions import Greatest, Least
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, reduced
@@ -132,7 +132,7 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
     differing = {name: value for name, value in changes.items() if getattr(known, name) != value}
     if differing:
         before = {name: getattr(known, name) for name in differing}
-        noted = {"noted_at": server.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
+        noted = {"noted_at": database_clock.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
         rows.update(**differing, **noted)
         facts = {"before": before, "after": differing}
         log_action(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)

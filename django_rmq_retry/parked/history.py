@@ -11,7 +11,7 @@ from typing import Protocol
 
 from django.db import DataError, IntegrityError, OperationalError, connections, router, transaction
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock, database_connections
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers.attempt import FinishedAttempt, has_history
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
@@ -162,7 +162,7 @@ class Buffer:
         if self.away:
             self.away = False
             log.warning("Attempts are recorded again%s", self._dropped_text(), extra={"event": "recorded"})
-        server.renew_connections()
+        database_connections.renew_connections()
         return 0.0
 
     def _failed(self, error: Exception, wait: float) -> float:
@@ -296,10 +296,10 @@ class Recorder:
             return
         try:
             # Taken first, because the recording below takes time that is not part of the attempt.
-            ended = server.epoch(router.db_for_write(ParkedMessage))
+            ended = database_clock.epoch(router.db_for_write(ParkedMessage))
             ticket = ticket_of(attempt.delivery)
             if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
-                self._end(ticket, attempt, server.stored(ended))
+                self._end(ticket, attempt, database_clock.stored(ended))
             if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
                 self.buffer.add(draft_of(attempt, ticket, ended=ended))
         except BaseException:

@@ -15,7 +15,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
@@ -101,7 +101,7 @@ class Choice:
         mine = RequeueItem.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
         under_way = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
         ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
-        overdue = server.now(database()) - OUTCOME_LIMIT
+        overdue = database_clock.now(database()) - OUTCOME_LIMIT
         for key, sent_at in under_way.values_list("message__business_key", "sent_at"):
             (self._failed if sent_at and sent_at < overdue else self._busy).add(key)
         self._failed.update(ended.values_list("message__business_key", flat=True))
@@ -143,7 +143,7 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
 @transaction_of(ParkedMessage)
 def advance(run: int, driver: str) -> str:
     """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it."""
-    using, now = database(), server.now(database())
+    using, now = database(), database_clock.now(database())
     known = locked_run(run)
     if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
         return "" if known is None else known.state
@@ -168,7 +168,7 @@ def advance(run: int, driver: str) -> str:
 @transaction_of(ParkedMessage)
 def skip_unsent(run: int) -> bool:
     """Skip the next unsent items of a stopped run; return True if there may be more of them."""
-    using, now = database(), server.now(database())
+    using, now = database(), database_clock.now(database())
     known = locked_run(run)
     if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
         return False
@@ -294,7 +294,7 @@ def _chosen(
 ) -> "QuerySet[ParkedMessage, tuple[object, ...]]":
     """Return a row for each message with the values of its item, in the order of the columns."""
     objections = reasons(selection, terms)
-    now = server.now(database())
+    now = database_clock.now(database())
     left_out = [When(condition, then=Value(code.value)) for code, condition in objections]
     ended = [When(condition, then=Value(now)) for _code, condition in objections]
     skipped = [When(condition, then=Value(ItemState.SKIPPED.value)) for _code, condition in objections]

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
@@ -147,7 +147,7 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
 
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
     """Store a list, with the records that its keys name now."""
-    using, now, named = database(), server.now(database()), named or {}
+    using, now, named = database(), database_clock.now(database()), named or {}
     with transaction.atomic(using=using):
         _tidy(using)
         by_key = "" if actor.user_id is None else str(actor.user_id)
@@ -164,7 +164,7 @@ def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] 
 
 def _tidy(using: str) -> None:
     """Delete lists that are too old to be used: see ``LIST_USABLE``."""
-    now = server.trusted(using)
+    now = database_clock.trusted(using)
     if now is None:
         return
     due = KeyList.objects.using(using).filter(kept=False, created_at__lt=now - 2 * LIST_USABLE)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from django_rmq_retry import server
+from django_rmq_retry import database_connections
 from django_rmq_retry.messages.texts import short
 
 MOST_LOG_LINES = 100
@@ -19,7 +19,7 @@ Lines = deque[logging.LogRecord]
 _lines: ContextVar[Lines | None] = ContextVar("rmq_lines", default=None)
 
 
-class FreshConnectionsAndLog(server.FreshConnections):
+class FreshConnectionsAndLog(database_connections.FreshConnections):
     """Like ``FreshConnections``; it also keeps the log lines of the attempt until its verdict is known."""
 
     __slots__ = ()

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
@@ -145,7 +145,7 @@ def start(
     _check(selection, reason, include)
     end_expired_claims()
     run = RequeueRun(
-        created_at=server.now(database()),
+        created_at=database_clock.now(database()),
         by_user_id=actor.user_id,
         by=actor.name,
         source=actor.source,
@@ -158,7 +158,7 @@ def start(
         stop_at=None if stop_at is None or stop_at >= GUARD_OFF else stop_at,
         one_by_one=one_by_one or "duplicates" not in include,
         canary=canary,
-        **({"state": RunState.PLANNED} if planned else {"started_at": server.now(database())}),
+        **({"state": RunState.PLANNED} if planned else {"started_at": database_clock.now(database())}),
     )
     return _started(run, selection, terms, actor)
 

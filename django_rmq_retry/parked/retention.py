@@ -10,7 +10,7 @@ from django.db import router, transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.identity import NAMELESS
 from django_rmq_retry.models import Action, Attempt, AuditHead, ErrorGroup, OperatorAction, ParkedMessage
@@ -32,7 +32,7 @@ REST_SECONDS = 0.1
 
 def delete_old() -> bool:
     """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more."""
-    now, current = server.trusted(router.db_for_write(ParkedMessage)), settings()
+    now, current = database_clock.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
     messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(BATCHES_PER_TURN)]
@@ -119,21 +119,21 @@ def purge(
 
 def clocks_differ() -> str:
     """Return a sentence if this host's clock and the database's differ too much to delete by age; else empty."""
-    apart = abs(server.ahead(database()))
-    if apart <= server.CLOCK_TOLERANCE:
+    apart = abs(database_clock.ahead(database()))
+    if apart <= database_clock.CLOCK_TOLERANCE:
         return ""
     text = _(
         "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age "
         "until they agree: synchronize both by NTP."
     )
-    return text % {"span": server.span(apart)}
+    return text % {"span": database_clock.span(apart)}
 
 
 def _agreed_time() -> datetime:
     why = clocks_differ()
     if why:
         raise Refused(why)
-    return server.now(database())
+    return database_clock.now(database())
 
 
 @transaction_of(ParkedMessage)

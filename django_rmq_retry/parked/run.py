@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.models import F, Q, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
@@ -55,7 +55,7 @@ Clock = Callable[[], float]
 
 def restart_rate() -> dict[str, Any]:
     """Return the columns for computing a run's real rate, to set when it starts, resumes or changes its rate."""
-    return {"paced_at": server.now(database()), "paced_sent": F("sent")}
+    return {"paced_at": database_clock.now(database()), "paced_sent": F("sent")}
 
 
 def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
@@ -73,7 +73,7 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
     if not states:
         return None, False
     sent_at = rows.filter(state=ItemState.SENT).values_list("sent_at", flat=True).first()
-    if sent_at is not None and sent_at < server.now(database()) - CANARY_LIMIT:
+    if sent_at is not None and sent_at < database_clock.now(database()) - CANARY_LIMIT:
         return RunWait.CANARY_SILENT, True
     return RunWait.CANARY_WAITS, False
 
@@ -145,7 +145,7 @@ class Drive:
             self._set_wait(run, RunWait.BROKER_AWAY)
             return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
-            self._set(run, state=RunState.RUNNING, wait="", started_at=server.now(database()), **restart_rate())
+            self._set(run, state=RunState.RUNNING, wait="", started_at=database_clock.now(database()), **restart_rate())
             return 0.0
         return self._slice(run)
 
@@ -165,7 +165,7 @@ class Drive:
 
     def _renewed(self) -> RequeueRun | None:
         """Renew the lease; return the run, or None if it needs no driver or another driver owns it."""
-        now = server.now(database())
+        now = database_clock.now(database())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
         rows = _runs().filter(free, TO_DRIVE, pk=self.run)
         self._mine = bool(rows.update(driver=self.driver, leased_until=now + RUN_LEASE, beat_at=now))

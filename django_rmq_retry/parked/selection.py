@@ -13,7 +13,7 @@ from django.db.models.lookups import Exact
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
@@ -162,7 +162,7 @@ def _bytes(text: F) -> Func:
 def _keys_of(value: Any) -> QuerySet[ListedKey]:
     number = value["list"]
     known = KeyList.objects.using(database()).filter(pk=number).first()
-    if known is None or not (known.kept or known.created_at > server.now(database()) - LIST_USABLE):
+    if known is None or not (known.kept or known.created_at > database_clock.now(database()) - LIST_USABLE):
         # Without its list an exclusion would exclude nothing.
         raise Outdated(_("The list of keys is older than a day. Paste it again."))
     return ListedKey.objects.filter(list=number).order_by()
@@ -211,7 +211,7 @@ class Selection:
             totals = rows.order_by().aggregate(count=Count("pk"), last=Max("pk"), parked=Max("parked_at"))
         except (ValueError, TypeError, ValidationError) as error:
             raise Refused(_("The filter cannot be used: %(error)s") % {"error": error}) from error
-        now = server.now(rows.db)
+        now = database_clock.now(rows.db)
         # A worker whose clock is ahead may have parked a message "later" than now; it is selected nevertheless.
         as_of = max(now, totals["parked"] or now)
         return cls(filter=words, max_id=totals["last"] or 0, as_of=as_of, count=totals["count"])
@@ -224,7 +224,7 @@ class Selection:
         for start in range(0, len(wanted), 500):
             rows = _records().filter(pk__in=wanted[start : start + 500])
             order.update(rows.values_list("pk", "revision"))
-        return cls(revisions=order, as_of=server.now(_records().db), count=len(order))
+        return cls(revisions=order, as_of=database_clock.now(_records().db), count=len(order))
 
     @property
     def named(self) -> bool:

@@ -12,7 +12,7 @@ from uuid import uuid4
 from django.db import connections, router, transaction
 from django.db.models import F
 
-from django_rmq_retry import server, signals
+from django_rmq_retry import database_clock, signals
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
@@ -310,7 +310,7 @@ class RecordStore:
 
     def _read(self, batch: Sequence[Delivery], done: dict[Delivery, Stored]) -> list[Arrival]:
         # An outage of the database is detected later, when the batch is stored.
-        now = server.reckoned(self.alias)
+        now = database_clock.reckoned(self.alias)
         arrivals = []
         for delivery in batch:
             try:
@@ -349,7 +349,7 @@ class RecordStore:
         alias = self.alias
         # If the batch then fails, empty groups remain, which is harmless.
         groups = groups_of(arrivals, using=alias)
-        filing = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=server.now(alias))
+        filing = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=database_clock.now(alias))
         with transaction.atomic(using=alias):
             write_first(ParkedMessage, alias)
             filing.write()

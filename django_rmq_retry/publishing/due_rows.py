@@ -10,7 +10,7 @@ from typing import TypeAlias
 from django.db import connections, transaction
 from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import READ, OutboxRow, row_of
 from django_rmq_retry.statements import write_first
@@ -55,12 +55,12 @@ def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Outbox
 
 def waiting(using: str) -> bool:
     """True if any row is due."""
-    return _due(using, server.now(using)).exists()
+    return _due(using, database_clock.now(using)).exists()
 
 
 def next_due(using: str) -> float | None:
     """Return the seconds until the next row becomes due; None if no row is waiting."""
-    now = server.now(using)
+    now = database_clock.now(using)
     later = OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__gt=now)
     at = later.aggregate(at=Min("due_at"))["at"]
     return None if at is None else float((at - now).total_seconds())
@@ -74,13 +74,13 @@ def _leased(using: str, wanted: Wanted, lease: float) -> list[OutboxRow]:
     with transaction.atomic(using=using):
         write_first(OutboxMessage, using)
         rows = _taken(using, wanted, lock=False)
-        until = server.now(using) + timedelta(seconds=lease)
+        until = database_clock.now(using) + timedelta(seconds=lease)
         OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
     return [replace(row, due_at=until) for row in rows]
 
 
 def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
-    ready = _due(using, server.now(using)).filter(
+    ready = _due(using, database_clock.now(using)).filter(
         *([Q(pk__in=wanted.only)] if wanted.only else [Q(alone=wanted.alone)]),
         *([~Q(exchange__in=wanted.without)] if wanted.without else []),
     )

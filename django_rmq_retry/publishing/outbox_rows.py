@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
@@ -117,7 +117,7 @@ class OutboxRow:
 def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[OutboxRow]:
     """Insert messages in their order, all or none. For `lease` seconds only the writer may send them."""
     connection = connections[using]
-    now = server.now(using)
+    now = database_clock.now(using)
     due = now + timedelta(seconds=lease)
     adapted = connection.ops.adapt_datetimefield_value
     times = adapted(now), adapted(due)
@@ -217,7 +217,7 @@ def delete(ids: Sequence[int], *, using: str) -> None:
 
 def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[OutboxRow]:
     """Extend the lease of rows and return them with the new lease; no rows if a relay has taken any of them."""
-    now = server.now(using)
+    now = database_clock.now(using)
     due = now + timedelta(seconds=seconds)
     with transaction.atomic(using=using):
         if _lease(rows, using, due, after=now + timedelta(seconds=SKEW_SECONDS)) == len(rows):
@@ -229,7 +229,7 @@ def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[Outb
 
 def release(rows: Sequence[OutboxRow], *, using: str, wake: bool = True) -> None:
     """Release rows to the relays now. A row that a relay has already claimed is left unchanged."""
-    now = server.now(using)
+    now = database_clock.now(using)
     for start in range(0, len(rows), DELETED_AT_ONCE):
         _lease(rows[start : start + DELETED_AT_ONCE], using, now, after=now)
     if wake:
@@ -250,7 +250,7 @@ def _lease(rows: Sequence[OutboxRow], using: str, due: datetime, *, after: datet
 
 def postpone(row: int, *, using: str, seconds: float, attempts: int, error: str) -> None:
     """Make a row due later, and store the error."""
-    due = connections[using].ops.adapt_datetimefield_value(server.now(using) + timedelta(seconds=seconds))
+    due = connections[using].ops.adapt_datetimefield_value(database_clock.now(using) + timedelta(seconds=seconds))
     _update(using, "due_at = %s, attempts = %s, error = %s", "id = %s", [due, attempts, short(error, 1000), row])
 
 
@@ -263,7 +263,7 @@ def send_alone(ids: Sequence[int], *, using: str) -> None:
 
 def mark_failed(row: int, *, using: str, attempts: int, error: str) -> None:
     """Mark a row as failed, which keeps it for an operator."""
-    now = connections[using].ops.adapt_datetimefield_value(server.now(using))
+    now = connections[using].ops.adapt_datetimefield_value(database_clock.now(using))
     _update(using, "failed_at = %s, attempts = %s, error = %s", "id = %s", [now, attempts, short(error, 1000), row])
 
 

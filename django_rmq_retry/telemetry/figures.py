@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from django.db import connections
 from django.db.models import Count, Min
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Level, gauge
 from django_rmq_retry.amqp.session import Session
@@ -246,7 +246,7 @@ def _read() -> Reading:
     runs = RequeueRun.objects.filter(state__in=ACTIVE).order_by().values_list("state")
     return Reading(
         survey=found,
-        now=server.now(found.alias),
+        now=database_clock.now(found.alias),
         parked=tuple(ParkedCount(*row) for row in rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
         runs=dict(runs.annotate(n=Count("pk"))),
     )

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Caller, Publisher
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.messages.message import Message
@@ -92,11 +92,11 @@ def _send_left(using: str) -> int:
     from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415 - as above
 
     # Other rows are still leased to their writers: inside a TestCase their transaction has not committed.
-    left = Q(attempts__gt=0) | Q(due_at__lte=server.now(using))
+    left = Q(attempts__gt=0) | Q(due_at__lte=database_clock.now(using))
     rows = OutboxMessage.objects.using(using).filter(left, failed_at__isnull=True)
     if not rows.exists():
         return 0
-    rows.update(due_at=server.now(using))
+    rows.update(due_at=database_clock.now(using))
     relay, sent = Relay(using, ended=threading.Event()), 0
     while (turn := relay.turn()).sent:
         sent += turn.sent

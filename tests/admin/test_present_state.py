@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.models import (
     Action,
@@ -131,7 +131,7 @@ def test_an_overdue_probe_does_not_hide_missing_consumers(page: Client, monkeypa
 
 def test_the_end_of_a_pause_uses_the_database_clock(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
-    monkeypatch.setattr(server, "now", lambda _using: now - timedelta(hours=1))
+    monkeypatch.setattr(database_clock, "now", lambda _using: now - timedelta(hours=1))
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0)
     made.broker_seen(monkeypatch, level)
     until = now - timedelta(minutes=30)

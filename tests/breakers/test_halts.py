@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.models import QueueControl
 from tests.breakers.bank import Bank
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
@@ -62,7 +62,7 @@ def test_a_killed_consumer_leaves_no_queue_halted_forever(bank: Bank) -> None:
         consumer.process.wait(30)
     rows = QueueControl.objects.using("own").filter(queue="orders")
     since = rows.get().halted_at
-    rows.update(halted_seen_at=server.now("own") - timedelta(seconds=31))
+    rows.update(halted_seen_at=database_clock.now("own") - timedelta(seconds=31))
 
     assert halted(bank) == []
     with bank.consuming("orders"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_rmq_retry.server import clashed, uncertain
+from django_rmq_retry.database_errors import clashed, uncertain
 
 
 class FromServer(Exception):

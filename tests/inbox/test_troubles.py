@@ -13,13 +13,13 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, DataError, OperationalError, connection, connections, transaction
 
 from django_rmq_retry import Delivery, Park, Queue, RetryThenPark
+from django_rmq_retry.database_errors import too_large
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.inbox import once as running
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
-from django_rmq_retry.server import too_large
 from tests.handlers.factories import delivery
 from tests.tooling.waiting import wait_until
 

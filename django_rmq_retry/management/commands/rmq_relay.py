@@ -9,6 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
+from django_rmq_retry.database_connections import FreshConnections
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import add_limit, http_address, seconds
@@ -25,7 +26,6 @@ from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outb
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
-from django_rmq_retry.server import FreshConnections
 from django_rmq_retry.telemetry.figures import Figures, Notice
 from django_rmq_retry.telemetry.health import RelayHealth
 from django_rmq_retry.telemetry.http import Address, AddressUnusable, HttpServer, HttpThread

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_connections import renew_connections
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.health.problems import Limits, blind
@@ -29,7 +30,6 @@ from django_rmq_retry.management.broker_status import (
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
-from django_rmq_retry.server import renew_connections
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
 MOST_ROWS = 50

@@ -2,7 +2,7 @@
 
 from django.utils import timezone
 
-from django_rmq_retry import server
+from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.table import Table
 
 
@@ -14,4 +14,4 @@ def deafen() -> None:
 def misdate() -> None:
     """Make database times use the clock of the host that writes or deletes."""
     for name in ("now", "trusted", "reckoned"):
-        setattr(server, name, lambda _using: timezone.now())
+        setattr(database_clock, name, lambda _using: timezone.now())

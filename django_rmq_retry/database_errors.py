@@ -1,0 +1,92 @@
+"""What an error of the database means: a conflict, a lost connection, or a statement that is too large."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.utils import Error, InterfaceError, OperationalError
+
+from django_rmq_retry.policies.verdict import Overrule
+
+# PostgreSQL: serialization failure, deadlock. MariaDB: record changed since it was read, lock wait timeout, deadlock.
+_CLASHES_POSTGRES = frozenset({"40001", "40P01"})
+_CLASHES_MYSQL = frozenset({1020, 1205, 1213})
+_BUSY, _LOCKED = 5, 6
+_LOST_CLASSES = frozenset({"08"})
+_LOST_POSTGRES = frozenset({"40003", "57P01", "57P02", "57P03"})
+_LOST_MYSQL = frozenset({0, 1053, 1927, 2006, 2013, 2055, 4031})
+_TOO_LARGE_MYSQL = 1153
+
+
+def clashed(error: BaseException) -> bool:
+    """True if the error is a conflict with another transaction, so that a retry may succeed."""
+    cause = error.__cause__
+    if not isinstance(error, OperationalError) or cause is None:
+        return False
+    number = _of_mysql(cause)
+    if number is not None:
+        return number in _CLASHES_MYSQL
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if isinstance(state, str):
+        return state in _CLASHES_POSTGRES
+    code = getattr(cause, "sqlite_errorcode", None)
+    # The lower byte is the primary result code; the rest specifies a variant of it.
+    return isinstance(code, int) and code & 0xFF in (_BUSY, _LOCKED)
+
+
+def uncertain(error: BaseException) -> bool:
+    """True if the connection failed at the commit, so that it is unknown whether the transaction was committed."""
+    if not isinstance(error, (InterfaceError, OperationalError)):
+        return False
+    cause = error.__cause__
+    number = _of_mysql(cause)
+    if number is not None:
+        return number in _LOST_MYSQL
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if isinstance(state, str):
+        return state[:2] in _LOST_CLASSES or state in _LOST_POSTGRES
+    # libpq reports no code for a broken connection.
+    return getattr(cause, "sqlite_errorcode", None) is None
+
+
+def _of_mysql(cause: BaseException | None) -> int | None:
+    """Return the error number of MariaDB or MySQL: both drivers put it first in the arguments of the exception.
+
+    Newer drivers also give an sqlstate, so this must be checked before the sqlstate.
+    """
+    number = cause.args[0] if cause is not None and cause.args else None
+    return number if isinstance(number, int) else None
+
+
+def lost(connection: Any, error: BaseException | None = None) -> bool:
+    """True if the driver knows that the connection is lost. The server is queried only if the driver cannot know."""
+    raw = connection.connection
+    if raw is None or connection.closed_in_transaction or isinstance(error, Overrule):
+        return False
+    if connection.vendor == "postgresql":
+        return bool(raw.closed)
+    if connection.vendor != "mysql":
+        return False
+    if not raw.open:
+        return True
+    code = error.__cause__.args[:1] if error is not None and error.__cause__ is not None else ()
+    reported = isinstance(error, (InterfaceError, OperationalError)) and bool(code) and code[0] in _LOST_MYSQL
+    # mysqlclient reports a connection as open until the client closes it, so test it with a query.
+    return reported and not connection.is_usable()
+
+
+def too_large(error: BaseException) -> bool:
+    """True if MariaDB reports that a statement exceeds ``max_allowed_packet``.
+
+    For an even larger statement MariaDB only closes the connection.
+    """
+    cause = error.__cause__
+    return isinstance(error, OperationalError) and cause is not None and cause.args[:1] == (_TOO_LARGE_MYSQL,)
+
+
+def asked_again(connection: Any, question: Callable[[], bool]) -> bool | None:
+    """Return the result of a query on a new connection; None if the database is unreachable."""
+    try:
+        connection.close()
+        return question()
+    except Error:
+        return None
