@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.db import Error, IntegrityError, connections, router, transaction
+from django.db import Error, IntegrityError, router, transaction
 from django.db.models import Q, QuerySet
 
 from django_rmq_retry import database_clock
@@ -21,6 +20,7 @@ from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
+from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -191,7 +191,7 @@ class Halts:
         self._halts = halts
         self._who = who
         self._reported: dict[str, tuple[int, float]] = {}
-        self._failing = False
+        self._failures = LastingFailures()
 
     def report(self) -> None:
         """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
@@ -204,12 +204,12 @@ class Halts:
                 if errors[-1] is None:
                     self._reported[queue] = halt.attempt, now
         failed = [error for error in errors if error]
-        if failed and not self._failing:
+        if failed and self._failures.begins():
             log.warning(
                 "The state of halted queues cannot be written to the database: %s", failed[0], extra={"event": "halts"}
             )
-        if errors:
-            self._failing = bool(failed)
+        if errors and not failed:
+            self._failures.ends()
 
     def _clear(self, queue: str) -> None:
         self._mine(queue).update(**_NONE)
@@ -247,42 +247,37 @@ def _error_of(write: Callable[[], None]) -> Exception | None:
     return None
 
 
-class Watch:
+class Watch(Recurring):
     """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
 
     def __init__(
         self, gate: BreakerGate, halts: Halts, *, around: Callable[[], AbstractContextManager[object]]
     ) -> None:
+        super().__init__("rmq-controls")
         self._gate = gate
         self._halts = halts
         self._around = around
-        self._stopping = threading.Event()
-        self._wake = gate.changed
-        self._thread = threading.Thread(target=self._run, name="rmq-controls", daemon=True)
 
     def start(self) -> None:
         """Start the thread and return after its first read of the database, or after ``FIRST_READ_SECONDS``."""
-        self._thread.start()
+        super().start()
         self._gate.first_read.wait(FIRST_READ_SECONDS)
 
-    def stop(self, timeout: float | None = None) -> bool:
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+    def wait(self, seconds: float) -> None:
+        self._gate.changed.wait(seconds)
+        self._gate.changed.clear()
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._wake.wait(self._turn())
-                self._wake.clear()
-            # Changes since the last turn are written before the process ends.
-            self._turn(last=True)
-        finally:
-            connections.close_all()
+    def wake(self) -> None:
+        self._gate.changed.set()
 
-    def _turn(self, *, last: bool = False) -> float:
+    def turn(self) -> float:
+        return self._exchange(last=False)
+
+    def at_end(self) -> None:
+        """Write the changes since the last turn."""
+        self._exchange(last=True)
+
+    def _exchange(self, *, last: bool) -> float:
         try:
             with self._around():
                 wait = self._gate.turn()

@@ -3,13 +3,12 @@
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from django.db import connections, router
+from django.db import router
 from django.db.models import QuerySet
 
 from django_rmq_retry import database_clock, database_connections
@@ -21,6 +20,7 @@ from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.parked.history import version
+from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -47,7 +47,7 @@ class Beating(Protocol):
     def in_flight(self) -> Sequence[AttemptState]: ...
 
 
-class Heartbeat:
+class Heartbeat(Recurring):
     """Writes the row in a thread of its own, because the project's ``keys=`` functions may hang.
 
     A database that does not answer costs one warning, and no message.
@@ -56,6 +56,7 @@ class Heartbeat:
     def __init__(
         self, consumer: Beating, *, name: str, number: int, package: str, threads: int, queues: Sequence[str]
     ) -> None:
+        super().__init__("rmq-heartbeat")
         self._consumer = consumer
         self._name = name
         self._facts = {
@@ -72,37 +73,18 @@ class Heartbeat:
         self._due = 0.0
         self._written: tuple[bool, bool, int] | None = None
         """The status in the row; None before the first heartbeat."""
-        self._failing = False
+        self._failures = LastingFailures()
         self._keys: dict[AttemptState, tuple[Delivery, str]] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rmq-heartbeat", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout: float) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._report()
-                self._stopping.wait(STATUS_SECONDS)
-            self._end()
-        finally:
-            connections.close_all()
-
-    def _report(self) -> None:
+    def turn(self) -> float:
         """Write the row if it is due, or if the status has changed."""
         now = time.monotonic()
-        if now < self._due and (self._failing or self._written == self._status(now)):
-            return
-        self._due = now + BEAT_SECONDS
-        self._try(self._write)
+        if now >= self._due or not (self._failures or self._written == self._status(now)):
+            self._due = now + BEAT_SECONDS
+            self._try(self._write)
+        return STATUS_SECONDS
 
-    def _end(self) -> None:
+    def at_end(self) -> None:
         """Delete the row; keep it if handlers have not finished, because their messages return to their queues."""
         if self._written is not None:
             self._try(self._write if self._consumer.in_flight else self._delete)
@@ -112,13 +94,12 @@ class Heartbeat:
             with database_connections.FreshConnections():
                 write()
         except Exception as error:  # noqa: BLE001 - any error of a database driver or router
-            if not self._failing:
+            if self._failures.begins():
                 text = "The heartbeat of this process cannot be written, so pages and commands do not show it: %s"
                 words = short(" ".join(str(error).split()) or type(error).__name__, 200)
                 log.warning(text, words, extra={"event": "heartbeat"})
-            self._failing = True
         else:
-            self._failing = False
+            self._failures.ends()
 
     def _status(self, now: float) -> tuple[bool, bool, int]:
         """Return whether the process is connected and stopping, and the number of handlers beyond their timeout."""

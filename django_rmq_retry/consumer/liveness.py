@@ -13,6 +13,7 @@ from pathlib import Path
 from django_rmq_retry import hooks
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.recurring import LastingFailures
 from django_rmq_retry.telemetry.meter import Meter, Slot
 
 log = logging.getLogger("django_rmq_retry")
@@ -89,7 +90,7 @@ class LivenessFile:
         self._path = path
         self._content = content
         self._due = 0.0
-        self._failing = False
+        self._failures = LastingFailures()
 
     def beat(self) -> None:
         """Write the file if it is due."""
@@ -99,12 +100,11 @@ class LivenessFile:
         self._due = now + WRITE_SECONDS
         try:
             write(self._path, self._content())
-            self._failing = False
+            self._failures.ends()
         except OSError as error:
             # A full disk must not end the consumer; the file becomes stale, and the liveness probe decides.
-            if not self._failing:
+            if self._failures.begins():
                 log.warning("The liveness file cannot be written: %s", error, extra={"event": "liveness"})
-            self._failing = True
 
     def end(self) -> None:
         """Remove the file, because the process ends."""

@@ -1,12 +1,10 @@
 """The thread that drives requeue runs in a consumer."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from django.db import connections
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
@@ -15,6 +13,7 @@ from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
 from django_rmq_retry.parked.run import SLICE_SECONDS, TO_DRIVE, Drive, driver_name
+from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -28,41 +27,23 @@ MOST_RUNS = 20
 Around = Callable[[], AbstractContextManager[object]]
 
 
-class RunDriver:
-    """Drives requeue runs beside a consumer. An outage of the database or broker pauses only this thread."""
+class RunDriver(Recurring):
+    """Drives requeue runs beside a consumer. An outage of the database or broker pauses only this thread.
+
+    At its end it leaves its runs to the next driver.
+    """
 
     def __init__(
         self, *, around: Around = nullcontext, look: float = LOOK_SECONDS, chores: float = CHORES_SECONDS
     ) -> None:
+        super().__init__("rmq-runs")
         self._around = around
         self._look, self._chores = look, chores
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rmq-runs", daemon=True)
         self._drives: dict[int, tuple[Drive, float]] = {}
         self._look_at = self._chores_at = 0.0
-        self._failing = False
+        self._failures = LastingFailures()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout: float | None = None) -> bool:
-        """Stop after the current slice and leave the run to the next driver. Return True if the thread has ended."""
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        wait = 0.0
-        try:
-            while not self._ended.wait(wait):
-                wait = self._turn()
-            self._leave()
-        finally:
-            connections.close_all()
-
-    def _turn(self) -> float:
-        """Do what is due; return the seconds until something is due again."""
+    def turn(self) -> float:
         try:
             with self._around():
                 self._do_due()
@@ -70,19 +51,19 @@ class RunDriver:
             self._complain(error)
             self._drives.clear()
             return self._look
-        self._failing = False
+        self._failures.ends()
         nearest = min((at for _drive, at in self._drives.values()), default=float("inf"))
         return max(0.0, min(nearest, self._look_at) - time.monotonic())
 
     def _complain(self, error: Exception) -> None:
-        """Log only the first of consecutive errors: a database that is down for hours raises the same one each time."""
+        if not self._failures.begins():
+            return
         why = outage(database())
-        if not self._failing and why:
+        if why:
             log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
-        elif not self._failing:
+        else:
             line = "Driving the requeue runs failed. The consumer retries every %g s."
             log.error(line, self._look, exc_info=error, extra={"event": "runs"})
-        self._failing = True
 
     def _do_due(self) -> None:
         now = time.monotonic()
@@ -95,7 +76,7 @@ class RunDriver:
             for run in undriven(MOST_RUNS - len(self._drives)):
                 self._drives.setdefault(run, (Drive(run, driver_name("rmq_consume")), now))
         for run, (one, at) in list(self._drives.items()):
-            if self._ended.is_set():
+            if self.stopping.is_set():
                 return
             if time.monotonic() < at:
                 continue
@@ -106,7 +87,7 @@ class RunDriver:
             else:
                 self._drives[run] = one, time.monotonic() + max(wait, SLICE_SECONDS if one.waiting else 0.0)
 
-    def _leave(self) -> None:
+    def at_end(self) -> None:
         for one, _at in self._drives.values():
             try:
                 one.end()

@@ -14,6 +14,7 @@ from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing.due_rows import next_due
 from django_rmq_retry.publishing.relay import Relay, Turn
 from django_rmq_retry.publishing.wake_ups import WakeUps
+from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -32,16 +33,16 @@ ContextFactory = Callable[[], AbstractContextManager[object]]
 Report = Callable[[bool], None]
 
 
-class RelayThread:
+class RelayThread(Recurring):
     """The thread with the relays of all databases that have an outbox.
 
     An unreachable database stops its own relay only.
     """
 
     def __init__(self, *, around: ContextFactory = nullcontext, burst: bool = False) -> None:
+        super().__init__("rmq-relay")
         self._around = around
         self._burst = burst
-        self._ended = threading.Event()
         self.over = threading.Event()
         """Set when the thread has ended, after `stop` or by itself."""
         self.away = ""
@@ -49,9 +50,8 @@ class RelayThread:
         self.trouble = self._trouble = ""
         """The reason why the last round, and the present one, did not send all rows that were due."""
         self._wake_ups = WakeUps()
-        self._thread = threading.Thread(target=self._run, name="rmq-relay", daemon=True)
         self._relays: dict[str, Relay] = {}
-        self._failing: set[str] = set()
+        self._failures = LastingFailures()
         self.sent = 0
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._reported = self._seen = 0
@@ -64,10 +64,14 @@ class RelayThread:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        self._thread.start()
+        outbox_rows.wakers.add(self.wake)
+        super().start()
 
     def wake(self) -> None:
         self._wake_ups.wake()
+
+    def wait(self, seconds: float) -> None:
+        self._wake_ups.wait(seconds)
 
     def empty(self, report: Report) -> None:
         """Call the given function after the next round, with True if no message was sent since the last report.
@@ -84,32 +88,20 @@ class RelayThread:
         self._reports.put(report)
         self.wake()
 
-    def stop(self, timeout: float | None = None) -> bool:
-        """End after the current batch. True if the thread has ended within `timeout` seconds."""
-        self._ended.set()
-        self.wake()
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+    def turn(self) -> float:
+        reports = [self._reports.get() for _ in range(self._reports.qsize())]
+        self._trouble = ""
+        wait = self._round()
+        self.trouble = self._trouble
+        self._report(reports)
+        if self._burst:
+            self.stopping.set()
+        return wait
 
-    def _run(self) -> None:
-        outbox_rows.wakers.add(self.wake)
-        try:
-            while not self._ended.is_set():
-                reports = [self._reports.get() for _ in range(self._reports.qsize())]
-                self._trouble = ""
-                wait = self._round()
-                self.trouble = self._trouble
-                self._report(reports)
-                if self._burst:
-                    break
-                self._wake_ups.wait(wait)
-        finally:
-            outbox_rows.wakers.discard(self.wake)
-            self._wake_ups.close()
-            with suppress(Exception):
-                connections.close_all()
-            self.over.set()
+    def at_end(self) -> None:
+        outbox_rows.wakers.discard(self.wake)
+        self._wake_ups.close()
+        self.over.set()
 
     def _report(self, reports: list[Report]) -> None:
         if not reports:
@@ -126,15 +118,15 @@ class RelayThread:
         except Exception as error:  # noqa: BLE001 - a database router of the project may raise anything
             self._log_failure(UNKNOWN_DATABASES, error)
             return RETRY_SECONDS
-        self._failing.discard(UNKNOWN_DATABASES)
+        self._failures.ends(UNKNOWN_DATABASES)
         for using in served:
-            if self._ended.is_set():
+            if self.stopping.is_set():
                 return 0.0
             failure = f"The relay cannot serve the outbox of {using!r}"
             try:
                 with self._around():
                     waits.append(self._serve(using))
-                self._failing.discard(failure)
+                self._failures.ends(failure)
             except Exception as error:  # noqa: BLE001 - the thread must survive any error
                 self._log_failure(failure, error)
                 _close(connections[using])
@@ -154,24 +146,22 @@ class RelayThread:
         return poll if due is None else max(SOONEST_SECONDS, min(poll, due))
 
     def _send_all(self, using: str) -> Turn:
-        relay = self._relays.setdefault(using, Relay(using, ended=self._ended))
+        relay = self._relays.setdefault(using, Relay(using, ended=self.stopping))
         while True:
             turn = relay.turn()
             self.sent += turn.sent
             if turn.sent:
                 what = "message" if turn.sent == 1 else "messages"
                 log.info("The relay sent %d %s from the outbox of %r", turn.sent, what, using, extra=RELAYED)
-            if turn.nothing or turn.away or self._ended.is_set():
+            if turn.nothing or turn.away or self.stopping.is_set():
                 relay.forget()
                 return turn
 
     def _log_failure(self, failure: str, error: Exception) -> None:
-        """Log a failure once, until a round succeeds: an outage repeats the same error."""
         self.away, self._trouble = self.away or str(error), str(error)
-        if failure not in self._failing:
+        if self._failures.begins(failure):
             text = " ".join(str(error).split())
             log.warning("%s and retries every %g s: %s", failure, RETRY_SECONDS, text, extra={"event": "relay"})
-        self._failing.add(failure)
 
 
 def _close(connection: BaseDatabaseWrapper) -> None:

@@ -74,7 +74,7 @@ def test_a_failing_database_is_logged_once_and_retried(
         with monkeypatch.context() as breaking:
             breaking.setattr(driving, "end_expired_claims", broken)
             driver.start()
-            wait_until(lambda: driver._failing, what="a failure")
+            wait_until(lambda: caplog.records, what="a failure")
         wait_until(lambda: RequeueRun.objects.get(pk=run.pk).sent == 1, what="the run")
 
     assert len([one for one in caplog.records if getattr(one, "event", "") == "runs"]) == 1
