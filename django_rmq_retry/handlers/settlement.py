@@ -22,11 +22,10 @@ from django_rmq_retry.messages.header_names import (
     DEATHS,
     FAILED,
     KEPT,
-    OURS,
     PREFIX,
     PREFIX_BYTES,
 )
-from django_rmq_retry.messages.history import HANDLER_BYTES, MOST_ATTEMPTS, Reason, Stamp, copy_of, stamp_of
+from django_rmq_retry.messages.history import HANDLER_BYTES, MOST_ATTEMPTS, OURS, Reason, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES, kept_properties
 from django_rmq_retry.messages.properties import (
@@ -213,11 +212,15 @@ def parked_copy(
         verdict = replace(verdict, counted=False)
     if unread:
         # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
-        stamp = Stamp(
+        stamp = _with_origin(delivery)._replace(
             attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
+            since=0,
+            wait=0,
             exchange=short(delivery.exchange, SHORT_STRING_BYTES),
             routing_key=short(delivery.routing_key, SHORT_STRING_BYTES),
             queue=delivery.queue,
+            summary="",
+            traceparent="",
         )
     else:
         stamp = _after(verdict, delivery, now=now, traceparent=traceparent)._replace(wait=0)

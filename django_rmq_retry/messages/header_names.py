@@ -1,22 +1,11 @@
 """The names of headers: those of this package, each in one place, and those that belong to the broker.
 
-A header that every retried, parked, quarantined or requeued copy carries is a field of ``messages.history.Stamp``.
+The headers of the stamp are named by its fields, in ``messages.history``, with the sets of headers that copies omit.
 """
 
 PREFIX = "rmq-retry-"
 PREFIX_BYTES = PREFIX.encode()
 """Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
-
-ATTEMPTS = PREFIX + "attempts"
-SINCE = PREFIX + "since"
-WAIT = PREFIX + "wait"
-EXCHANGE = PREFIX + "exchange"
-ROUTING_KEY = PREFIX + "routing-key"
-QUEUE = PREFIX + "queue"
-SUMMARY = PREFIX + "summary"
-TRACEPARENT = PREFIX + "traceparent"
-STAMPED = frozenset({ATTEMPTS, SINCE, WAIT, EXCHANGE, ROUTING_KEY, QUEUE, SUMMARY, TRACEPARENT})
-"""The headers that hold the stamp: the retry history of a message."""
 
 ANSWER = PREFIX + "answer"
 """The header that marks a reply as an answer or an error, so that the data itself can have any form."""
@@ -47,8 +36,8 @@ UNRECORDED = PREFIX + "unrecorded"
 
 PARKED_TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit")
 """The headers of a parked copy that hold a text, without their prefix."""
-OURS = STAMPED | {PREFIX + name for name in (*PARKED_TEXTS, "parked-at", "nonce")} | {DEATHS, BROKERS}
-"""The headers that retried and parked copies carry."""
+PARKED = frozenset({PREFIX + name for name in (*PARKED_TEXTS, "parked-at", "nonce")}) | {DEATHS, BROKERS}
+"""The headers that a parked copy carries besides its stamp."""
 
 BROKERS_OWN = frozenset(
     {
@@ -73,10 +62,3 @@ RabbitMQ before version 4 may drop a message as a dead-letter cycle because of i
 """
 COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 """The headers that the broker changes when it redelivers a message."""
-
-NOT_COPIED = BROKERS_OWN | STAMPED
-"""The headers that a copy for a retry omits; it carries a new stamp."""
-ADDED = OURS | KEPT | {TICKET, UNRECORDED, BARE}
-"""The headers whose content a record stores in columns. The record's properties and a requeued copy omit them."""
-NOT_CONTENT = BROKERS_OWN | OURS | KEPT | {TICKET, BARE}
-"""The headers that are no part of what the sender wrote."""

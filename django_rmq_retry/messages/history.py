@@ -11,7 +11,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
-from django_rmq_retry.messages import header_names as names
+from django_rmq_retry.messages.header_names import (
+    BARE,
+    BROKERS_OWN,
+    KEPT,
+    PARKED,
+    PREFIX,
+    PREFIX_BYTES,
+    TICKET,
+    UNRECORDED,
+)
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, copied_properties, milliseconds
 from django_rmq_retry.messages.texts import short
@@ -71,15 +80,15 @@ class Stamp(NamedTuple):
 
         Cached, because several callers need it during one attempt.
         """
-        context = headers.get(names.TRACEPARENT)
+        context = headers.get(STAMP_HEADERS["traceparent"])
         return cls(
-            attempts=_number(headers, names.ATTEMPTS),
-            since=_number(headers, names.SINCE, most=2**62),
-            wait=_number(headers, names.WAIT, most=LONGEST_WAIT_MILLISECONDS),
-            exchange=_name(headers, names.EXCHANGE),
-            routing_key=_name(headers, names.ROUTING_KEY),
-            queue=_name(headers, names.QUEUE),
-            summary=short(_text(headers, names.SUMMARY), SUMMARY_BYTES),
+            attempts=_number(headers, "attempts"),
+            since=_number(headers, "since", most=2**62),
+            wait=_number(headers, "wait", most=LONGEST_WAIT_MILLISECONDS),
+            exchange=_name(headers, "exchange"),
+            routing_key=_name(headers, "routing_key"),
+            queue=_name(headers, "queue"),
+            summary=short(_text(headers, "summary"), SUMMARY_BYTES),
             traceparent=context if isinstance(context, str) and TRACE_CONTEXT.fullmatch(context) else "",
         )
 
@@ -100,22 +109,33 @@ class Stamp(NamedTuple):
 
     def headers(self) -> dict[str, object]:
         """Return the stamp as headers, without the empty ones."""
-        named = {
-            names.ATTEMPTS: self.attempts,
-            names.SINCE: self.since,
-            names.WAIT: self.wait,
-            names.EXCHANGE: _faithful(self.exchange),
-            names.ROUTING_KEY: _faithful(self.routing_key),
-            names.QUEUE: _faithful(self.queue),
-            names.SUMMARY: self.summary,
-            names.TRACEPARENT: self.traceparent,
-        }
-        return {name: value for name, value in named.items() if value}
+        values: dict[str, object] = dict(zip(STAMP_HEADERS.values(), self, strict=True))
+        for field in ("exchange", "routing_key", "queue"):
+            values[STAMP_HEADERS[field]] = _faithful(getattr(self, field))
+        return {name: value for name, value in values.items() if value}
+
+
+STAMP_HEADERS = {field: PREFIX + field.replace("_", "-") for field in Stamp._fields}
+"""The header of each field of the stamp."""
+STAMPED = frozenset(STAMP_HEADERS.values())
+OURS = STAMPED | PARKED
+"""The headers that retried and parked copies carry."""
+NOT_COPIED = BROKERS_OWN | STAMPED
+"""The headers that a copy for a retry omits; it carries a new stamp."""
+ENDED_FIELDS = ("attempts", "since", "wait", "exchange", "routing_key", "queue", "summary", "traceparent")
+"""The fields of the stamp that end with the parking: the record has columns for them, and a requeue sets its own.
+
+The record keeps any other field among the message's properties, so that a requeued copy carries it on.
+"""
+ADDED = {STAMP_HEADERS[field] for field in ENDED_FIELDS} | PARKED | KEPT | {TICKET, UNRECORDED, BARE}
+"""The headers that the record's properties and a requeued copy omit."""
+NOT_CONTENT = BROKERS_OWN | OURS | KEPT | {TICKET, BARE}
+"""The headers that are no part of what the sender wrote."""
 
 
 def stamp_of(delivery: Delivery) -> Stamp:
     """Return the stamp of a delivery. A stamp written in another queue is ignored, so attempts start again at 1."""
-    if names.PREFIX_BYTES not in delivery.raw:
+    if PREFIX_BYTES not in delivery.raw:
         return NO_STAMP
     stamp = Stamp.read(delivery.headers)
     return stamp if stamp.queue in {"", delivery.queue} else NO_STAMP
@@ -139,19 +159,19 @@ def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
     return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)
 
 
-def _number(headers: Headers, name: str, *, most: int = MOST_ATTEMPTS) -> int:
-    value = headers.get(name)
+def _number(headers: Headers, field: str, *, most: int = MOST_ATTEMPTS) -> int:
+    value = headers.get(STAMP_HEADERS[field])
     return value if type(value) is int and 0 < value <= most else 0
 
 
-def _name(headers: Headers, name: str) -> str:
+def _name(headers: Headers, field: str) -> str:
     """Read the name of an exchange or queue, or a routing key; empty if it is too long for AMQP, and so forged."""
-    text = _text(headers, name)
+    text = _text(headers, field)
     return text if len(text.encode("utf-8", "surrogateescape")) <= SHORT_STRING_BYTES else ""
 
 
-def _text(headers: Headers, name: str) -> str:
-    value = headers.get(name)
+def _text(headers: Headers, field: str) -> str:
+    value = headers.get(STAMP_HEADERS[field])
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return value if isinstance(value, str) else ""
@@ -182,6 +202,6 @@ def copy_of(
 ) -> Message:
     """Return a copy with the given stamp. Headers set by others are copied byte for byte, the broker's are dropped."""
     known = delivery.properties
-    headers = known.headers.replacing(drop=names.NOT_COPIED, put=stamp.headers())
+    headers = known.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
     properties = copied_properties(known, headers, expiration=None if expiration is None else str(expiration))
     return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)

@@ -14,7 +14,8 @@ An id alone identifies no message, because a sender may use one id for two of th
 import hashlib
 from dataclasses import replace
 
-from django_rmq_retry.messages.header_names import COUNTS, NOT_CONTENT
+from django_rmq_retry.messages.header_names import COUNTS
+from django_rmq_retry.messages.history import NOT_CONTENT
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties, encode_properties, reply_of
 

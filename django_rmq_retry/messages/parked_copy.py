@@ -14,7 +14,6 @@ from enum import StrEnum
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import Death, deaths, reason_of, trusted_brokers_part
 from django_rmq_retry.messages.header_names import (
-    ADDED,
     BROKERS,
     BROKERS_OWN,
     KEPT,
@@ -26,7 +25,7 @@ from django_rmq_retry.messages.header_names import (
     TICKET,
     UNRECORDED,
 )
-from django_rmq_retry.messages.history import Reason, Stamp
+from django_rmq_retry.messages.history import ADDED, Reason, Stamp
 from django_rmq_retry.messages.identity import copy_digest, message_identity
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import (

@@ -9,7 +9,8 @@ from typing import Literal
 from django_rmq_retry import __version__
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
-from django_rmq_retry.messages.header_names import TICKET, TRACEPARENT
+from django_rmq_retry.messages.header_names import TICKET
+from django_rmq_retry.messages.history import STAMP_HEADERS
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Headers, has_headers
 from django_rmq_retry.messages.texts import ErrorNote, short
@@ -151,7 +152,7 @@ def _traced(message: Delivery | Message) -> bool:
 @cache
 def _carried(propagator: TextMapPropagator) -> list[bytes]:
     """Return the encoded names of the headers by which a trace is continued, to be searched in undecoded properties."""
-    names = {"traceparent", TRACEPARENT, "baggage", "b3", "uber-trace-id", *propagator.fields}
+    names = {"traceparent", STAMP_HEADERS["traceparent"], "baggage", "b3", "uber-trace-id", *propagator.fields}
     return [bytes((len(name),)) + name.encode() for name in sorted(names)]
 
 

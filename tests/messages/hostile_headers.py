@@ -3,7 +3,8 @@
 import struct
 from collections.abc import Iterator, Mapping
 
-from django_rmq_retry.messages.header_names import ADDED, BROKERS_OWN, TICKET
+from django_rmq_retry.messages.header_names import BROKERS_OWN, TICKET
+from django_rmq_retry.messages.history import ADDED
 from django_rmq_retry.messages.properties import encode_entry
 from tests.tooling.tables import entry, nested
 

@@ -1,15 +1,20 @@
 """The retry history of a message, in headers of our own that other clients cannot break."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.handlers.settlement import parked_headers
+from django_rmq_retry import RetryThenPark
+from django_rmq_retry.handlers.settlement import copied_to, parked_headers, settle
 from django_rmq_retry.messages import ErrorNote, Headers, Reason, Stamp
-from django_rmq_retry.messages.header_names import BROKERS, DEATHS, OURS
-from django_rmq_retry.policies import park
+from django_rmq_retry.messages.header_names import BROKERS, DEATHS
+from django_rmq_retry.messages.history import OURS
+from django_rmq_retry.policies import park, retry
+from tests.handlers.factories import delivery, settled, subscription
+from tests.messages.parked_copies import copy_of, read_back, requeued_copy
 
 NOW = 1_700_000_000_000
 TIMEOUT = ErrorNote(kind="BankDown", text="timeout")
@@ -102,8 +107,71 @@ def test_parked_headers_give_reason_error_and_handler() -> None:
 
 
 def test_every_written_header_is_in_the_list_of_retry_headers() -> None:
-    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s", traceparent="t")
+    full = Stamp(**CARRIED)
     verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")
     why = parked_headers(verdict, handler="h", now=NOW, nonce=1)
 
     assert {*full.headers(), *why, BROKERS, DEATHS} == OURS
+
+
+CARRIED: dict[str, Any] = {
+    name: "payments"
+    if name == "queue"
+    else "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    if name == "traceparent"
+    else 7
+    if isinstance(default, int)
+    else "text"
+    for name, default in Stamp._field_defaults.items()
+}
+"""A value for each field of the stamp, also for one that is yet to come."""
+CHANGED = {
+    "retry": {"attempts": 8, "wait": 0, "summary": "text\n#8 BankDown: timeout, waits 10 s"},
+    "park": {"attempts": 8, "wait": 0, "summary": "text\n#8 BankDown: timeout"},
+    # Parked as bytes, because the stamp itself may be what cannot be settled.
+    "park as bytes": {
+        "attempts": 8,
+        "since": 0,
+        "wait": 0,
+        "routing_key": "payments",
+        "exchange": "",
+        "summary": "",
+        "traceparent": "",
+    },
+    "quarantine": {},
+    # A requeue begins a new series of attempts, with the origin of the record and the trace of the requeue.
+    "requeue": {
+        "attempts": 0,
+        "since": 0,
+        "wait": 0,
+        "exchange": "main",
+        "routing_key": "pay.cash",
+        "summary": "",
+        "traceparent": "",
+    },
+}
+"""The fields that a copy does not carry on as they are, with their values on that copy."""
+
+
+def carried(by: str) -> Stamp:
+    """The stamp of a copy of a message with a whole stamp."""
+    failed = replace(delivery(headers=Stamp(**CARRIED).headers()), attempt=8)
+    handler = subscription(RetryThenPark())
+    if by == "retry":
+        return Stamp.read(copy_of(settled(retry(10, error=TIMEOUT), failed, handler)).headers)
+    if by == "quarantine":
+        return Stamp.read(copy_of(copied_to(failed, "payments.quarantine")).headers)
+    verdict = park(Reason.EXHAUSTED, "", TIMEOUT)
+    parked = copy_of(settle(verdict, failed, handler, "payments.parked", now=NOW, unread=by == "park as bytes"))
+    if by != "requeue":
+        return Stamp.read(parked.headers)
+    original = read_back(parked)
+    return Stamp.read(
+        requeued_copy(body=original.body, raw=original.raw, exchange="main", routing_key="pay.cash").headers
+    )
+
+
+@pytest.mark.parametrize("field", Stamp._fields)
+@pytest.mark.parametrize("by", CHANGED)
+def test_each_field_of_the_stamp_is_carried_on(field: str, by: str) -> None:
+    assert getattr(carried(by), field) == CHANGED[by].get(field, CARRIED[field])
