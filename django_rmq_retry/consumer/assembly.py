@@ -31,7 +31,7 @@ from django_rmq_retry.database_connections import FreshConnections, interrupted,
 from django_rmq_retry.embedded.wire.server import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gate
+from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.processes import delete_vanished

@@ -16,13 +16,13 @@ from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerA
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
-from django_rmq_retry.handlers.attempt import (
+from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Outcome, Unready, closed, log_left_open
+from django_rmq_retry.handlers.contracts import (
     FinishedAttempt,
     has_history,
     log_failure,
     notify_each,
 )
-from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Outcome, Unready, closed, log_left_open
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import (
     answer_to,
@@ -32,7 +32,7 @@ from django_rmq_retry.handlers.settlement import (
     feasible,
     lost,
     no_handler,
-    settle,
+    settlement_of,
     unsettled,
     waits_on,
 )
@@ -141,7 +141,7 @@ class Attempts:
         self._unacked.keep(state, arrival)
         return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
 
-    def abandoned(self, run: TimedRun) -> Settlement:
+    def hung_settlement(self, run: TimedRun) -> Settlement:
         """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded.
 
         If its ``order_by`` hangs, the message has no ordering key.
@@ -195,7 +195,7 @@ class Attempts:
         if subscription is None:
             self._decline(state, no_handler(state.delivery))
             return None
-        if not state.plain:
+        if not state.without_headers:
             if state.delivery.redelivered and self._isolate(state, subscription):
                 return None
             if PREFIX_BYTES in state.delivery.raw and (settlement := waits_on(state.delivery, subscription)):
@@ -203,7 +203,7 @@ class Attempts:
                 return None
         # Count the attempts that the carrier knows, and those made while the message was unacked.
         state.number = state.earlier + (
-            1 if state.plain else subscription.policy.via.attempt(subscription.route, state.delivery)
+            1 if state.without_headers else subscription.policy.via.attempt(subscription.route, state.delivery)
         )
         return subscription
 
@@ -213,8 +213,8 @@ class Attempts:
         The message's properties are read only if they can decide the handler or hold a history of earlier attempts.
         """
         arrival = state.arrival
-        subscription = self._only.get(arrival.queue) if arrival.plain else None
-        state.plain = subscription is not None
+        subscription = self._only.get(arrival.queue) if arrival.is_first_without_headers else None
+        state.without_headers = subscription is not None
         if subscription is None:
             state.subscription, work_queue = None, self._work_queues[arrival.queue]
             work = work_queue.queue.name
@@ -373,7 +373,7 @@ class Attempts:
         """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
         if state.around is not None:
             state.around.verdict, state.around.error = state.verdict, state.error
-        first = (state.plain and state.number == 1) or not has_history(state.delivery)
+        first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
         # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
         if wanted:
@@ -392,10 +392,10 @@ class Attempts:
             state.earlier += 1
         state.settled = True
 
-    def _carry_out(self, state: AttemptState, verdict: Verdict, *, unread: bool = False) -> None:
+    def _carry_out(self, state: AttemptState, verdict: Verdict, *, as_bytes: bool = False) -> None:
         """Set the verdict, and the settlement that carries it out: the one way to park a message.
 
-        A message whose content makes that fail is parked unread: no content may keep a message in its queue.
+        A message whose content makes that fail is parked as bytes: no content may keep a message in its queue.
         """
         subscription, delivery = state.subscription, state.delivery
         work_queue = self._work_queues[state.arrival.queue]
@@ -404,10 +404,10 @@ class Attempts:
         elif subscription is not None:
             verdict = feasible(verdict, delivery, subscription)
         if verdict.kind is Kind.PARK:
-            verdict = grouped(verdict, delivery, subscription, None if unread else state.error)
+            verdict = grouped(verdict, delivery, subscription, None if as_bytes else state.error)
         state.verdict = verdict
         try:
-            state.settlement = settle(
+            state.settlement = settlement_of(
                 verdict,
                 delivery,
                 subscription,
@@ -415,15 +415,15 @@ class Attempts:
                 now=self._surroundings.now_ms(),
                 nonce=int(self._surroundings.chance() * 2**53),
                 traceparent=state.traceparent,
-                unread=unread,
+                as_bytes=as_bytes,
             )
-            if state.settlement.copy is not None and not unread:
+            if state.settlement.copy is not None and not as_bytes:
                 # A copy that fails in the connection would be sent again without end.
                 self._surroundings.check(state.settlement.copy)
         except Exception as broken:
-            if unread:
+            if as_bytes:
                 raise
-            self._carry_out(state, unsettled(broken, verdict), unread=True)
+            self._carry_out(state, unsettled(broken, verdict), as_bytes=True)
         # The gates and journals that follow must not write into a transaction that nobody commits.
         name = "" if subscription is None else subscription.name
         log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.tidied())
@@ -484,7 +484,7 @@ class Attempts:
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
         verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
         with self._surroundings.around():
-            self._carry_out(state, verdict, unread=True)
+            self._carry_out(state, verdict, as_bytes=True)
             state.error = error
             if subscription is not None and subscription.order_by is not None and state.key is not None:
                 self._leave_gates_given_up(state, subscription)

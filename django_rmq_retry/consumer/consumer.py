@@ -18,7 +18,7 @@ from django_rmq_retry.consumer.deadlines import SlowHandlers, TimedRun
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
-from django_rmq_retry.handlers.attempt import log_failure
+from django_rmq_retry.handlers.contracts import log_failure
 from django_rmq_retry.handlers.layout import parks, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction
@@ -188,8 +188,8 @@ class QueuePauses:
             return
         # In order, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
         # a message kept for its next attempt still needs a thread, and without one its channel would never close.
-        plain = self._workers.take_back(lambda one: one.queue in names and one.queue not in self._own)
-        self._source.give_back([*plain, *self._sequencer.give_up(names)])
+        unordered = self._workers.take_back(lambda one: one.queue in names and one.queue not in self._own)
+        self._source.give_back([*unordered, *self._sequencer.give_up(names)])
 
     def resume(self, queue: str) -> None:
         for name in self._consumed.get(queue, ()):
@@ -530,7 +530,7 @@ class Consumer:
             self._abandoned.discard(run.delivery.token)
             return
         try:
-            self._source.settle(run.delivery, self._attempts.abandoned(run))
+            self._source.settle(run.delivery, self._attempts.hung_settlement(run))
         except Exception:
             log.exception(
                 "The attempt of a hanging handler cannot be recorded; its message returns to its queue, or is lost "

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from django_rmq_retry import forks, signals
 from django_rmq_retry.breakers.gate import Halt
-from django_rmq_retry.handlers.attempt import FinishedAttempt, notify_each
 from django_rmq_retry.handlers.business_keys import first_business_key
+from django_rmq_retry.handlers.contracts import FinishedAttempt, notify_each
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 

@@ -57,9 +57,9 @@ class Start:
             parks=bool(now.records and not options["no_park"] and parked_queues()),
         )
 
-    def lines(self, *, plain: bool) -> Iterator[str]:
+    def lines(self, *, without_signs: bool) -> Iterator[str]:
         """Return the lines of the banner: sizes, queues, broker and databases."""
-        dot = ", " if plain else " · "
+        dot = ", " if without_signs else " · "
         sizes = [f"pid {os.getpid()}", plural(self.threads, "thread"), f"prefetch {self.prefetch}"]
         if self.processes > 1:
             sizes.insert(1, plural(self.processes, "process", "es"))

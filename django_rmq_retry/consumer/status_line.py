@@ -26,9 +26,9 @@ USUAL_WIDTH = 80
 class LastRow:
     """The last row of a terminal. All output goes through ``write``; the row does not overwrite a partial line."""
 
-    def __init__(self, stream: TextIO, *, escapes: bool = True, plain: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, escapes: bool = True, without_signs: bool = False) -> None:
         self._stream = stream
-        self.plain = plain
+        self.without_signs = without_signs
         """True if the stream can encode only ASCII."""
         self.text: Callable[[], str] = str
         self._escapes = escapes
@@ -162,7 +162,7 @@ class Throughput:
         return (count - before) / (now - began) if now > began else 0.0
 
 
-def text_of(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], str]:
+def text_of(consumer: Consumer, events: Events, *, without_signs: bool) -> Callable[[], str]:
     """Return the function that makes the text of the status line: pace, counts, halts and the effect of Ctrl-C."""
     pace = Throughput()
 
@@ -182,7 +182,7 @@ def text_of(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], 
         if not consumer.online:
             words.append("no broker")
         words.append("stopping, Ctrl-C: stop at once" if consumer.why else "Ctrl-C: finish and stop")
-        return (", " if plain else " · ").join(words)
+        return (", " if without_signs else " · ").join(words)
 
     return text
 

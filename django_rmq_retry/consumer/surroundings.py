@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from django_rmq_retry.database_connections import LeftOpen
-from django_rmq_retry.handlers.attempt import Gate, Journal
 from django_rmq_retry.handlers.call import OnceState, Unready
+from django_rmq_retry.handlers.contracts import Gate, Journal
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import Hooks
 from django_rmq_retry.messages.message import Delivery, Message

@@ -23,7 +23,7 @@ class AttemptState:
     earlier: int = 0
     """Attempts already made while the message was unacked."""
     began: float = 0.0
-    plain: bool = False
+    without_headers: bool = False
     """True for a first arrival without headers: no count, stamp or condition has to be read."""
     subscription: Subscription | None = None
     number: int = 1

@@ -210,10 +210,10 @@ def handler(
     _check({"queue": queue, "policy": policy, "park": park, **options.written()})
 
     def decorate(function: Callable[[Any], R]) -> Handler[R]:
-        plain = function.__wrapped__ if isinstance(function, Handler) else function
-        registration = _registration(plain, name, options, queue=queue, policy=policy, park=park)
+        undecorated = function.__wrapped__ if isinstance(function, Handler) else function
+        registration = _registration(undecorated, name, options, queue=queue, policy=policy, park=park)
         registry.register(registration)
-        return Handler(plain, registration.name)
+        return Handler(undecorated, registration.name)
 
     return decorate
 

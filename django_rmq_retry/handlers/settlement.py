@@ -88,7 +88,7 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
     return {PREFIX + name: value for name, value in named.items() if value}
 
 
-def settle(
+def settlement_of(
     verdict: Verdict,
     delivery: Delivery,
     subscription: Subscription | None,
@@ -97,16 +97,16 @@ def settle(
     now: int,
     nonce: int = 0,
     traceparent: str = "",
-    unread: bool = False,
+    as_bytes: bool = False,
 ) -> Settlement:
     """Return the settlement that carries out a verdict; ``now`` is in milliseconds since the epoch.
 
     The nonce distinguishes a parked message without an id from another one with the same bytes. Copies carry the trace
-    context of the attempt, if there is one. ``unread`` parks a message with its headers as bytes, not decoded.
+    context of the attempt, if there is one. ``as_bytes`` parks a message with its headers as bytes, not decoded.
     """
     if verdict.kind is Kind.PARK:
         copy = parked_copy(
-            verdict, delivery, subscription, park, now=now, nonce=nonce, traceparent=traceparent, unread=unread
+            verdict, delivery, subscription, park, now=now, nonce=nonce, traceparent=traceparent, as_bytes=as_bytes
         )
         return Settlement(instruction=Instruction.ACK, copy=copy)
     if verdict.kind is Kind.HALT:
@@ -205,12 +205,12 @@ def parked_copy(
     now: int,
     nonce: int = 0,
     traceparent: str = "",
-    unread: bool = False,
+    as_bytes: bool = False,
 ) -> Message:
     """Return the copy for the parked queue ``park``; ``subscription`` is None if the message was not attempted."""
     if subscription is None:
         verdict = replace(verdict, counted=False)
-    if unread:
+    if as_bytes:
         # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
         stamp = _with_origin(delivery)._replace(
             attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
@@ -230,7 +230,7 @@ def parked_copy(
     handler = "" if subscription is None else subscription.name
     nonce = 0 if message_id(delivery) else nonce
     put = {**stamp.headers(), **parked_headers(verdict, handler=handler, now=now, nonce=nonce)}
-    properties, leading = None if unread else _with_parked_headers(delivery, put), b""
+    properties, leading = None if as_bytes else _with_parked_headers(delivery, put), b""
     if properties is None:
         # The original properties become one value of bytes.
         kept, leading = kept_properties(delivery.raw)
@@ -241,16 +241,16 @@ def parked_copy(
 def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properties | None:
     """Return the message's properties with these headers; None if they are unreadable or leave no room for them."""
     try:
-        known = delivery.properties
-        if len(known.headers.raw) <= ROOM_BYTES // 2 and (died := deaths_as_text(known.headers)):
+        arrived = delivery.properties
+        if len(arrived.headers.raw) <= ROOM_BYTES // 2 and (died := deaths_as_text(arrived.headers)):
             put[DEATHS] = died
         # Drop headers with our names that a sender has set: readers of the copy would trust them.
-        headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
+        headers = arrived.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
         # The broker's own headers of the original become one header, if there is room for it.
-        if theirs := brokers_part(known.headers):
+        if theirs := brokers_part(arrived.headers):
             whole = headers.raw + encode_entry(BROKERS, theirs)
             headers = Headers(whole) if len(whole) <= ROOM_BYTES else headers
-        properties = copied_properties(known, headers)
+        properties = copied_properties(arrived, headers)
     except UndecodableHeaders:
         return None
     return properties if len(headers.raw) <= ROOM_BYTES else None

@@ -359,8 +359,8 @@ class OnceRun:
 
     def _restore(self) -> None:
         """Decode the data again, because the rolled back run may have modified them."""
-        known = self._subscription
-        self._delivery = replace(self._delivery, data=decoded(self._delivery, known.codec, known.limits))
+        subscription = self._subscription
+        self._delivery = replace(self._delivery, data=decoded(self._delivery, subscription.codec, subscription.limits))
 
     def _enter(self, name: Name) -> Name:
         """Insert the entry and return its name. Raise HandlerSkipped if the message must not be handled now."""

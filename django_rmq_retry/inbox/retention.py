@@ -173,12 +173,12 @@ class Twins:
 
 def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
     named = [row for row in rows if not named_by_bytes(row.message_id)]
-    known = {UUID(key_by_id(name, row.message_id)): row for row in named for name in subscription.names}
-    if not known:
+    row_by_key = {UUID(key_by_id(name, row.message_id)): row for row in named for name in subscription.names}
+    if not row_by_key:
         return
-    entries = InboxEntry.objects.using(alias_of(subscription)).filter(key__in=known)
+    entries = InboxEntry.objects.using(alias_of(subscription)).filter(key__in=row_by_key)
     handled = {key: (digest, at) for key, digest, at in entries.values_list("key", "digest", "handled_at")}
-    for row, at in _same(known, handled):
+    for row, at in _same(row_by_key, handled):
         if handled_elsewhere(row.pk, at):
             text = "Message %r of %s was parked, and another copy of it was handled. Its record %s is closed"
             extra = {"event": "twin_handled", "handler": row.handler, "message_id": row.message_id}
@@ -186,14 +186,14 @@ def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
 
 
 def _same(
-    known: Mapping[UUID, Waiting], handled: Mapping[UUID, tuple[UUID, datetime]]
+    row_by_key: Mapping[UUID, Waiting], handled: Mapping[UUID, tuple[UUID, datetime]]
 ) -> Iterator[tuple[Waiting, datetime]]:
     """Yield the records with the same body as the handled message, and the time of handling.
 
     A record with another body under the same id is another message.
     """
     for key, (digest, at) in handled.items():
-        row = known[key]
+        row = row_by_key[key]
         body = _parked().filter(pk=row.pk).values_list("body", flat=True).first()
         if body is not None and digest_of(bytes(body)) == digest:
             yield row, at

@@ -201,7 +201,7 @@ def copy_of(
     delivery: Delivery, stamp: Stamp, *, exchange: str, routing_key: str, expiration: int | None = None
 ) -> Message:
     """Return a copy with the given stamp. Headers set by others are copied byte for byte, the broker's are dropped."""
-    known = delivery.properties
-    headers = known.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
-    properties = copied_properties(known, headers, expiration=None if expiration is None else str(expiration))
+    arrived = delivery.properties
+    headers = arrived.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
+    properties = copied_properties(arrived, headers, expiration=None if expiration is None else str(expiration))
     return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)

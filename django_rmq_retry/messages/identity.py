@@ -55,11 +55,11 @@ def body_identity(sha256: str) -> str:
     return BODY + sha256
 
 
-def copy_digest(delivery: Delivery, known: Properties) -> str:
+def copy_digest(delivery: Delivery, arrived: Properties) -> str:
     """Return the digest of one copy, without the headers that the broker changes when it redelivers it."""
     raw = delivery.raw
-    if any(name in known.headers for name in COUNTS):
-        raw = encode_properties(replace(known, headers=known.headers.replacing(drop=COUNTS)))
+    if any(name in arrived.headers for name in COUNTS):
+        raw = encode_properties(replace(arrived, headers=arrived.headers.replacing(drop=COUNTS)))
     return digest(raw, delivery.body)
 
 
@@ -70,12 +70,12 @@ def message_name(delivery: Delivery) -> str:
     """
     if delivery.id:
         return delivery.id
-    known = delivery.properties
+    arrived = delivery.properties
     content = (
-        *(delivery.exchange, delivery.routing_key, known.content_type, known.content_encoding, known.correlation_id),
-        *(reply_of(known), known.timestamp, known.type, known.app_id),
+        *(delivery.exchange, delivery.routing_key, arrived.content_type, arrived.content_encoding),
+        *(arrived.correlation_id, reply_of(arrived), arrived.timestamp, arrived.type, arrived.app_id),
     )
-    return _BYTES + digest(repr(content).encode(), known.headers.replacing(drop=NOT_CONTENT).raw, delivery.body)
+    return _BYTES + digest(repr(content).encode(), arrived.headers.replacing(drop=NOT_CONTENT).raw, delivery.body)
 
 
 def named_by_bytes(name: str) -> bool:

@@ -106,7 +106,7 @@ class Delivery(_Fields, metaclass=_Freezing):
         return properties
 
     @property
-    def plain(self) -> bool:
+    def is_first_without_headers(self) -> bool:
         """True if it is a first delivery without headers, read from the first byte of the undecoded properties."""
         return not self.redelivered and (not self.raw or self.raw[0] & HEADERS == 0)
 

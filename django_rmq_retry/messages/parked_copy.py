@@ -125,11 +125,11 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
     try:
         return _read(delivery, delivery.properties, homes)
     except UndecodableHeaders as error:
-        known = _decoded(delivery.raw)
+        decodable = _decoded(delivery.raw)
         return ParkedCopy(
             body=delivery.body,
             raw=delivery.raw,
-            properties=known,
+            properties=decodable,
             parked_in=delivery.queue,
             queue=homes.get(delivery.queue, ""),
             exchange=delivery.exchange,
@@ -138,7 +138,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
             reason=Reason.UNDECODABLE_HEADERS,
             detail=str(error),
             stamp=Stamp(),
-            copy=copy_digest(delivery, known),
+            copy=copy_digest(delivery, decodable),
         )
 
 
@@ -149,11 +149,11 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
     """
     put: dict[str, object] = {UNRECORDED: short(why)}
     try:
-        known = delivery.properties
+        arrived = delivery.properties
         # Keep x-death: it gives the origin of the message if an operator moves it back. CC would send copies elsewhere.
-        headers = known.headers.replacing(drop=BROKERS_OWN - {"x-death"}, put=put)
+        headers = arrived.headers.replacing(drop=BROKERS_OWN - {"x-death"}, put=put)
         if len(headers.raw) <= ROOM_BYTES:
-            return Message(body=delivery.body, routing_key=queue, properties=copied_properties(known, headers))
+            return Message(body=delivery.body, routing_key=queue, properties=copied_properties(arrived, headers))
     except UndecodableHeaders:
         pass
     kept, leading = kept_properties(delivery.raw)
@@ -299,7 +299,7 @@ def requeued(original: Original, *, queue: str, ticket: str, traceparent: str = 
     key, which are needed to select the handler by routing key. Its attempts start at 1.
     """
     stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue, traceparent=traceparent)
-    known = original.properties
-    headers = known.headers.replacing(drop=BROKERS_OWN | ADDED, put={**stamp.headers(), TICKET: ticket})
-    properties = copied_properties(known, headers)
+    stored = original.properties
+    headers = stored.headers.replacing(drop=BROKERS_OWN | ADDED, put={**stamp.headers(), TICKET: ticket})
+    properties = copied_properties(stored, headers)
     return Message(body=original.body, properties=properties, exchange="", routing_key=queue)

@@ -226,9 +226,9 @@ def _encode_key(key: str) -> bytes:
 
 def encode_value(value: object, *, depth: int = 1) -> bytes:
     """Encode a value with its type. Raise ValueError or TypeError for a value that RabbitMQ would not accept."""
-    plain = _PLAIN.get(type(value))
-    if plain is not None:
-        return plain(value)
+    encoder = _PLAIN.get(type(value))
+    if encoder is not None:
+        return encoder(value)
     for kind, encode in _ENCODERS:
         if isinstance(value, kind):
             return encode(value)

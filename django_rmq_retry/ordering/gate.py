@@ -113,9 +113,9 @@ class Order:
         slowed = self._slowed.pop(delivery.token, None) is not None
         try:
             with transaction.atomic(using=database()):
-                known = locked(key)
-                if known is not None and not goes_first(known, delivery):
-                    _store(known, delivery, even_if_full=slowed)
+                blocked_key = locked(key)
+                if blocked_key is not None and not goes_first(blocked_key, delivery):
+                    _store(blocked_key, delivery, even_if_full=slowed)
                     return DONE
         except Full as full:
             self._log_full(full)
@@ -129,7 +129,7 @@ class Order:
             if asked_again(connections[using], BlockedKey.objects.using(using).exists) is None:
                 raise Unready(f"The connection to database {using!r} was lost while a message was stored.") from error
             raise
-        if known is None:
+        if blocked_key is None:
             self._forget(delivery.queue, key)
         return None
 
@@ -144,8 +144,8 @@ class Order:
         if key not in self._blocked.get(delivery.queue, ()) and not delivery.redelivered:
             return
         with transaction.atomic(using=database()):
-            known = locked(key)
-            free = known is None or (goes_first(known, delivery) and pass_on(known) is None)
+            blocked_key = locked(key)
+            free = blocked_key is None or (goes_first(blocked_key, delivery) and pass_on(blocked_key) is None)
         if free:
             self._forget(delivery.queue, key)
 
@@ -155,8 +155,8 @@ class Order:
         rows = BlockedKey.objects.using(database()).filter(
             identity=names.identity, name=names.name, queue=delivery.queue
         )
-        for known in rows.exclude(digest=key):
-            unblock(known)
+        for blocked_key in rows.exclude(digest=key):
+            unblock(blocked_key)
 
     def _forget(self, queue: str, key: str) -> None:
         with self._lock:
@@ -175,10 +175,10 @@ class Order:
         )
 
 
-def _store(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
+def _store(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
     connection = connections[database()]
     try:
-        add_waiting(known, delivery, even_if_full=even_if_full)
+        add_waiting(blocked_key, delivery, even_if_full=even_if_full)
     except (InterfaceError, OperationalError) as error:
         # Check here: after the transaction there may be a new connection.
         if not too_large(error) and not lost(connection, error):

@@ -57,12 +57,12 @@ class MessageNames:
     @classmethod
     def of(cls, delivery: Delivery) -> "MessageNames":
         name = message_name(delivery)
-        known, sha256 = delivery.id, hashlib.sha256(delivery.body).hexdigest()
+        given, sha256 = delivery.id, hashlib.sha256(delivery.body).hexdigest()
         return cls(
             shown=short(name, NAME_BYTES),
             # Include the body: a sender may give several messages one id, and the second must not pass the first.
             name=text_digest(name, sha256),
-            identity=message_identity(delivery.queue, known, delivery.body) if known else body_identity(sha256),
+            identity=message_identity(delivery.queue, given, delivery.body) if given else body_identity(sha256),
         )
 
 
@@ -136,41 +136,41 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
     )
     # No query before the insert: on MariaDB two transactions that find no row would wait for each other.
     BlockedKey.objects.using(using).bulk_create([blocked_key], ignore_conflicts=True)
-    known = locked(digest)
-    if known is None:
+    row = locked(digest)
+    if row is None:
         raise RuntimeError(f"The key {blocked_key} was unblocked meanwhile; the message stays unacked.")
-    if goes_first(known, delivery):
-        BlockedKey.objects.using(using).filter(pk=known.pk).update(parked=parked, name=names.name, blocker=names.shown)
+    if goes_first(row, delivery):
+        BlockedKey.objects.using(using).filter(pk=row.pk).update(parked=parked, name=names.name, blocker=names.shown)
 
 
-def goes_first(known: BlockedKey, delivery: Delivery) -> bool:
+def goes_first(blocked_key: BlockedKey, delivery: Delivery) -> bool:
     """Return True if the others wait for this message, by its name or as the requeued copy of its parked message."""
-    if known.name == MessageNames.of(delivery).name:
+    if blocked_key.name == MessageNames.of(delivery).name:
         return True
     ticket = ticket_of(delivery)
     if ticket is None:
         return False
     rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk=ticket.record)
     record = rows.only("identity", "message_id", "sha256", "queue").first()
-    return record is not None and record.queue == known.queue and known.identity in identities(record)
+    return record is not None and record.queue == blocked_key.queue and blocked_key.identity in identities(record)
 
 
-def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
+def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
     """Store a message behind the one that goes first, once for all its deliveries. Raise Full above the limits.
 
     Raise HeadersTooLarge or ValueError for a message that could not be sent when it is its turn.
     """
     using, digest = database(), delivery_digest(delivery)
-    waiting = BlockedMessage.objects.using(using).filter(block=known)
+    waiting = BlockedMessage.objects.using(using).filter(block=blocked_key)
     if waiting.filter(digest=digest).exists():
         return
     copy = stored_copy(delivery, delivery.queue)
     check_writable(copy)
     if not even_if_full:
-        _check_room(known)
+        _check_room(blocked_key)
     names = MessageNames.of(delivery)
     BlockedMessage.objects.using(using).create(
-        block=known,
+        block=blocked_key,
         shown=names.shown,
         name=names.name,
         identity=names.identity,
@@ -181,17 +181,17 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
         properties=encode_properties(copy.properties),
         waiting_since=database_clock.now(using),
     )
-    BlockedKey.objects.using(using).filter(pk=known.pk).update(waiting=F("waiting") + 1)
+    BlockedKey.objects.using(using).filter(pk=blocked_key.pk).update(waiting=F("waiting") + 1)
 
 
-def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage | None:
+def pass_on(blocked_key: BlockedKey, *, now: datetime | None = None) -> BlockedMessage | None:
     """Let the next message go first, and send it back to its queue; unblock the key if none waits.
 
     The caller has resolved the message that went first.
     """
     using = database()
-    following = BlockedMessage.objects.using(using).filter(block=known).order_by("pk").first()
-    rows = BlockedKey.objects.using(using).filter(pk=known.pk)
+    following = BlockedMessage.objects.using(using).filter(block=blocked_key).order_by("pk").first()
+    rows = BlockedKey.objects.using(using).filter(pk=blocked_key.pk)
     if following is None:
         rows.delete()
         return None
@@ -201,9 +201,9 @@ def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage
         identity=following.identity,
         parked=False,
         since=now or database_clock.now(using),
-        waiting=BlockedMessage.objects.using(using).filter(block=known).count() - 1,
+        waiting=BlockedMessage.objects.using(using).filter(block=blocked_key).count() - 1,
     )
-    outbox.current.keep([copy_back(following, known.queue)], using=using)
+    outbox.current.keep([copy_back(following, blocked_key.queue)], using=using)
     following.delete(using=using)
     return following
 
@@ -214,13 +214,13 @@ def copy_back(waiting: BlockedMessage, queue: str) -> Message:
     return Message(body=bytes(waiting.body), properties=properties, exchange="", routing_key=queue)
 
 
-def _check_room(known: BlockedKey) -> None:
+def _check_room(blocked_key: BlockedKey) -> None:
     now = settings()
-    if known.waiting >= now.blocked_per_key:
-        raise Full(known, limit=now.blocked_per_key, of="BLOCKED_PER_KEY")
+    if blocked_key.waiting >= now.blocked_per_key:
+        raise Full(blocked_key, limit=now.blocked_per_key, of="BLOCKED_PER_KEY")
     total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
     if total >= now.blocked_total:
-        raise Full(known, limit=now.blocked_total, of="BLOCKED_TOTAL")
+        raise Full(blocked_key, limit=now.blocked_total, of="BLOCKED_TOTAL")
 
 
 def unblock_resolved() -> bool:
@@ -237,9 +237,9 @@ def unblock_resolved() -> bool:
 
 def _errors_of(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
     """Call a function for each key and yield its errors: a key that fails does not stop the others."""
-    for known in keys:
+    for blocked_key in keys:
         try:
-            act(known)
+            act(blocked_key)
         except Exception as error:  # noqa: BLE001 - any error of a database driver
             yield error
 
@@ -255,9 +255,9 @@ def resolved(messages: Collection[int]) -> None:
             "identity", "message_id", "sha256", "queue"
         )
         queues = {name: record.queue for record in records for name in identities(record)}
-        for known in BlockedKey.objects.using(database()).filter(identity__in=queues):
-            if known.queue == queues[known.identity]:
-                unblock(known)
+        for blocked_key in BlockedKey.objects.using(database()).filter(identity__in=queues):
+            if blocked_key.queue == queues[blocked_key.identity]:
+                unblock(blocked_key)
 
 
 def never_sent(rows: Collection[OutboxMessage]) -> None:
@@ -271,18 +271,18 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
             queue=row.routing_key, routing_key=row.routing_key, body=bytes(row.body), raw=bytes(row.properties)
         )
         gone = at_origin(came, came_by=came)
-        for known in BlockedKey.objects.using(database()).filter(
+        for blocked_key in BlockedKey.objects.using(database()).filter(
             queue=gone.queue, identity=MessageNames.of(gone).identity
         ):
-            if not known.parked:
-                unblock(known)
+            if not blocked_key.parked:
+                unblock(blocked_key)
 
 
-def unblock(known: BlockedKey) -> bool:
+def unblock(blocked_key: BlockedKey) -> bool:
     """Let the next message of a key go first, unless another one does by now; return True on success."""
     with transaction.atomic(using=database()):
-        now = locked(known.digest)
-        if now is None or (now.name, now.since) != (known.name, known.since):
+        now = locked(blocked_key.digest)
+        if now is None or (now.name, now.since) != (blocked_key.name, blocked_key.since):
             return False
         pass_on(now)
     return True
@@ -294,9 +294,9 @@ def blocked_by(record: ParkedMessage) -> QuerySet[BlockedKey]:
     return rows.filter(identity__in=identities(record), queue=record.queue)
 
 
-def record_of(known: BlockedKey) -> ParkedMessage | None:
+def record_of(blocked_key: BlockedKey) -> ParkedMessage | None:
     """Return the newest parked message for the one that goes first, if it is parked and was stored."""
-    return _records(known).order_by("-pk").first()
+    return _records(blocked_key).order_by("-pk").first()
 
 
 def records_of(rows: Sequence[BlockedKey]) -> dict[int, ParkedMessage]:
@@ -309,28 +309,28 @@ def records_of(rows: Sequence[BlockedKey]) -> dict[int, ParkedMessage]:
     return numbers | {pk: one for pk, one in nameless if one is not None}
 
 
-def _records(known: BlockedKey) -> QuerySet[ParkedMessage]:
-    rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(queue=known.queue)
-    if known.identity.startswith(BODY):
-        return rows.filter(message_id="", sha256=known.identity.removeprefix(BODY))
-    return rows.filter(identity=known.identity)
+def _records(blocked_key: BlockedKey) -> QuerySet[ParkedMessage]:
+    rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(queue=blocked_key.queue)
+    if blocked_key.identity.startswith(BODY):
+        return rows.filter(message_id="", sha256=blocked_key.identity.removeprefix(BODY))
+    return rows.filter(identity=blocked_key.identity)
 
 
 def _without_order() -> QuerySet[BlockedKey]:
     """Return the keys of queues whose handlers use no ``order_by`` now: no gate would see how a message ends."""
-    plain = [work_queue.queue.name for work_queue in registry.work_queues() if not work_queue.keyed]
-    return BlockedKey.objects.using(database()).filter(queue__in=plain).order_by("pk")
+    without_order = [work_queue.queue.name for work_queue in registry.work_queues() if not work_queue.keyed]
+    return BlockedKey.objects.using(database()).filter(queue__in=without_order).order_by("pk")
 
 
-def _unblock_all(known: BlockedKey) -> None:
+def _unblock_all(blocked_key: BlockedKey) -> None:
     """Unblock the key and send all its waiting messages back to their queue, in their order."""
     with transaction.atomic(using=database()):
-        now = locked(known.digest)
+        now = locked(blocked_key.digest)
         while now is not None and pass_on(now) is not None:
             continue
     text = "Key %r of %s is no longer ordered. Its waiting messages are sent back to queue %r"
-    names = (known.key, known.handler, known.queue)
-    log.warning(text, *names, extra={"event": "disbanded", "queue": known.queue, "handler": known.handler})
+    names = (blocked_key.key, blocked_key.handler, blocked_key.queue)
+    log.warning(text, *names, extra={"event": "disbanded", "queue": blocked_key.queue, "handler": blocked_key.handler})
 
 
 def _resolved_keys() -> QuerySet[BlockedKey]:
@@ -339,7 +339,7 @@ def _resolved_keys() -> QuerySet[BlockedKey]:
     named = records.filter(identity=OuterRef("identity"))
     ended = named.filter(state__in=RESOLVED, resolved_at__gte=OuterRef("since"))
     rows = BlockedKey.objects.using(database()).exclude(identity__startswith=BODY).filter(Exists(ended))
-    nameless = [known.pk for known in _nameless() if _ended(known)]
+    nameless = [blocked_key.pk for blocked_key in _nameless() if _ended(blocked_key)]
     if not nameless:
         return rows.order_by("pk")
     return BlockedKey.objects.using(database()).filter(Q(pk__in=rows.values("pk")) | Q(pk__in=nameless)).order_by("pk")
@@ -355,9 +355,13 @@ def _nameless() -> QuerySet[BlockedKey]:
     )
 
 
-def _ended(known: BlockedKey) -> bool:
-    newest = record_of(known)
-    return newest is not None and newest.state in RESOLVED and (newest.resolved_at or known.since) >= known.since
+def _ended(blocked_key: BlockedKey) -> bool:
+    newest = record_of(blocked_key)
+    return (
+        newest is not None
+        and newest.state in RESOLVED
+        and (newest.resolved_at or blocked_key.since) >= blocked_key.since
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

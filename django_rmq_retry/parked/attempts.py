@@ -15,7 +15,7 @@ from django.db import router
 from django.db.models import Exists, OuterRef, QuerySet
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.history import Reason

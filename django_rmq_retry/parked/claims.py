@@ -209,7 +209,7 @@ class ClaimResult:
 
 
 @transaction_of(ParkedMessage)
-def settle(run: int, results: Sequence[ClaimResult]) -> None:
+def store_results(run: int, results: Sequence[ClaimResult]) -> None:
     """Store the results of publishing a slice."""
     using = database()
     rows = locked_messages([one.claim.record for one in results], whole=False)

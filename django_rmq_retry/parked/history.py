@@ -13,7 +13,7 @@ from django.db import DataError, IntegrityError, OperationalError, connections, 
 
 from django_rmq_retry import database_clock, database_connections
 from django_rmq_retry.conf import settings
-from django_rmq_retry.handlers.attempt import FinishedAttempt, has_history
+from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.models import Attempt, ParkedMessage

@@ -24,8 +24,8 @@ from django_rmq_retry.parked.claims import (
     claim,
     claim_lifetime,
     end_expired_claims,
-    settle,
     skip_items,
+    store_results,
 )
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
@@ -194,7 +194,7 @@ class Drive:
         begun = self._clock()
         claims = claim(run.pk, self.driver, choice.items, copy_for)
         results = self._published(claims, begun)
-        settle(run.pk, results)
+        store_results(run.pk, results)
         self._pace.spend(len(claims))
         self._judge(run, claims, results)
         return self._pace.wait(run.rate)

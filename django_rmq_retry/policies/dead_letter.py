@@ -124,8 +124,8 @@ class DeadLetter(Carrier):
         # Reject only if the broker will return the message. A message that was copied before may have another key at
         # the broker than its delivery shows. CC would send copies on each round of the loop. And on RabbitMQ 3 a
         # malformed x-death crashes the queue or loses the message.
-        plain = PREFIX_BYTES not in delivery.raw and "CC" not in delivery.headers
-        if plain and bound_back and comes_back(delivery.headers, route.work.name):
+        unmarked = PREFIX_BYTES not in delivery.raw and "CC" not in delivery.headers
+        if unmarked and bound_back and comes_back(delivery.headers, route.work.name):
             return Settlement(instruction=Instruction.REJECT)
         # If a key is not bound in the loop, the broker silently drops the rejected message, so publish a copy, which
         # is confirmed.

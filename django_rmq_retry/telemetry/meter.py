@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
 
-from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.properties import decode_properties

@@ -71,7 +71,7 @@ class Tracing:
         # Asked for every message. Most of them are first deliveries without headers, which cannot belong to a trace.
         if random.random() < self._sample:
             return False
-        return (type(message) is Delivery and message.plain) or not _traced(message)
+        return (type(message) is Delivery and message.is_first_without_headers) or not _traced(message)
 
     def __call__(self, one: Around) -> AbstractContextManager[None]:
         return self._attempt(one) if isinstance(one, AroundAttempt) else self._publish(one)

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from django_rmq_retry.errors import DeadlineExceeded
-from django_rmq_retry.handlers.attempt import has_history
+from django_rmq_retry.handlers.contracts import has_history
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
 from django_rmq_retry.messages.message import Delivery, Message, message_id
 from django_rmq_retry.messages.texts import short

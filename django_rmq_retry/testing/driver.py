@@ -14,8 +14,8 @@ from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import consumed_lines, consumed_queues, returned_as_copies
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.surroundings import Surroundings
-from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.call import OnceState
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction, message_id
 from django_rmq_retry.policies.verdict import Kind, Verdict

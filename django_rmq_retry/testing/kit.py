@@ -28,7 +28,7 @@ from django_rmq_retry.embedded.direct_broker import DirectBroker, Sent
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeaders
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gate
+from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec

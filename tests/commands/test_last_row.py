@@ -192,7 +192,7 @@ class TestTelling:
     def test_counts_have_thousands_separators_and_a_rate(self, plain: bool, between: str) -> None:
         known: Any = Known()
         known.counts.update({Kind.ACK: 91_204, Kind.RETRY: 31, Kind.PARK: 226})
-        told = text_of(known, known, plain=plain)()
+        told = text_of(known, known, without_signs=plain)()
 
         words = ["0/s", "in flight 3", "ok 91,204", "retry 31", "parked 226", "Ctrl-C: finish and stop"]
         assert told == between.join(words)

@@ -9,7 +9,7 @@ from django_rmq_retry import Delivery, Fixed, Json, Queue, RetryThenPark
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.handlers import Match, Subscription, WorkQueue, work_queues_of
-from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.messages import Codec, Reason, Settlement
 from django_rmq_retry.policies import Kind, Policy, Verdict
 from tests.handlers.factories import NOW, delivery

@@ -17,8 +17,8 @@ from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT
 from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
-from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.call import Unready
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.policies import Kind, Policy, Verdict
 from django_rmq_retry.topology import Server

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Message, Park, Republish, RetryThenPark, StopTheLine
-from django_rmq_retry.handlers.settlement import settle, waits_on
+from django_rmq_retry.handlers.settlement import settlement_of, waits_on
 from django_rmq_retry.messages import (
     DONE,
     ErrorNote,
@@ -242,7 +242,9 @@ class TestParking:
         assert "rmq-retry-wait" not in parked_copy(delivery(headers={"rmq-retry-wait": 60_000})).headers
 
     def test_a_message_without_handler_is_parked_in_its_queues_parked_queue(self) -> None:
-        settlement = settle(park(Reason.UNHANDLED, "No handler takes it."), delivery(), None, CHARGE.park, now=NOW)
+        settlement = settlement_of(
+            park(Reason.UNHANDLED, "No handler takes it."), delivery(), None, CHARGE.park, now=NOW
+        )
 
         assert settlement.copy is not None
         assert settlement.copy.routing_key == "payments.parked"
@@ -262,7 +264,9 @@ class TestParking:
     def test_parking_without_a_handler_counts_no_attempt(
         self, headers: dict[str, object], attempts: int | None
     ) -> None:
-        settlement = settle(park(Reason.UNHANDLED, "None."), delivery(headers=headers), None, CHARGE.park, now=NOW)
+        settlement = settlement_of(
+            park(Reason.UNHANDLED, "None."), delivery(headers=headers), None, CHARGE.park, now=NOW
+        )
 
         assert settlement.copy is not None
         assert settlement.copy.headers.get("rmq-retry-attempts") == attempts
@@ -270,7 +274,7 @@ class TestParking:
 
     def test_parking_with_an_unreadable_count_counts_no_attempt(self) -> None:
         unreadable = delivery(raw=b"\x20")
-        settlement = settle(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, None, CHARGE.park, now=NOW)
+        settlement = settlement_of(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, None, CHARGE.park, now=NOW)
 
         assert settlement.copy is not None
         assert "rmq-retry-attempts" not in settlement.copy.headers

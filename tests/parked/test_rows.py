@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages import ErrorNote, Reason

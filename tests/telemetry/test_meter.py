@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_rmq_retry import Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription, work_queues_of
-from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.messages import Properties, Reason, encode_properties
 from django_rmq_retry.policies import ACK, DUPLICATE, Verdict, discard, park, retry
 from django_rmq_retry.telemetry.exposition import families_of, text_of

@@ -142,14 +142,14 @@ class Command(RmqCommand):
             queues = ", ".join(work_queue.queue.name for work_queue in start.work_queues)
             log.info("Consuming %s", queues or "parked messages", extra={"event": "started", **start.facts()})
         elif start.verbosity:
-            for text in start.lines(plain=not terminal.shows_signs(self.stdout)):
+            for text in start.lines(without_signs=not terminal.shows_signs(self.stdout)):
                 self.line(text)
 
     def _last_row(self, options: Options) -> LastRow | None:
         """Return the status row below the log lines, if stdout is a terminal that can show it."""
         if not (self.stdout.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
             return None
-        return LastRow(sys.stdout, escapes=not options["no_color"], plain=not terminal.shows_signs(sys.stdout))
+        return LastRow(sys.stdout, escapes=not options["no_color"], without_signs=not terminal.shows_signs(sys.stdout))
 
     def _reloadable(self, start: Start, row: LastRow | None, *, lines: bool) -> None:
         """Run the consumer in the reloader's thread."""
