@@ -1,7 +1,8 @@
 """One attempt as a pipeline: identify, decode, gate, run, judge, record, settle.
 
 Each step takes the state of the attempt and writes its result there. A message leaves the pipeline early only in
-``identify`` (it is parked, quarantined or has to wait longer) and at a gate that turns it away.
+``identify`` (it is parked, quarantined or has to wait longer), at a gate that turns it away, and in ``run`` if its
+handler cannot run now (``Unready``), which keeps it unacked.
 """
 
 import logging
@@ -12,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
-from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerAbandoned, TimedRun, keyless
+from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, TimedRun
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
@@ -25,18 +26,15 @@ from django_rmq_retry.handlers.contracts import (
 )
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import (
+    Case,
     answer_to,
     copied_to,
-    crashed,
     failed_attempts,
-    feasible,
-    lost,
-    no_handler,
     settlement_of,
-    unsettled,
     waits_on,
 )
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
+from django_rmq_retry.handlers.verdicts import crashed, feasible, lost, no_handler, unsettled
 from django_rmq_retry.hooks import AroundAttempt, Entered, context_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
@@ -112,6 +110,15 @@ class Attempts:
         state.unreadable, state.fresh = None, True
         return subscription.name, state.key or ""
 
+    def _read_in_time(self, state: AttemptState, subscription: Subscription) -> None:
+        """Decode the body and compute the ordering key; raise NoKey if that takes too long."""
+        seconds = self._surroundings.key_timeout
+        if seconds is None:
+            self._read(state, subscription)
+            return
+        run = TimedRun(state.arrival, subscription, seconds, part="order_by")
+        self.deadlines.run_key(lambda _arrival: self._read(state, subscription), run)
+
     def after_outside_failure(self, arrival: Delivery, error: BaseException) -> Settlement:
         """Return the settlement of a message after a failure outside its handler.
 
@@ -141,17 +148,36 @@ class Attempts:
         self._unacked.keep(state, arrival)
         return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
 
+    def _give_up(self, state: AttemptState, error: BaseException) -> None:
+        """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
+        state.began = self._surroundings.clock()
+        subscription = state.subscription = self._work_queues[state.arrival.queue].presumed(state.delivery)
+        state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
+        detail = f"{_begun(state)}: {ErrorNote.of(error)}"
+        verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
+        with self._surroundings.around():
+            self._carry_out(state, verdict, as_bytes=True)
+            state.error = error
+            if subscription is not None and subscription.order_by is not None and state.key is not None:
+                self._leave_gates_given_up(state, subscription)
+            self._note(state, state.verdict)
+
+    def _leave_gates_given_up(self, state: AttemptState, subscription: Subscription) -> None:
+        """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
+        state.gates_left = None
+        try:
+            self._leave_gates(state, subscription, state.verdict, state.error)
+        except Exception as error:
+            if self._surroundings.away(error):
+                raise
+            log.exception("A gate failed for a message that is given up; the messages behind it continue")
+
     def hung_settlement(self, run: TimedRun) -> Settlement:
         """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded.
 
         If its ``order_by`` hangs, the message has no ordering key.
         """
-        state = AttemptState(run.delivery, run.delivery)
-        state.began = self._surroundings.clock() - HUNG_FACTOR * run.seconds
-        if run.part:
-            state.unreadable, state.fresh = keyless(run.error()), True
-        else:
-            state.subscription, state.outcome = run.subscription, (None, run.error())
+        state = run.hung_state(self._surroundings.clock())
         self._attempt(state, None)
         for other in self.in_flight.copy():
             if other.arrival.token is run.delivery.token:
@@ -199,7 +225,7 @@ class Attempts:
             if state.delivery.redelivered and self._isolate(state, subscription):
                 return None
             if PREFIX_BYTES in state.delivery.raw and (settlement := waits_on(state.delivery, subscription)):
-                state.settlement = settlement
+                self._leave(state, settlement)
                 return None
         # Count the attempts that the carrier knows, and those made while the message was unacked.
         state.number = state.earlier + (
@@ -237,8 +263,7 @@ class Attempts:
         if verdict is None:
             return False
         if quarantine is not None and verdict.kind is Kind.RETRY:
-            state.settlement = copied_to(delivery, quarantine)
-            self._note(state, verdict, since=self._surroundings.clock())
+            self._leave(state, copied_to(delivery, quarantine), noted=verdict)
             return True
         # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
         state.number = failed_attempts(delivery) + 1
@@ -246,11 +271,6 @@ class Attempts:
         state.subscription = None
         self._decline(state, verdict)
         return True
-
-    def _decline(self, state: AttemptState, verdict: Verdict) -> None:
-        """Settle a message that is not attempted."""
-        self._carry_out(state, verdict)
-        self._note(state, state.verdict, since=state.began)
 
     def _decode(self, state: AttemptState, subscription: Subscription) -> None:
         """Make the delivery that the handler receives."""
@@ -264,15 +284,6 @@ class Attempts:
             except (UndecodableBody, NoKey) as error:
                 state.unreadable = error
         state.delivery = state.delivery.ready(attempt=state.number, data=state.data, key=state.key)
-
-    def _read_in_time(self, state: AttemptState, subscription: Subscription) -> None:
-        """Decode the body and compute the ordering key; raise NoKey if that takes too long."""
-        seconds = self._surroundings.key_timeout
-        if seconds is None:
-            self._read(state, subscription)
-            return
-        run = TimedRun(state.arrival, subscription, seconds, part="order_by")
-        self.deadlines.run_key(lambda _arrival: self._read(state, subscription), run)
 
     def _read(self, state: AttemptState, subscription: Subscription) -> None:
         state.data = None
@@ -294,9 +305,20 @@ class Attempts:
                 self._decline(state, answer)
                 return True
             if answer is not None:
-                state.settlement = answer
+                self._leave(state, answer)
                 return True
         return False
+
+    def _decline(self, state: AttemptState, verdict: Verdict) -> None:
+        """Carry out the verdict on a message that is not attempted."""
+        self._carry_out(state, verdict)
+        self._leave(state, state.settlement, noted=state.verdict)
+
+    def _leave(self, state: AttemptState, settlement: Settlement, *, noted: Verdict | None = None) -> None:
+        """Let a message leave the pipeline without an attempt; the journals note the verdict, if there is one."""
+        state.settlement = settlement
+        if noted is not None:
+            self._note(state, noted)
 
     def _enter_hooks(self, state: AttemptState, subscription: Subscription) -> Entered | None:
         """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
@@ -361,36 +383,32 @@ class Attempts:
             state.error = None
             self._carry_out(state, error.verdict)
         elif error is not None:
-            # Before gates and journals see the verdict: one that cannot be carried out becomes a park, the only one
-            # noted.
+            # If the verdict cannot be carried out, the message is parked. Gates and journals then see only that park.
             self._carry_out(state, self._judged(state.delivery, subscription, error))
         if subscription.gated and state.unreadable is None:
             verdict = self._leave_gates(state, subscription, state.verdict, state.error)
             if verdict is not state.verdict:
                 self._carry_out(state, verdict)
 
-    def _record(self, state: AttemptState, subscription: Subscription) -> None:
-        """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
-        if state.around is not None:
-            state.around.verdict, state.around.error = state.verdict, state.error
-        first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
-        # Evaluated for every message: a generator would take three times as long.
-        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
-        if wanted:
-            self._note(state, state.verdict, since=state.began)
-        elif self._surroundings.acked is not None:
-            self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
-
-    def _settle(self, state: AttemptState, subscription: Subscription) -> None:
-        """Make the settlement final, with the answer that a caller waits for."""
-        answer: object = state.error
-        if answer is None and state.outcome is not None:
-            answer = state.outcome[0]
-        if subscription.policy.answers or not (answer is None or isinstance(answer, BaseException)):
-            self._answer(state, subscription, answer)
-        if state.settlement.instruction is Instruction.KEEP and state.verdict.counted:
-            state.earlier += 1
-        state.settled = True
+    def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
+        """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
+        if isinstance(error, UndecodableBody):
+            return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
+        if isinstance(error, NoKey):
+            return park(Reason.PERMANENT, str(error), ErrorNote.of(error.__cause__ or error))
+        since = stamp_of(delivery).since
+        age = max(0.0, (self._surroundings.now_ms() - since) / 1000) if since else 0.0
+        failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age)
+        broken: BaseException
+        try:
+            with forks.ending():
+                verdict = subscription.policy.judge(failure)
+            if 0 <= verdict.after <= LONGEST_WAIT_SECONDS:
+                return verdict
+            broken = ValueError(f"the wait of {verdict.after!r} s is invalid")
+        except BaseException as raised:  # noqa: BLE001 - a predicate or back-off function of the project may raise
+            broken = raised
+        return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
     def _carry_out(self, state: AttemptState, verdict: Verdict, *, as_bytes: bool = False) -> None:
         """Set the verdict, and the settlement that carries it out: the one way to park a message.
@@ -407,16 +425,16 @@ class Attempts:
             verdict = grouped(verdict, delivery, subscription, None if as_bytes else state.error)
         state.verdict = verdict
         try:
-            state.settlement = settlement_of(
-                verdict,
-                delivery,
-                subscription,
-                work_queue.park,
+            case = Case(
+                delivery=delivery,
+                subscription=subscription,
+                parked_queue=work_queue.park,
                 now=self._surroundings.now_ms(),
                 nonce=int(self._surroundings.chance() * 2**53),
                 traceparent=state.traceparent,
                 as_bytes=as_bytes,
             )
+            state.settlement = settlement_of(verdict, case)
             if state.settlement.copy is not None and not as_bytes:
                 # A copy that fails in the connection would be sent again without end.
                 self._surroundings.check(state.settlement.copy)
@@ -445,60 +463,39 @@ class Attempts:
         state.gates_left = None
         return verdict
 
-    def _note(self, state: AttemptState, verdict: Verdict, *, since: float) -> None:
+    def _record(self, state: AttemptState, subscription: Subscription) -> None:
+        """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
+        if state.around is not None:
+            state.around.verdict, state.around.error = state.verdict, state.error
+        first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
+        # Evaluated for every message: a generator would take three times as long.
+        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
+        if wanted:
+            self._note(state, state.verdict)
+        elif self._surroundings.acked is not None:
+            self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
+
+    def _note(self, state: AttemptState, verdict: Verdict) -> None:
         finished = FinishedAttempt(
             delivery=state.delivery,
             verdict=verdict,
             subscription=state.subscription,
-            seconds=self._surroundings.clock() - since,
+            seconds=self._surroundings.clock() - state.began,
             error=state.error,
             traceparent=state.traceparent,
         )
         notify_each([journal.note for journal in self._surroundings.journals], finished)
 
-    def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
-        """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
-        if isinstance(error, UndecodableBody):
-            return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
-        if isinstance(error, NoKey):
-            return park(Reason.PERMANENT, str(error), ErrorNote.of(error.__cause__ or error))
-        since = stamp_of(delivery).since
-        age = max(0.0, (self._surroundings.now_ms() - since) / 1000) if since else 0.0
-        failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age)
-        broken: BaseException
-        try:
-            with forks.ending():
-                verdict = subscription.policy.judge(failure)
-            if 0 <= verdict.after <= LONGEST_WAIT_SECONDS:
-                return verdict
-            broken = ValueError(f"the wait of {verdict.after!r} s is invalid")
-        except BaseException as raised:  # noqa: BLE001 - a predicate or back-off function of the project may raise
-            broken = raised
-        return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
-
-    def _give_up(self, state: AttemptState, error: BaseException) -> None:
-        """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
-        began = self._surroundings.clock()
-        subscription = state.subscription = self._work_queues[state.arrival.queue].presumed(state.delivery)
-        state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
-        detail = f"{_begun(state)}: {ErrorNote.of(error)}"
-        verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
-        with self._surroundings.around():
-            self._carry_out(state, verdict, as_bytes=True)
-            state.error = error
-            if subscription is not None and subscription.order_by is not None and state.key is not None:
-                self._leave_gates_given_up(state, subscription)
-            self._note(state, state.verdict, since=began)
-
-    def _leave_gates_given_up(self, state: AttemptState, subscription: Subscription) -> None:
-        """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
-        state.gates_left = None
-        try:
-            self._leave_gates(state, subscription, state.verdict, state.error)
-        except Exception as error:
-            if self._surroundings.away(error):
-                raise
-            log.exception("A gate failed for a message that is given up; the messages behind it continue")
+    def _settle(self, state: AttemptState, subscription: Subscription) -> None:
+        """Make the settlement final, with the answer that a caller waits for."""
+        answer: object = state.error
+        if answer is None and state.outcome is not None:
+            answer = state.outcome[0]
+        if subscription.policy.answers or not (answer is None or isinstance(answer, BaseException)):
+            self._answer(state, subscription, answer)
+        if state.settlement.instruction is Instruction.KEEP and state.verdict.counted:
+            state.earlier += 1
+        state.settled = True
 
     def _answer(self, state: AttemptState, subscription: Subscription, answer: object) -> None:
         """Add the answer to the settlement, if the message names a reply queue that the settings allow."""

@@ -1,19 +1,18 @@
 """The settlement that carries out a verdict. Pure functions, called in a worker thread."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.handlers.verdicts import goes_back
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.deaths import (
     DEATHS_BYTES,
     brokers_part,
-    counts_losses_only,
     deaths_as_text,
     first_rejected,
     rejections,
-    returns,
 )
 from django_rmq_retry.messages.header_names import (
     ANSWER,
@@ -25,7 +24,7 @@ from django_rmq_retry.messages.header_names import (
     PREFIX,
     PREFIX_BYTES,
 )
-from django_rmq_retry.messages.history import HANDLER_BYTES, MOST_ATTEMPTS, OURS, Reason, Stamp, copy_of, stamp_of
+from django_rmq_retry.messages.history import HANDLER_BYTES, MOST_ATTEMPTS, OURS, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES, kept_properties
 from django_rmq_retry.messages.properties import (
@@ -37,39 +36,29 @@ from django_rmq_retry.messages.properties import (
 )
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
-from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
+from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.topology.declarations import QUARANTINE
 
-SUSPICIOUS_RETURNS = 3
-"""Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
-STOPS_FACTOR = 4
-"""Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
 RETURN_SECONDS = 1.0
 """Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
 
 
-def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
-    """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A delivery on which there is a verdict, with what its copy needs to know."""
 
-    All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
-    moved goes to quarantine at its third return, and is parked after CRASH_LIMIT returns there.
-    """
-    came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-    # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
-    if limit is None or not came_back or subscription.policy.ordered:
-        return None
-    detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
-    if movable and len(delivery.raw) <= ROOM_BYTES:
-        if came_back < min(SUSPICIOUS_RETURNS, limit):
-            return None
-        return retry(0.0, detail=f"{detail}; next it is attempted in quarantine.", counted=False)
-    own = subscription.policy.via.returns(subscription.route, delivery)
-    # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
-    if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
-        limit *= STOPS_FACTOR
-    if own is None or came_back < limit + own:
-        return None
-    return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
+    delivery: Delivery
+    subscription: Subscription | None
+    """None if the message was not attempted."""
+    parked_queue: str
+    now: int
+    """In milliseconds since the epoch."""
+    nonce: int = 0
+    """Distinguishes a parked message without an id from another one with the same bytes."""
+    traceparent: str = ""
+    """The trace context of the attempt, if there is one."""
+    as_bytes: bool = False
+    """True to park the message with its headers as bytes, which are not decoded."""
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
@@ -88,59 +77,21 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
     return {PREFIX + name: value for name, value in named.items() if value}
 
 
-def settlement_of(
-    verdict: Verdict,
-    delivery: Delivery,
-    subscription: Subscription | None,
-    park: str,
-    *,
-    now: int,
-    nonce: int = 0,
-    traceparent: str = "",
-    as_bytes: bool = False,
-) -> Settlement:
-    """Return the settlement that carries out a verdict; ``now`` is in milliseconds since the epoch.
-
-    The nonce distinguishes a parked message without an id from another one with the same bytes. Copies carry the trace
-    context of the attempt, if there is one. ``as_bytes`` parks a message with its headers as bytes, not decoded.
-    """
+def settlement_of(verdict: Verdict, case: Case) -> Settlement:
+    """Return the settlement that carries out a verdict."""
     if verdict.kind is Kind.PARK:
-        copy = parked_copy(
-            verdict, delivery, subscription, park, now=now, nonce=nonce, traceparent=traceparent, as_bytes=as_bytes
-        )
-        return Settlement(instruction=Instruction.ACK, copy=copy)
+        return Settlement(instruction=Instruction.ACK, copy=parked_copy(verdict, case))
     if verdict.kind is Kind.HALT:
         return Settlement(
             instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_SECONDS
         )
+    subscription = case.subscription
     if verdict.kind is not Kind.RETRY or subscription is None:
         return DONE
-    if _goes_back(verdict):
-        return put_back(delivery, subscription, in_place=False)
-    hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now, traceparent=traceparent))
-    return subscription.policy.via.carry(subscription.route, delivery, hop)
-
-
-def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
-    """Return the verdict, or one that parks a message whose retry cannot be counted.
-
-    Headers that fill the AMQP frame leave no room for the count of attempts.
-    """
-    roomless = verdict.kind is Kind.RETRY and len(delivery.raw) > ROOM_BYTES and subscription.policy.via.stamps
-    if not roomless or _goes_back(verdict):
-        return verdict
-    detail = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
-    return park(Reason.PERMANENT, f"{detail}: {verdict.error or verdict.detail}", verdict.error)
-
-
-def _goes_back(verdict: Verdict) -> bool:
-    """True if the message only returns to its queue."""
-    return verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after
-
-
-def lost(verdict: Verdict) -> Verdict:
-    """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
-    return discard(f"It is lost, because its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
+    if goes_back(verdict):
+        return put_back(case.delivery, subscription, in_place=False)
+    hop = Hop(delay=verdict.after, stamp=_after(verdict, case))
+    return subscription.policy.via.carry(subscription.route, case.delivery, hop)
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
@@ -180,37 +131,12 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
 
 
-def no_handler(delivery: Delivery) -> Verdict:
-    """Return the verdict that parks a message that no handler takes."""
-    kind = f" of type {delivery.type!r}" if delivery.type else ""
-    return park(
-        Reason.UNHANDLED,
-        f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
-    )
-
-
-def unsettled(broken: Exception, verdict: Verdict) -> Verdict:
-    """Return the verdict that parks a message whose own verdict cannot be carried out."""
-    wanted = verdict.error or verdict.detail or verdict.kind.value
-    detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
-    return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
-
-
-def parked_copy(
-    verdict: Verdict,
-    delivery: Delivery,
-    subscription: Subscription | None,
-    park: str,
-    *,
-    now: int,
-    nonce: int = 0,
-    traceparent: str = "",
-    as_bytes: bool = False,
-) -> Message:
-    """Return the copy for the parked queue ``park``; ``subscription`` is None if the message was not attempted."""
+def parked_copy(verdict: Verdict, case: Case) -> Message:
+    """Return the copy for the parked queue."""
+    delivery, subscription = case.delivery, case.subscription
     if subscription is None:
         verdict = replace(verdict, counted=False)
-    if as_bytes:
+    if case.as_bytes:
         # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
         stamp = _with_origin(delivery)._replace(
             attempts=min(delivery.attempt, MOST_ATTEMPTS) if verdict.counted else 0,
@@ -223,19 +149,19 @@ def parked_copy(
             traceparent="",
         )
     else:
-        stamp = _after(verdict, delivery, now=now, traceparent=traceparent)._replace(wait=0)
+        stamp = _after(verdict, case)._replace(wait=0)
         if not verdict.counted:
             # Add the attempts that only the broker has counted: the stamp does not include them.
             stamp = stamp._replace(attempts=failed_attempts(delivery))
     handler = "" if subscription is None else subscription.name
-    nonce = 0 if message_id(delivery) else nonce
-    put = {**stamp.headers(), **parked_headers(verdict, handler=handler, now=now, nonce=nonce)}
-    properties, leading = None if as_bytes else _with_parked_headers(delivery, put), b""
+    nonce = 0 if message_id(delivery) else case.nonce
+    put = {**stamp.headers(), **parked_headers(verdict, handler=handler, now=case.now, nonce=nonce)}
+    properties, leading = None if case.as_bytes else _with_parked_headers(delivery, put), b""
     if properties is None:
         # The original properties become one value of bytes.
         kept, leading = kept_properties(delivery.raw)
         properties = Properties(delivery_mode=2, message_id=message_id(delivery), headers=Headers.of({**put, **kept}))
-    return Message(body=leading + delivery.body, exchange="", routing_key=park, properties=properties)
+    return Message(body=leading + delivery.body, exchange="", routing_key=case.parked_queue, properties=properties)
 
 
 def _with_parked_headers(delivery: Delivery, put: dict[str, object]) -> Properties | None:
@@ -291,18 +217,19 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
     return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
 
 
-def _after(verdict: Verdict, delivery: Delivery, *, now: int, traceparent: str = "") -> Stamp:
+def _after(verdict: Verdict, case: Case) -> Stamp:
     """Return the stamp with this attempt added, if the attempt counts, and with the time of the first failure."""
+    delivery, traceparent = case.delivery, case.traceparent
     stamp = _with_origin(delivery)
     if not stamp.since and DEATHS_BYTES in delivery.raw:
         # A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
-        since = first_rejected(delivery, now=now)
+        since = first_rejected(delivery, now=case.now)
         stamp = stamp._replace(since=since) if since else stamp
     if not verdict.counted:
         return stamp._replace(traceparent=traceparent) if traceparent else stamp
     waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
     failure = f"{verdict.error or verdict.detail}{waits}"
-    return stamp.after(failure, attempt=delivery.attempt, now=now, traceparent=traceparent)
+    return stamp.after(failure, attempt=delivery.attempt, now=case.now, traceparent=traceparent)
 
 
 def _with_origin(delivery: Delivery) -> Stamp:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rmq_retry.handlers.settlement import STOPS_FACTOR, SUSPICIOUS_RETURNS
+from django_rmq_retry.handlers.verdicts import STOPS_FACTOR, SUSPICIOUS_RETURNS
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 

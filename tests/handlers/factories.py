@@ -6,7 +6,8 @@ from typing import Any
 from django_rmq_retry import Delivery, Exchange, Message, Queue
 from django_rmq_retry.handlers import Match, Subscription, work_queues_of
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.settlement import feasible, settlement_of, waits_on
+from django_rmq_retry.handlers.settlement import Case, settlement_of, waits_on
+from django_rmq_retry.handlers.verdicts import feasible
 from django_rmq_retry.messages import Headers, Properties, Settlement, Stamp, encode_properties
 from django_rmq_retry.policies import Hop, Policy, Route, Verdict
 from django_rmq_retry.topology import Topology
@@ -84,7 +85,13 @@ def settled(
     verdict: Verdict, arrival: Delivery, handler: Subscription, *, now: int = NOW, nonce: int = 0
 ) -> Settlement:
     """The settlement that carries out the verdict on a delivery to this handler."""
-    return settlement_of(feasible(verdict, arrival, handler), arrival, handler, handler.park, now=now, nonce=nonce)
+    case = Case(delivery=arrival, subscription=handler, parked_queue=handler.park, now=now, nonce=nonce)
+    return settlement_of(feasible(verdict, arrival, handler), case)
+
+
+def unattempted(verdict: Verdict, arrival: Delivery, *, park: str) -> Settlement:
+    """The settlement of a delivery that no handler attempts."""
+    return settlement_of(verdict, Case(delivery=arrival, subscription=None, parked_queue=park, now=NOW))
 
 
 def sent_on(arrival: Delivery, handler: Subscription) -> Settlement | None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Message, Park, Republish, RetryThenPark, StopTheLine
-from django_rmq_retry.handlers.settlement import settlement_of, waits_on
+from django_rmq_retry.handlers.settlement import waits_on
 from django_rmq_retry.messages import (
     DONE,
     ErrorNote,
@@ -26,7 +26,7 @@ from django_rmq_retry.messages import (
 )
 from django_rmq_retry.messages.history import OURS, STAMPED
 from django_rmq_retry.policies import ACK, Failure, Policy, Verdict, discard, halt, park, retry
-from tests.handlers.factories import NOW, arrived, delivery, settled, subscription
+from tests.handlers.factories import NOW, arrived, delivery, settled, subscription, unattempted
 
 CHARGE = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
 FRAME = 131_072 - 8 - 12
@@ -242,9 +242,7 @@ class TestParking:
         assert "rmq-retry-wait" not in parked_copy(delivery(headers={"rmq-retry-wait": 60_000})).headers
 
     def test_a_message_without_handler_is_parked_in_its_queues_parked_queue(self) -> None:
-        settlement = settlement_of(
-            park(Reason.UNHANDLED, "No handler takes it."), delivery(), None, CHARGE.park, now=NOW
-        )
+        settlement = unattempted(park(Reason.UNHANDLED, "No handler takes it."), delivery(), park=CHARGE.park)
 
         assert settlement.copy is not None
         assert settlement.copy.routing_key == "payments.parked"
@@ -264,9 +262,7 @@ class TestParking:
     def test_parking_without_a_handler_counts_no_attempt(
         self, headers: dict[str, object], attempts: int | None
     ) -> None:
-        settlement = settlement_of(
-            park(Reason.UNHANDLED, "None."), delivery(headers=headers), None, CHARGE.park, now=NOW
-        )
+        settlement = unattempted(park(Reason.UNHANDLED, "None."), delivery(headers=headers), park=CHARGE.park)
 
         assert settlement.copy is not None
         assert settlement.copy.headers.get("rmq-retry-attempts") == attempts
@@ -274,7 +270,7 @@ class TestParking:
 
     def test_parking_with_an_unreadable_count_counts_no_attempt(self) -> None:
         unreadable = delivery(raw=b"\x20")
-        settlement = settlement_of(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, None, CHARGE.park, now=NOW)
+        settlement = unattempted(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, park=CHARGE.park)
 
         assert settlement.copy is not None
         assert "rmq-retry-attempts" not in settlement.copy.headers

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from django_rmq_retry import Delivery, Message, RetryThenPark
 from django_rmq_retry.handlers import Subscription, WorkQueue, settlement
+from django_rmq_retry.handlers.settlement import Case
 from django_rmq_retry.messages import Settlement
 from django_rmq_retry.messages.parked_copy import Original, ParkedCopy, read_parked, requeued
 from django_rmq_retry.policies import Verdict
@@ -36,12 +37,14 @@ def parked_copy(
     nonce: int = 0,
 ) -> Message:
     """The copy that a consumer sends to the parked queue when a handler has failed."""
-    return settlement.parked_copy(verdict, failed, charge(handler), park, now=now, nonce=nonce)
+    case = Case(delivery=failed, subscription=charge(handler), parked_queue=park, now=now, nonce=nonce)
+    return settlement.parked_copy(verdict, case)
 
 
 def unhandled_copy(verdict: Verdict, arrival: Delivery, work_queue: WorkQueue, *, nonce: int = 0) -> Message:
     """The copy that a consumer sends to the parked queue when no handler takes a message."""
-    return settlement.parked_copy(verdict, arrival, None, work_queue.park, now=NOW, nonce=nonce)
+    case = Case(delivery=arrival, subscription=None, parked_queue=work_queue.park, now=NOW, nonce=nonce)
+    return settlement.parked_copy(verdict, case)
 
 
 def read_back(copy: Message | Delivery, homes: Mapping[str, str] = HOMES) -> ParkedCopy:

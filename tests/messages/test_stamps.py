@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import RetryThenPark
-from django_rmq_retry.handlers.settlement import copied_to, parked_headers, settlement_of
+from django_rmq_retry.handlers.settlement import Case, copied_to, parked_copy, parked_headers
 from django_rmq_retry.messages import ErrorNote, Headers, Reason, Stamp
 from django_rmq_retry.messages.header_names import BROKERS, DEATHS
 from django_rmq_retry.messages.history import OURS
@@ -162,9 +162,8 @@ def carried(by: str) -> Stamp:
     if by == "quarantine":
         return Stamp.read(copy_of(copied_to(failed, "payments.quarantine")).headers)
     verdict = park(Reason.EXHAUSTED, "", TIMEOUT)
-    parked = copy_of(
-        settlement_of(verdict, failed, handler, "payments.parked", now=NOW, as_bytes=by == "park as bytes")
-    )
+    case = Case(delivery=failed, subscription=handler, parked_queue="parked", now=NOW, as_bytes=by == "park as bytes")
+    parked = parked_copy(verdict, case)
     if by != "requeue":
         return Stamp.read(parked.headers)
     original = read_back(parked)

@@ -1,0 +1,78 @@
+"""The verdicts that do not come from a policy: on messages that are not attempted, or whose verdict is not feasible."""
+
+from dataclasses import replace
+
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.deaths import counts_losses_only, returns
+from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked_copy import ROOM_BYTES
+from django_rmq_retry.messages.texts import ErrorNote
+from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
+
+SUSPICIOUS_RETURNS = 3
+"""Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
+STOPS_FACTOR = 4
+"""Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
+
+
+def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
+    """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
+
+    All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
+    moved goes to quarantine at its third return, and is parked after CRASH_LIMIT returns there.
+    """
+    came_back = returns(delivery.headers, redelivered=delivery.redelivered)
+    # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
+    if limit is None or not came_back or subscription.policy.ordered:
+        return None
+    detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
+    if movable and len(delivery.raw) <= ROOM_BYTES:
+        if came_back < min(SUSPICIOUS_RETURNS, limit):
+            return None
+        return retry(0.0, detail=f"{detail}; next it is attempted in quarantine.", counted=False)
+    own = subscription.policy.via.returns(subscription.route, delivery)
+    # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
+    if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
+        limit *= STOPS_FACTOR
+    if own is None or came_back < limit + own:
+        return None
+    return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
+
+
+def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
+    """Return the verdict, or one that parks a message whose retry cannot be counted.
+
+    Headers that fill the AMQP frame leave no room for the count of attempts.
+    """
+    roomless = verdict.kind is Kind.RETRY and len(delivery.raw) > ROOM_BYTES and subscription.policy.via.stamps
+    if not roomless or goes_back(verdict):
+        return verdict
+    detail = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
+    return park(Reason.PERMANENT, f"{detail}: {verdict.error or verdict.detail}", verdict.error)
+
+
+def goes_back(verdict: Verdict) -> bool:
+    """True if the message only returns to its queue."""
+    return verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after
+
+
+def lost(verdict: Verdict) -> Verdict:
+    """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
+    return discard(f"It is lost, because its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
+
+
+def no_handler(delivery: Delivery) -> Verdict:
+    """Return the verdict that parks a message that no handler takes."""
+    kind = f" of type {delivery.type!r}" if delivery.type else ""
+    return park(
+        Reason.UNHANDLED,
+        f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
+    )
+
+
+def unsettled(broken: Exception, verdict: Verdict) -> Verdict:
+    """Return the verdict that parks a message whose own verdict cannot be carried out."""
+    wanted = verdict.error or verdict.detail or verdict.kind.value
+    detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
+    return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
