@@ -1,34 +1,29 @@
-"""The consumer: worker threads, pauses and limits between source and attempts."""
+"""The consumer: it joins source, worker threads and attempts, and ends by itself at its limits."""
 
 import logging
 import queue
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from django_rmq_retry import forks
-from django_rmq_retry.amqp.contracts import Line, Source
+from django_rmq_retry.amqp.contracts import Source
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.deadlines import SlowHandlers, TimedRun
+from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.consumer.unacked import AttemptState
+from django_rmq_retry.consumer.workers import Workers
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.handlers.contracts import log_failure
-from django_rmq_retry.handlers.layout import parks, temporary
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Server
 
 log = logging.getLogger("django_rmq_retry")
-
-Job = TypeVar("Job")
-HUNG_CHECK_SECONDS = 0.5
-"""Seconds between two checks for hung handlers: no event reports a hang."""
 
 UNTIMED_SINCE = (4, 3)
 """The version from which a quorum queue gives its consumers the timeout that they ask for."""
@@ -43,194 +38,6 @@ RECORD_SECONDS = 5.0
 
 STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
 """Exit codes, the same for all commands."""
-
-
-class Workers(Generic[Job]):
-    """A fixed number of threads that take jobs from one queue, which another thread fills."""
-
-    def __init__(self, threads: int, run: Callable[[Job], object], *, name: str = "rmq-worker") -> None:
-        self._run = run
-        self._jobs: deque[Job] = deque()
-        self._lock = threading.Lock()
-        # Released to wake one thread; locked while all threads are awake or one wake-up is pending.
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._idle = threads
-        self._waking = False
-        self._stopping = False
-        self._busy = 0
-        self._quiet = threading.Condition(self._lock)
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number + 1}", daemon=True) for number in range(threads)
-        ]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def dead(self) -> list[str]:
-        """The names of threads that have ended without a call of stop()."""
-        return [thread.name for thread in self._threads if not thread.is_alive() and not self._stopping]
-
-    @property
-    def running(self) -> int:
-        return self._busy
-
-    @property
-    def waiting(self) -> int:
-        return len(self._jobs)
-
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
-        if self._idle and not self._waking:
-            self._wake()
-
-    def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
-        """Remove the wanted jobs that no thread has begun from the queue and return them; other jobs stay."""
-        taken: list[Job] = []
-        with suppress(IndexError):
-            while True:
-                taken.append(self._jobs.popleft())
-        for job in taken:
-            if not wanted(job):
-                self.add(job)
-        return [job for job in taken if wanted(job)]
-
-    def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
-        """Wait until no thread runs a job, except for hung ones; return False on timeout."""
-        end = time.monotonic() + timeout
-        with self._quiet:
-            while self._jobs or self._busy > hung():
-                left = end - time.monotonic()
-                if left <= 0:
-                    return False
-                self._quiet.wait(min(left, HUNG_CHECK_SECONDS))
-        return True
-
-    def stop(self) -> None:
-        """End each thread as soon as it is idle."""
-        self._stopping = True
-        self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._waking or not self._idle:
-                return
-            self._waking = True
-            self._idle -= 1
-        self._gate.release()
-
-    def _work(self) -> None:
-        while not self._stopping:
-            self._gate.acquire()
-            with self._lock:
-                self._waking = False
-                self._busy += 1
-            self._work_off()
-            with self._lock:
-                self._busy -= 1
-                self._idle += 1
-                self._quiet.notify_all()
-            # A job added after the queue was found empty and before this thread counted as idle has woken no thread.
-            if (self._jobs or self._stopping) and not self._waking:
-                self._wake()
-
-    def _work_off(self) -> None:
-        jobs, run = self._jobs, self._run
-        while True:
-            try:
-                job = jobs.popleft()
-            except IndexError:
-                return
-            if jobs and self._idle and not self._waking:
-                self._wake()
-            try:
-                run(job)
-            except BaseException:  # noqa: BLE001 - a job handles its own errors; this one must not end the thread
-                log_failure("A worker thread raised an error outside any handler")
-
-
-class QueuePauses:
-    """Pause and resume work queues. Usable from any thread, also before the consumer starts."""
-
-    def __init__(
-        self,
-        work_queues: Sequence[WorkQueue],
-        source: Source,
-        workers: Workers[Delivery],
-        sequencer: Sequencer,
-        *,
-        able: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._source = source
-        self._workers = workers
-        self._sequencer = sequencer
-        self.able = able
-        """True if messages can arrive: the broker is connected and the consumer is not stopping."""
-        in_order = {work_queue.queue.name for work_queue in work_queues if work_queue.keyed or work_queue.ordered}
-        self._returned_as_copies = returned_as_copies(work_queues)
-        # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
-        self._own = in_order | {work_queue.queue.name for work_queue in work_queues if work_queue.auto_ack}
-        self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
-
-    @property
-    def queues(self) -> tuple[str, ...]:
-        """The work queues that are consumed here."""
-        return tuple(self._consumed)
-
-    def pause(self, queue: str) -> None:
-        """Pause a queue: running attempts finish; unacked messages that have not begun return to the broker once."""
-        names = self._consumed.get(queue, ())
-        for name in names:
-            self._source.pause(name)
-        if queue in self._returned_as_copies:
-            return
-        # In order, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
-        # a message kept for its next attempt still needs a thread, and without one its channel would never close.
-        unordered = self._workers.take_back(lambda one: one.queue in names and one.queue not in self._own)
-        self._source.give_back([*unordered, *self._sequencer.give_up(names)])
-
-    def resume(self, queue: str) -> None:
-        for name in self._consumed.get(queue, ()):
-            self._source.resume(name)
-
-    def probe(self, queue: str) -> None:
-        """Resume a queue with one message at a time, as a probe; messages in quarantine stay in their queue."""
-        self._source.resume(queue, prefetch=1)
-
-
-def returned_as_copies(work_queues: Sequence[WorkQueue]) -> frozenset[str]:
-    """Return the queues whose messages all pass a gate, which returns them as copies: queues do not count those."""
-    gated = (
-        work_queue
-        for work_queue in work_queues
-        if all(one.gated for one in work_queue.subscriptions) and not work_queue.in_place
-    )
-    return frozenset(work_queue.queue.name for work_queue in gated)
-
-
-def consumed_queues(work_queue: WorkQueue) -> tuple[str, ...]:
-    """Return the queues that are consumed for the handlers of one work queue: itself and its quarantine."""
-    return (work_queue.queue.name,) if work_queue.quarantine is None else (work_queue.queue.name, work_queue.quarantine)
-
-
-def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
-    """Return the lines to consume: the work queue and, if it has one, its quarantine queue."""
-    work = Line(
-        queue=work_queue.queue.name,
-        prefetch=1 if work_queue.ordered else prefetch,
-        ordered=work_queue.ordered,
-        keyed=work_queue.keyed,
-        untimed=work_queue.queue.type == "quorum" and (work_queue.ordered or work_queue.keyed),
-        parks=parks(work_queue),
-        temporary=temporary(work_queue),
-        auto_ack=work_queue.auto_ack,
-    )
-    if work_queue.quarantine is None:
-        return [work]
-    # One message in quarantine at a time: if it kills its worker, no other message is counted.
-    return [work, Line(queue=work_queue.quarantine, prefetch=1, parks=True, quarantine=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

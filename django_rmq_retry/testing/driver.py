@@ -11,7 +11,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from django_rmq_retry.amqp.contracts import Line, Publisher
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.consumer.consumer import consumed_lines, consumed_queues, returned_as_copies
+from django_rmq_retry.consumer.lines import consumed_lines, consumed_queues, returned_as_copies
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.handlers.call import OnceState

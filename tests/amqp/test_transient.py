@@ -10,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Broadcast, Exchange, InPlace, Queue, RetryThenPark
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp import source as room
-from django_rmq_retry.consumer.consumer import consumed_lines
+from django_rmq_retry.consumer.lines import consumed_lines
 from django_rmq_retry.errors import QueueUnusable
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.messages import DONE, Instruction, Settlement

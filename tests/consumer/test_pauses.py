@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from django_rmq_retry import Delivery, Queue, RetryThenPark
-from django_rmq_retry.consumer.consumer import QueuePauses, Workers
+from django_rmq_retry.consumer.lines import QueuePauses
 from django_rmq_retry.consumer.sequencer import Sequencer
+from django_rmq_retry.consumer.workers import Workers
 from django_rmq_retry.handlers import Subscription, work_queues_of
 
 QUEUE = "ledger"

@@ -4,8 +4,8 @@ import threading
 from collections import defaultdict
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.consumer.consumer import Workers
 from django_rmq_retry.consumer.sequencer import Sequencer
+from django_rmq_retry.consumer.workers import Workers
 from tests.tooling.waiting import wait_until
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.consumer.consumer import Workers
+from django_rmq_retry.consumer.workers import Workers
 from tests.tooling.waiting import wait_until
 
 

@@ -1,0 +1,92 @@
+"""The lines through which a work queue is consumed, and their pauses."""
+
+from collections.abc import Callable, Sequence
+
+from django_rmq_retry.amqp.contracts import Line, Source
+from django_rmq_retry.consumer.sequencer import Sequencer
+from django_rmq_retry.consumer.workers import Workers
+from django_rmq_retry.handlers.layout import parks, temporary
+from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.messages.message import Delivery
+
+
+class QueuePauses:
+    """Pause and resume work queues. Usable from any thread, also before the consumer starts."""
+
+    def __init__(
+        self,
+        work_queues: Sequence[WorkQueue],
+        source: Source,
+        workers: Workers[Delivery],
+        sequencer: Sequencer,
+        *,
+        able: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._source = source
+        self._workers = workers
+        self._sequencer = sequencer
+        self.able = able
+        """True if messages can arrive: the broker is connected and the consumer is not stopping."""
+        in_order = {work_queue.queue.name for work_queue in work_queues if work_queue.keyed or work_queue.ordered}
+        self._returned_as_copies = returned_as_copies(work_queues)
+        # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
+        self._own = in_order | {work_queue.queue.name for work_queue in work_queues if work_queue.auto_ack}
+        self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The work queues that are consumed here."""
+        return tuple(self._consumed)
+
+    def pause(self, queue: str) -> None:
+        """Pause a queue: running attempts finish; unacked messages that have not begun return to the broker once."""
+        names = self._consumed.get(queue, ())
+        for name in names:
+            self._source.pause(name)
+        if queue in self._returned_as_copies:
+            return
+        # In order, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
+        # a message kept for its next attempt still needs a thread, and without one its channel would never close.
+        unordered = self._workers.take_back(lambda one: one.queue in names and one.queue not in self._own)
+        self._source.give_back([*unordered, *self._sequencer.give_up(names)])
+
+    def resume(self, queue: str) -> None:
+        for name in self._consumed.get(queue, ()):
+            self._source.resume(name)
+
+    def probe(self, queue: str) -> None:
+        """Resume a queue with one message at a time, as a probe; messages in quarantine stay in their queue."""
+        self._source.resume(queue, prefetch=1)
+
+
+def returned_as_copies(work_queues: Sequence[WorkQueue]) -> frozenset[str]:
+    """Return the queues whose messages all pass a gate, which returns them as copies: queues do not count those."""
+    gated = (
+        work_queue
+        for work_queue in work_queues
+        if all(one.gated for one in work_queue.subscriptions) and not work_queue.in_place
+    )
+    return frozenset(work_queue.queue.name for work_queue in gated)
+
+
+def consumed_queues(work_queue: WorkQueue) -> tuple[str, ...]:
+    """Return the queues that are consumed for the handlers of one work queue: itself and its quarantine."""
+    return (work_queue.queue.name,) if work_queue.quarantine is None else (work_queue.queue.name, work_queue.quarantine)
+
+
+def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
+    """Return the lines to consume: the work queue and, if it has one, its quarantine queue."""
+    work = Line(
+        queue=work_queue.queue.name,
+        prefetch=1 if work_queue.ordered else prefetch,
+        ordered=work_queue.ordered,
+        keyed=work_queue.keyed,
+        untimed=work_queue.queue.type == "quorum" and (work_queue.ordered or work_queue.keyed),
+        parks=parks(work_queue),
+        temporary=temporary(work_queue),
+        auto_ack=work_queue.auto_ack,
+    )
+    if work_queue.quarantine is None:
+        return [work]
+    # One message in quarantine at a time: if it kills its worker, no other message is counted.
+    return [work, Line(queue=work_queue.quarantine, prefetch=1, parks=True, quarantine=True)]

@@ -1,0 +1,120 @@
+"""The worker threads of a process: a fixed number, which take jobs from one queue."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from django_rmq_retry.handlers.contracts import log_failure
+
+Job = TypeVar("Job")
+HUNG_CHECK_SECONDS = 0.5
+"""Seconds between two checks for hung handlers: no event reports a hang."""
+
+
+class Workers(Generic[Job]):
+    """A fixed number of threads that take jobs from one queue, which another thread fills."""
+
+    def __init__(self, threads: int, run: Callable[[Job], object], *, name: str = "rmq-worker") -> None:
+        self._run = run
+        self._jobs: deque[Job] = deque()
+        self._lock = threading.Lock()
+        # Released to wake one thread; locked while all threads are awake or one wake-up is pending.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._idle = threads
+        self._waking = False
+        self._stopping = False
+        self._busy = 0
+        self._quiet = threading.Condition(self._lock)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number + 1}", daemon=True) for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def dead(self) -> list[str]:
+        """The names of threads that have ended without a call of stop()."""
+        return [thread.name for thread in self._threads if not thread.is_alive() and not self._stopping]
+
+    @property
+    def running(self) -> int:
+        return self._busy
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
+        if self._idle and not self._waking:
+            self._wake()
+
+    def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
+        """Remove the wanted jobs that no thread has begun from the queue and return them; other jobs stay."""
+        taken: list[Job] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._jobs.popleft())
+        for job in taken:
+            if not wanted(job):
+                self.add(job)
+        return [job for job in taken if wanted(job)]
+
+    def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
+        """Wait until no thread runs a job, except for hung ones; return False on timeout."""
+        end = time.monotonic() + timeout
+        with self._quiet:
+            while self._jobs or self._busy > hung():
+                left = end - time.monotonic()
+                if left <= 0:
+                    return False
+                self._quiet.wait(min(left, HUNG_CHECK_SECONDS))
+        return True
+
+    def stop(self) -> None:
+        """End each thread as soon as it is idle."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._waking or not self._idle:
+                return
+            self._waking = True
+            self._idle -= 1
+        self._gate.release()
+
+    def _work(self) -> None:
+        while not self._stopping:
+            self._gate.acquire()
+            with self._lock:
+                self._waking = False
+                self._busy += 1
+            self._work_off()
+            with self._lock:
+                self._busy -= 1
+                self._idle += 1
+                self._quiet.notify_all()
+            # A job added after the queue was found empty and before this thread counted as idle has woken no thread.
+            if (self._jobs or self._stopping) and not self._waking:
+                self._wake()
+
+    def _work_off(self) -> None:
+        jobs, run = self._jobs, self._run
+        while True:
+            try:
+                job = jobs.popleft()
+            except IndexError:
+                return
+            if jobs and self._idle and not self._waking:
+                self._wake()
+            try:
+                run(job)
+            except BaseException:  # noqa: BLE001 - a job handles its own errors; this one must not end the thread
+                log_failure("A worker thread raised an error outside any handler")
