@@ -57,7 +57,7 @@ class Unacked:
     def __init__(self, ordered: Collection[str]) -> None:
         self._ordered = ordered
         self._states: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
-        self._has_kept = False  # True once a message has stayed unacked: until then no delivery is looked up
+        self._has_kept = False  # A fast path: false as long as no message was kept, so the dictionary is empty
         self._halted: dict[str, tuple[bytes, str, int]] = {}
         """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
 

@@ -58,8 +58,7 @@ def guarded(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
         try:
             answer = function(message)
         except BaseException as error:
-            if forks.count != forked:
-                forks.end_child(error)
+            forks.end_since(forked, error)
             raise
         if forks.count != forked:
             forks.end_child(None)
@@ -78,8 +77,7 @@ def awaited(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
             answer = function(message)
             answer = await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
-            if forks.count != forked:
-                forks.end_child(error)
+            forks.end_since(forked, error)
             raise
         if forks.count != forked:
             forks.end_child(None)

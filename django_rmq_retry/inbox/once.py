@@ -364,27 +364,33 @@ class OnceRun:
 
     def _enter(self, name: Name) -> Name:
         """Insert the entry and return its name. Raise HandlerSkipped if the message must not be handled now."""
-        if insert(self._connection, self._subscription.inbox_name, name):
-            earlier = next((key for key in name.also if present(self._connection, key)), None)
-            if earlier is None:
+        connection, handler = self._connection, self._subscription
+        if insert(connection, handler.inbox_name, name):
+            earlier_key = next((key for key in name.also if present(connection, key)), None)
+            if earlier_key is None:
                 return name
-            InboxEntry.objects.using(self._connection.alias).filter(key=name.key).delete()
-            name = replace(name, key=earlier)
-        equal = same(self._connection, name)
-        if equal is None:
+            # It was handled under another name of a renamed handler, so that entry decides.
+            InboxEntry.objects.using(connection.alias).filter(key=name.key).delete()
+            name = replace(name, key=earlier_key)
+        same_body = same(connection, name)
+        if same_body is None:
             raise EntryDeleted
-        if equal and self._name.certain:
+        if same_body and self._name.certain:
             raise HandlerSkipped(DUPLICATE)
         requeue = self._requeue()
-        if requeue is None or not requeue.decided:
-            came = came_before(self._delivery, begun=self._state.begun)
-            if equal and came and not self._handled_before_requeue(requeue, name):
-                raise HandlerSkipped(DUPLICATE)
-            raise alike(self._subscription.name) if equal else conflict(self._subscription.name, name.text)
-        name = name.again(requeue.which)
-        if insert(self._connection, self._subscription.inbox_name, name):
-            return name
-        raise HandlerSkipped(DUPLICATE)
+        if requeue is not None and requeue.decided:
+            # An operator has seen the conflict and wants this message handled: once for each requeue.
+            name = name.again(requeue.which)
+            if insert(connection, handler.inbox_name, name):
+                return name
+            raise HandlerSkipped(DUPLICATE)
+        if not same_body:
+            raise conflict(handler.name, name.text)
+        # Another message may have the same name and body. Only a delivery that came before can be the same message.
+        came = came_before(self._delivery, begun=self._state.begun)
+        if came and not self._handled_before_requeue(requeue, name):
+            raise HandlerSkipped(DUPLICATE)
+        raise alike(handler.name)
 
     def _requeue(self) -> Requeue | None:
         ticket = ticket_of(self._delivery)

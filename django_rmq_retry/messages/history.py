@@ -62,7 +62,7 @@ class Stamp(NamedTuple):
     since: int = 0
     """The time of the first failed attempt, in epoch milliseconds; 0 before that."""
     wait: int = 0
-    """Milliseconds still to wait after the current waiting queue.
+    """Milliseconds that the message still has to wait after it leaves the waiting queue that it is in.
 
     A remaining wait, not a time to wait until: the clocks of workers may differ.
     """

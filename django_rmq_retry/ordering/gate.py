@@ -170,7 +170,7 @@ class Order:
         log.critical(
             "Too many messages of queue %r wait behind key %r of %s: %s (%s). Each further one waits 1 s and blocks "
             "the queue meanwhile. Resolve the message that goes first: `manage.py rmq_blocked list`.",
-            *(full.block.queue, full.block.key, full.block.handler, full, full.of),
+            *(full.block.queue, full.block.key, full.block.handler, full, full.limit.value),
             extra={"event": "full", "queue": full.block.queue, "handler": full.block.handler},
         )
 

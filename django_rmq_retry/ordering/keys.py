@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -98,16 +99,21 @@ def _arrival(delivery: Delivery) -> tuple[str, ...]:
     return _channels.setdefault(channel, uuid4().hex), *map(str, tag)
 
 
+class WaitingLimit(Enum):
+    """A limit on the messages that wait, by the name of its setting."""
+
+    PER_KEY = "BLOCKED_PER_KEY"
+    TOTAL = "BLOCKED_TOTAL"
+
+
 class Full(Exception):
     """Raised if more messages wait than a limit allows, for one key or in total."""
 
-    def __init__(self, block: BlockedKey, *, limit: int, of: str) -> None:
+    def __init__(self, block: BlockedKey, *, most: int, limit: WaitingLimit) -> None:
         self.block = block
         self.limit = limit
-        self.of = of
-        super().__init__(
-            f"{limit} messages wait already {'behind one message' if of == 'BLOCKED_PER_KEY' else 'in total'}"
-        )
+        where = "behind one message" if limit is WaitingLimit.PER_KEY else "in total"
+        super().__init__(f"{most} messages wait already {where}")
 
 
 def database() -> str:
@@ -217,10 +223,10 @@ def copy_back(waiting: BlockedMessage, queue: str) -> Message:
 def _check_room(blocked_key: BlockedKey) -> None:
     now = settings()
     if blocked_key.waiting >= now.blocked_per_key:
-        raise Full(blocked_key, limit=now.blocked_per_key, of="BLOCKED_PER_KEY")
+        raise Full(blocked_key, most=now.blocked_per_key, limit=WaitingLimit.PER_KEY)
     total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
     if total >= now.blocked_total:
-        raise Full(blocked_key, limit=now.blocked_total, of="BLOCKED_TOTAL")
+        raise Full(blocked_key, most=now.blocked_total, limit=WaitingLimit.TOTAL)
 
 
 def unblock_resolved() -> bool:
