@@ -19,6 +19,7 @@ from testproject.payments.models import Entry, GatewayCharge, Payment
 from testproject.payments.sending import send
 from testproject.playing.depths import depths
 from tests.tooling.brokers import publish_exactly
+from tests.tooling.waiting import longer
 
 
 class Regret(Exception):
@@ -95,9 +96,9 @@ def ledger() -> list[int]:
     return list(Entry.objects.order_by("pk").values_list("payment_id", flat=True))
 
 
-def quote(pair: str, timeout: float = 10) -> dict[str, object]:
+def quote(pair: str, timeout: float = 30) -> dict[str, object]:
     try:
-        return {"answer": handlers.quote.call({"pair": pair}, timeout=timeout)}
+        return {"answer": handlers.quote.call({"pair": pair}, timeout=longer(timeout))}
     except CallFailed as error:
         return {"failed": error.kind, "said": error.text}
     except CallUnanswered as error:
