@@ -23,7 +23,7 @@ from django_rmq_retry.amqp.refusals import forbidden, interruption_text, queue_m
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.errors import QueueUnusable, TopologyMissing
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.message import Delivery, Settlement
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -60,8 +60,6 @@ class PikaSource:
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = answers_on(io, access, publisher)
         self._settler = Settler(io, publisher, answer=self._answers.send, again=self.arrived, renew=self._renew)
-        self.settle = self._settler.settle
-        """Settles a delivery; see ``Source``."""
         self._lines: dict[str, OpenLine] = {}
         self._wanted: dict[str, Line] = {}
         """The lines to consume, by the names of their queues."""
@@ -76,7 +74,7 @@ class PikaSource:
         self._unusable: set[str] = set()
         self._awaited: set[str] = set()
         """The unusable queues with a running timer; a new connection also tries all of them immediately."""
-        self._pauses = Pauses(io)
+        self._pauses = Pauses(self._lines, return_waiting=self._settler.return_waiting, later=io.later)
         self._turns = QuarantineTurns(io, exists=self._exists, ended=self._turn_ended)
         self._messages_lost: Counter[str] = Counter()
         self._quiet = False
@@ -103,6 +101,9 @@ class PikaSource:
         self._wanted, self._receiver = {line.queue: line for line in lines}, receiver
         self._io.call(self._link.open)
 
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._settler.settle(delivery, settlement)
+
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Return to their queue the deliveries that were not attempted."""
         for delivery in deliveries:
@@ -110,7 +111,7 @@ class PikaSource:
 
     def pause(self, queue: str) -> None:
         """Stop consuming this queue; unacked deliveries can still be settled."""
-        self._io.call(lambda: self._pause(queue))
+        self._io.call(lambda: self._pauses.pause(queue))
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
         """Consume this queue again with this prefetch at most."""
@@ -212,19 +213,8 @@ class PikaSource:
             advice = "Raise channel_max in rabbitmq.conf, or consume fewer queues in one process (`--queue`)."
             self._failed(QueueUnusable(queue, "the connection has no free channel", advice=advice))
 
-    def _pause(self, queue: str) -> None:
-        self._pauses.pause(queue)
-        line = self._lines.pop(queue, None)
-        if line is not None:
-            self._pauses.retire(line)
-            self._settler.return_waiting(line)
-
     def _resume(self, queue: str, prefetch: int | None) -> None:
-        self._pauses.resume(queue, prefetch)
-        line = self._lines.get(queue)
-        if line is not None and line.line.prefetch != self._pauses.shaped(self._wanted[queue]).prefetch:
-            # A prefetch applies to new subscriptions only and cannot be changed later (docs/consumer-prefetch).
-            self._pauses.retire(self._lines.pop(queue))
+        self._pauses.resume(queue, prefetch, self._wanted.get(queue))
         self._open_line(queue)
 
     def _exists(self, line: OpenLine) -> None:

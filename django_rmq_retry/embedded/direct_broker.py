@@ -18,18 +18,19 @@ from django_rmq_retry.amqp.contracts import (
     unwritable,
 )
 from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
+from django_rmq_retry.amqp.pauses import Pauses
 from django_rmq_retry.amqp.refusals import channel_closed
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.envelopes import Deliver, Nack, Returned, StoredMessage
+from django_rmq_retry.embedded.engine.envelopes import Deliver, Event, Nack, Returned, StoredMessage
 from django_rmq_retry.embedded.engine.queue import BrokerQueue
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.embedded.engine.vhost import Vhost
-from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge, MessageReturned
+from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge
 from django_rmq_retry.messages.message import Delivery, Instruction, Message, Settlement
 from django_rmq_retry.messages.properties import DIRECT, encode_properties
 from django_rmq_retry.topology.declarations import Server, Topology
@@ -175,114 +176,120 @@ class DirectPublisher:
         self._channel = None
 
     def _publish(self, message: Message) -> PublishResult:
+        with self._lock:
+            try:
+                return self._send(message)
+            except RequestRefused as refused:
+                return channel_closed(refused.code, refused.text, message=message, alone=True)
+
+    def _send(self, message: Message) -> PublishResult:
+        """Publish on the channel; raise the engine's refusal, which closes the channel."""
         raw = encode_properties(message.properties)
-        where = message.exchange, message.routing_key
         try:
             marshal_publish(
-                1, raw, b"", exchange=where[0], routing_key=where[1], mandatory=message.mandatory, frame_max=FRAME_MAX
+                1,
+                raw,
+                b"",
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=message.mandatory,
+                frame_max=FRAME_MAX,
             )
         except (HeadersTooLarge, ValueError) as error:
             return unwritable(str(error))
-        with self._lock:
-            if self._channel is None:
-                self._channel = self._session.channel(1)
-                self._channel.confirm_select()
-            # The message's user_id was compared with the user of the settings when the message was made.
-            self._channel.user = message.properties.user_id or self._channel.user
-            try:
-                self._channel.publish(*where, raw, message.body, mandatory=message.mandatory)
-            except RequestRefused as refused:
-                self.close()
-                return channel_closed(refused.code, refused.text, message=message, alone=True)
-            events = self._session.drain()
+        channel = self._open()
+        # The message's user_id was compared with the user of the settings when the message was made.
+        channel.user = message.properties.user_id or channel.user
+        try:
+            channel.publish(message.exchange, message.routing_key, raw, message.body, mandatory=message.mandatory)
+        except RequestRefused:
+            self.close()
+            raise
+        events = self._events()
         if any(isinstance(event, Returned) for event in events):
             return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
         if any(isinstance(event, Nack) for event in events):
             return PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
         return CONFIRMED
 
+    def _open(self) -> BrokerChannel:
+        if self._channel is None:
+            self._channel = self._session.channel(1)
+            self._channel.confirm_select()
+        return self._channel
 
-class DirectCaller:
+    def _events(self) -> list[Event]:
+        return list(self._session.drain())
+
+
+class DirectCaller(DirectPublisher):
     """An RPC client that runs the handlers while it waits for an answer; `sent` is called with each question."""
 
     def __init__(self, broker: DirectBroker, run_until: RunUntil, sent: Sent, *, exclusive: bool = False) -> None:
-        self._lock = broker.lock
-        self._session = ClientSession(broker.vhost)
+        super().__init__(broker)
         self._run_until = run_until
         self._exclusive = exclusive
         self._sent = sent
-        self._channel: BrokerChannel | None = None
         self._answers_to = ""
         self._answers: dict[str, Delivery] = {}
-        self._returned = ""
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
         """Return the answer to a message; the timeout is in the broker's virtual time."""
         name = message.properties.correlation_id or ""
+
+        def answered() -> bool:
+            self._events()
+            return name in self._answers
+
         with self._lock:
-            self._ask(message)
-            self._run_until(lambda: self._has(name), timeout)
+            self._open()
+            question = replace(
+                message, properties=replace(message.properties, reply_to=self._answers_to), mandatory=True
+            )
+            try:
+                result = self._send(question)
+            except RequestRefused as refused:
+                raise CallUnanswered(message.routing_key, timeout=0, sent=True, reason=refused.text) from refused
+            if result.kind in (Outcome.RETURNED, Outcome.UNSENT):
+                raise result.error(message)
+            self._sent(question)
+            self._run_until(answered, timeout)
             answer = self._answers.pop(name, None)
         if answer is None:
             raise CallUnanswered(message.routing_key, timeout=timeout, sent=True)
         return answer
 
-    def close(self) -> None:
-        self._session.close()
-        self._channel = None
-
-    def _ask(self, message: Message) -> None:
-        where = message.exchange, message.routing_key
-        channel = self._open()
-        question = replace(message, properties=replace(message.properties, reply_to=self._answers_to))
-        self._returned = ""
-        channel.user = message.properties.user_id or channel.user
-        try:
-            channel.publish(*where, encode_properties(question.properties), question.body, mandatory=True)
-        except RequestRefused as refused:
-            self.close()
-            raise CallUnanswered(message.routing_key, timeout=0, sent=True, reason=refused.text) from refused
-        self._read()
-        if self._returned:
-            raise MessageReturned(*where, said=self._returned)
-        self._sent(question)
-
     def _open(self) -> BrokerChannel:
         if self._channel is None:
-            self._channel = channel = self._session.channel(1)
+            channel = super()._open()
             self._answers_to = channel.queue_declare("", exclusive=True).queue if self._exclusive else DIRECT
             channel.consume(self._answers_to, no_ack=True)
-        return self._channel
+        return super()._open()
 
-    def _has(self, name: str) -> bool:
-        self._read()
-        return name in self._answers
-
-    def _read(self) -> None:
-        for event in self._session.drain():
-            if isinstance(event, Returned):
-                self._returned = event.text
+    def _events(self) -> list[Event]:
+        events = super()._events()
+        for event in events:
             if isinstance(event, Deliver):
                 answer = Delivery(queue=self._answers_to, body=event.message.body, raw=event.raw)
                 self._answers[answer.correlation_id or ""] = answer
+        return events
 
 
 class DirectLine:
     """A queue consumed on its own channel."""
 
     since = float("inf")
+    quiet = True
 
-    def __init__(self, session: ClientSession, number: int, line: Line, prefetch: int) -> None:
+    def __init__(self, session: ClientSession, number: int, line: Line) -> None:
         self.line = line
-        self.prefetch = prefetch
-        self._session, self._number = session, number
+        self.number = number
+        self._session = session
         self.open = True
-        self.deaf = False
-        """True if a test drops the line's settlements."""
         self.retired = False
         self.in_flight = 0
         self._channel = session.channel(number)
-        self._channel.qos(prefetch)
+        self._channel.qos(line.prefetch)
         self._tag = self._channel.consume(line.queue)
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
@@ -290,7 +297,7 @@ class DirectLine:
             self.instruct(delivery, Instruction.ACK)
 
     def instruct(self, delivery: Delivery, instruction: Instruction) -> None:
-        if not self.open or self.deaf:
+        if not self.open:
             return
         self.in_flight -= 1
         token: Any = delivery.token
@@ -303,8 +310,8 @@ class DirectLine:
                 self._channel.nack(token[1], requeue=instruction is Instruction.REQUEUE)
 
     def when_processed(self, callback: Callable[[bool], None]) -> None:
-        """Call back immediately: settlements take effect during the call, unless a test drops them."""
-        callback(self.open and not self.deaf)
+        """Call back immediately: settlements take effect during the call."""
+        callback(self.open)
 
     def quiesce(self) -> None:
         if not self.line.in_order:
@@ -320,7 +327,7 @@ class DirectLine:
 
     def close(self) -> None:
         self.open = False
-        self._session.close_channel(self._number)
+        self._session.close_channel(self.number)
 
 
 class DirectSource:
@@ -340,15 +347,14 @@ class DirectSource:
             chance=lambda: 0.5,
         )
         self._session: ClientSession | None = None
-        self._open: dict[int, DirectLine] = {}
-        self._wanted: tuple[Line, ...] = ()
-        self._paused: set[str] = set()
-        self._narrow: dict[str, int] = {}
-        self._last = 0
+        self._lines: dict[str, DirectLine] = {}
+        self._pauses = Pauses(self._lines, return_waiting=self._settler.return_waiting)
+        self._wanted: dict[str, Line] = {}
+        self._numbers = count(1)
         self._receiver: Receiver | None = None
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
-        self._wanted, self._receiver = tuple(lines), receiver
+        self._wanted, self._receiver = {line.queue: line for line in lines}, receiver
         self._connect()
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -356,40 +362,24 @@ class DirectSource:
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
-            line = _line(delivery)
-            if line.line.in_order:
-                line.leave_unsettled()
-            else:
-                line.instruct(delivery, Instruction.REQUEUE)
+            self._settler.give_back(delivery)
 
     def empty(self, answer: Callable[[bool], None]) -> None:
         """Call back with True if the queues are empty and no message is unacked."""
-        queues = (self._broker.queue(line.queue) for line in self._wanted if line.queue not in self._paused)
+        queues = (self._broker.queue(queue) for queue in self._wanted if queue not in self._pauses)
         answer(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
 
     def pause(self, queue: str) -> None:
         """Stop consuming this queue; its channel ends once all unacked deliveries are settled."""
-        self._paused.add(queue)
-        for line in list(self._open.values()):
-            if line.line.queue == queue and not line.retired:
-                line.retire()
-                self._settler.return_waiting(line)
-        self._close_settled()
+        self._pauses.pause(queue)
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
-        self._paused.discard(queue)
-        self._narrow.pop(queue, None)
-        if prefetch is not None:
-            self._narrow[queue] = prefetch
-        for line in self._open.values():
-            if line.line.queue == queue and line.prefetch != self._prefetch(line.line):
-                line.retire()
-        self._close_settled()
+        self._pauses.resume(queue, prefetch, self._wanted.get(queue))
         self._open_lines()
 
     def quiesce(self) -> None:
         self._settler.stop()
-        for line in self._open.values():
+        for line in self._lines.values():
             line.quiesce()
 
     def stop(self) -> None:
@@ -410,21 +400,16 @@ class DirectSource:
             self._receiver.lost(reason, RECONNECT_SECONDS)
         self._broker.later(RECONNECT_SECONDS, self._connect)
 
-    def lose_ack(self, delivery: Delivery, settlement: Settlement) -> None:
-        """Settle, but lose the connection before the broker receives the settlement."""
-        _line(delivery).deaf = True
-        self.settle(delivery, settlement)
-        self.lose("before the acknowledgement arrived")
-
     def poll(self) -> None:
         """Pass on the deliveries that have arrived since the last call."""
-        session = self._session
-        if session is None:
+        if self._session is None:
             return
-        for event in session.drain():
-            if isinstance(event, Deliver) and event.channel in self._open:
-                self._arrived(self._open[event.channel], event)
-        self._close_settled()
+        lines = {line.number: line for line in self._lines.values()}
+        for event in self._session.drain():
+            # What arrives late on a line that was given up is requeued when its channel closes.
+            if isinstance(event, Deliver) and event.channel in lines:
+                self._arrived(lines[event.channel], event)
+        self._pauses.close_settled()
 
     def _connect(self) -> None:
         if self._session is not None or self._receiver is None:
@@ -434,34 +419,20 @@ class DirectSource:
         self._open_lines()
 
     def _open_lines(self) -> None:
-        session = self._session
-        consumed = {line.line.queue for line in self._open.values() if not line.retired}
-        for line in self._wanted:
-            if session is not None and line.queue not in consumed and line.queue not in self._paused:
-                self._last += 1
-                self._open[self._last] = DirectLine(session, self._last, line, self._prefetch(line))
-
-    def _prefetch(self, line: Line) -> int:
-        return min(line.prefetch, self._narrow.get(line.queue, line.prefetch))
-
-    def _close_settled(self) -> None:
-        for number, line in list(self._open.items()):
-            if line.retired and line.in_flight <= 0:
-                line.close()
-                del self._open[number]
+        for queue, line in self._wanted.items():
+            if self._session is not None and queue not in self._lines and queue not in self._pauses:
+                self._lines[queue] = DirectLine(self._session, next(self._numbers), self._pauses.shaped(line))
 
     def _cut(self) -> None:
-        for line in self._open.values():
+        for line in (*self._lines.values(), *self._pauses.retired):
             line.open = False
-        self._open.clear()
+        self._lines.clear()
+        self._pauses.forget()
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _arrived(self, line: DirectLine, event: Deliver) -> None:
-        if line.retired:
-            # It was sent before the line was given up, and is requeued when the channel closes.
-            return
         line.in_flight += 1
         message = event.message
         delivery = Delivery(
@@ -482,9 +453,3 @@ class DirectSource:
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Fail: this broker has no consumer timeout, so a line never has to be opened again."""
         raise AssertionError(f"{delivery} was held for {hold} s on a line that has no limit")
-
-
-def _line(delivery: Delivery) -> DirectLine:
-    token: Any = delivery.token
-    line: DirectLine = token[0]
-    return line

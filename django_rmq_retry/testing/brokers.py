@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.embedded.direct_broker import DirectBroker, DirectSource, RunUntil, Sent
 from django_rmq_retry.errors import BrokerUnfit
-from django_rmq_retry.messages.message import Delivery, Message, Settlement
+from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.testing.faults import NeverQuiet
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
@@ -65,9 +65,6 @@ class LiveSource(PikaSource):
 
     def lose(self, reason: str) -> None:
         raise AssertionError("the kit refuses faults that break a real connection")
-
-    def lose_ack(self, delivery: Delivery, settlement: Settlement) -> None:
-        self.lose("")
 
 
 class Waking:

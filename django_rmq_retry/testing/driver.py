@@ -272,7 +272,11 @@ class Driver:
         if fault is Fault.CRASH:
             self._restart()
         elif fault is Fault.DUPLICATE:
-            source.lose_ack(delivery, settlement)
+            # The copy and the answer are stored, and the connection is lost before the ack arrives.
+            for message in (settlement.answer, None if settlement.ack_first else settlement.copy):
+                if message is not None and not settlement.hold:
+                    self._publisher.send(message, lambda _result: None)
+            source.lose("before the acknowledgement arrived")
         elif fault is Fault.BROKER:
             source.lose("the test asked for it")
             source.settle(delivery, settlement)

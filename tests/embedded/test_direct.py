@@ -189,17 +189,6 @@ def test_an_ordered_line_gets_its_message_again_after_a_lost_connection(
     assert [one.redelivered for one in hands.found] == [False, True]
 
 
-def test_a_lost_acknowledgement_leaves_the_copy_and_the_original(
-    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
-) -> None:
-    publisher.publish(to("work", b"original"))
-    source = consume()
-    source.lose_ack(hands.found[0], Settlement(instruction=Instruction.ACK, copy=to("later", b"copy")))
-
-    assert bodies(broker, "later") == [b"copy"]
-    assert bodies(broker, "work") == [b"original"]
-
-
 def test_a_stop_requeues_unacked_messages(
     broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
 ) -> None:
