@@ -17,6 +17,7 @@ from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.messages import Properties
 from django_rmq_retry.topology import Server
+from tests.tooling.waiting import longer
 
 PATIENCE = 10.0
 
@@ -49,7 +50,7 @@ class Seen:
 
     def next(self, timeout: float = PATIENCE) -> Delivery:
         """The next arrival; queue.Empty where none comes."""
-        return self.arrivals.get(timeout=timeout)
+        return self.arrivals.get(timeout=longer(timeout))
 
     def bodies(self, count: int) -> list[bytes]:
         return [self.next().body for _ in range(count)]
@@ -82,7 +83,7 @@ def io_thread() -> Iterator[IoThread]:
     try:
         yield io
     finally:
-        assert io.stop(timeout=5)
+        assert io.stop(timeout=longer(5))
         with warnings.catch_warnings():
             # pika leaves the sockets of failed dials to the collector, which would say so in some later test.
             warnings.simplefilter("ignore", ResourceWarning)
@@ -142,7 +143,7 @@ def consuming(
             assert io.alive
         finally:
             source.stop()
-            seen.has_drained.wait(5)
+            seen.has_drained.wait(longer(5))
             if publisher is None:
                 copies.close()
 

@@ -23,7 +23,7 @@ from django_rmq_retry.messages import Headers, Instruction, Settlement
 from tests.amqp.live import Held, Seen, calling, consuming, publishing, to
 from tests.amqp.offline import ManualLoop
 from tests.amqp.test_calls import answering, ask, question
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 PREFIX = "amq.rabbitmq.reply-to."
 WORK = Line(queue="work", prefetch=50)
@@ -217,7 +217,7 @@ def test_an_answer_given_before_a_stop_arrives(broker_url: str, amqp: BlockingCh
         with consuming(broker_url, WORK) as (source, seen):
             work(source, seen, 1)
             source.stop()
-            assert seen.has_drained.wait(5)
+            assert seen.has_drained.wait(longer(5))
 
         assert caller.wait(1, 5) == [b"re: last"]
 

@@ -15,6 +15,7 @@ from django_rmq_retry import Message
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.errors import CallUnanswered, MessageReturned
 from tests.amqp.live import calling, to
+from tests.tooling.waiting import longer
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 
@@ -53,7 +54,7 @@ def answering(url: str, answer: Answer = echo) -> Iterator[None]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert ready.wait(5)
+    assert ready.wait(longer(5))
     try:
         yield
     finally:
@@ -107,7 +108,7 @@ def test_a_late_answer_is_dropped_and_not_taken_for_the_next(broker_url: str) ->
     slow = threading.Event()
 
     def late(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
-        slow.wait(5)
+        slow.wait(longer(5))
         echo(channel, properties, body)
 
     with answering(broker_url, late), calling(broker_url) as caller:

@@ -10,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.errors import MessageUnsent
 from tests.amqp.live import calling, io_thread, publishing, to
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 
 def test_calls_run_on_the_io_thread_in_the_order_in_which_they_were_handed_over() -> None:
@@ -21,7 +21,7 @@ def test_calls_run_on_the_io_thread_in_the_order_in_which_they_were_handed_over(
             io.call(lambda number=number: ran.append((number, io.current)))  # type: ignore[misc]  # bound early
         io.call(over.set)
 
-        assert over.wait(5)
+        assert over.wait(longer(5))
         assert ran == [(number, True) for number in range(100)]
         assert not io.current
 
@@ -36,7 +36,7 @@ def test_a_loop_that_cannot_be_woken_is_woken_by_the_next_call(monkeypatch: pyte
                 io.call(lambda: ran.append(1))
         io.call(over.set)
 
-        assert over.wait(5)
+        assert over.wait(longer(5))
         assert ran == [1]
 
 
@@ -72,7 +72,7 @@ def test_a_cancelled_timer_never_runs() -> None:
 
         io.call(begin)
 
-        assert over.wait(5)
+        assert over.wait(longer(5))
         assert rung == []
 
 
@@ -130,7 +130,7 @@ def test_a_system_exit_on_the_io_thread_ends_it_and_is_logged(
 
     with caplog.at_level(logging.CRITICAL):
         io.call(sys.exit)
-        assert told.wait(5)
+        assert told.wait(longer(5))
 
     assert not io.alive
     assert "The I/O thread ended: SystemExit" in caplog.text

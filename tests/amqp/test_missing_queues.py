@@ -13,7 +13,7 @@ from django_rmq_retry.messages import DONE
 from tests.amqp.line_between import between
 from tests.amqp.live import Seen, io_thread, publisher_on, source_on
 from tests.tooling.vhosts import Vhost
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 LINES = [Line(queue="there", prefetch=10), Line(queue="missing", prefetch=10)]
 
@@ -33,7 +33,7 @@ def source(url: str, *lines: Line) -> Iterator[tuple[patience.PikaSource, Seen]]
             yield made, seen
         finally:
             made.stop()
-            assert seen.has_drained.wait(10)
+            assert seen.has_drained.wait(longer(10))
             publisher.close()
 
 

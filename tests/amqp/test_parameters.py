@@ -19,6 +19,7 @@ from django_rmq_retry.messages import DONE
 from tests.amqp.live import consuming, publishing, to
 from tests.tooling.node import free_ports
 from tests.tooling.services import Services, Unavailable, go_without
+from tests.tooling.waiting import longer
 
 # from Python 3.13 on certificates are held to the letter of RFC 5280, key identifiers included
 CA = "-addext basicConstraints=critical,CA:true -addext keyUsage=critical,keyCertSign -addext subjectKeyIdentifier=hash"
@@ -193,7 +194,7 @@ def test_messages_of_all_sizes_pass_through_tls_in_both_directions(tls_port: int
         for arrival in arrivals:
             source.settle(arrival, DONE)
         source.stop()
-        assert seen.has_drained.wait(5)
+        assert seen.has_drained.wait(longer(5))
 
     assert [arrival.body for arrival in arrivals] == bodies
     with Session(Access.parse(url, tls=tls)) as session:

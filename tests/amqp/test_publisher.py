@@ -18,7 +18,7 @@ from tests.amqp.line_between import between
 from tests.amqp.live import io_thread, publisher_on, publishing, to
 from tests.tooling.node import Node, free_ports
 from tests.tooling.vhosts import Vhost
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 pytestmark = pytest.mark.contract
 
@@ -116,7 +116,7 @@ def test_no_stored_message_is_reported_as_returned_on_exchange_deletion(broker_u
     with publishing(broker_url, publish_timeout=20) as publisher:
         for number in range(1200):
             publisher.send(to("k", b"%d" % number + b" " * 2000, exchange="pay"), partial(done, number))
-        assert begun.wait(10)
+        assert begun.wait(longer(10))
         amqp.exchange_delete("pay")
         wait_until(lambda: len(ends) == 1200, 20)
 

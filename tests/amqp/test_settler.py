@@ -23,7 +23,7 @@ from tests.amqp.offline import ManualLoop
 from tests.amqp.test_consumers import LINE, depth, fill, queue, quiet
 from tests.tooling.results import OF_KIND
 from tests.tooling.vhosts import Vhost
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 COPY = Settlement(instruction=Instruction.ACK, copy=to("waiting", b"copy"))
 ACK_FIRST = replace(COPY, ack_first=True)
@@ -267,7 +267,7 @@ def tell(seen: Seen, held: Held, outcome: Outcome) -> None:
 
 def stop(source: PikaSource, seen: Seen) -> None:
     source.stop()
-    assert seen.has_drained.wait(5)
+    assert seen.has_drained.wait(longer(5))
 
 
 @pytest.mark.contract
@@ -323,7 +323,7 @@ def test_a_stop_waits_for_the_confirm_of_a_copy_in_flight(
         source.stop()
         assert not seen.has_drained.wait(0.2)
         seen.io.call(lambda: done(CONFIRMED))
-        assert seen.has_drained.wait(5)
+        assert seen.has_drained.wait(longer(5))
 
     assert depth(amqp) == 0
 
@@ -344,7 +344,7 @@ def test_a_stop_acknowledges_messages_whose_copies_are_confirmed(broker_url: str
                 done(CONFIRMED)
 
         seen.io.call(confirm_too_late)
-        assert seen.has_drained.wait(5)
+        assert seen.has_drained.wait(longer(5))
 
     assert depth(amqp) == 0
 

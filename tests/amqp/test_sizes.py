@@ -20,6 +20,7 @@ from tests.amqp.test_calls import answering, ask, echo, question
 from tests.commands.running import Exit, run
 from tests.embedded.served import served
 from tests.tooling.brokers import using_broker
+from tests.tooling.waiting import longer
 
 LIMIT = 10_000
 LARGE = b"x" * 2 * LIMIT
@@ -70,13 +71,13 @@ def test_a_call_too_large_raises_and_all_other_calls_are_answered(broker: Broker
 
     def late(channel: BlockingChannel, properties: pika.BasicProperties, body: bytes) -> None:
         asked.set()
-        told.wait(10)
+        told.wait(longer(10))
         echo(channel, properties, body)
 
     broker.limit(LIMIT)
     with answering(broker.url, late), calling(broker.url) as caller, ThreadPoolExecutor() as pool:
         waits = pool.submit(ask, caller, b"small", timeout=10)
-        assert asked.wait(5)
+        assert asked.wait(longer(5))
         with pytest.raises(MessageTooLarge, match="20000 bytes are above the broker's 10000"):
             caller.call(question(LARGE, correlation_id="large"), timeout=5)
         with pytest.raises(MessageTooLarge):
