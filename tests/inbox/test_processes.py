@@ -39,18 +39,6 @@ def parked() -> list[tuple[str, str]]:
     return list(ParkedMessage.objects.using("own").order_by("pk").values_list("reason", "state"))
 
 
-def test_a_kill_between_commit_and_ack_handles_the_message_once(
-    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
-) -> None:
-    send(1)
-    killed = till.run(*QUIET, TILL_DIES=str(tmp_path / "mark"))
-    assert (killed.returncode, done()) == (-signal.SIGKILL, [1])
-    again = till.run(*QUIET)
-
-    assert (again.returncode, done(), left(amqp)) == (0, [1], 0)
-    assert again.stdout.count("handled before") == 1, again.stdout
-
-
 def test_a_kill_inside_the_handler_leaves_nothing_and_a_redelivery_handles_it(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
