@@ -82,9 +82,9 @@ class Connections:
         """The publishing connection, a plain attribute after the first access, because every publish reads it."""
         with self._lock:
             # Two threads may run this at once, because cached_property has no lock.
-            publisher = self.__dict__.get("publisher") or PikaPublisher(self.io("rmq-publish"), settings().access())
-            self.__dict__["publisher"] = publisher
-            return publisher
+            if "publisher" not in self.__dict__:
+                self.publisher = PikaPublisher(self.io("rmq-publish"), settings().access())
+            return self.publisher
 
     def caller(self, *, exclusive: bool = False) -> Caller:
         """Return the connection for calls, with a direct reply-to or an exclusive answer queue."""

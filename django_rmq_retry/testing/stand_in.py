@@ -46,7 +46,7 @@ class StandIn(Connections):
 
     def __init__(self, publisher: Publisher, caller: Callable[[bool], Caller]) -> None:
         super().__init__(_Reachable())
-        self.__dict__["publisher"] = publisher
+        self.publisher = publisher
         self._caller = caller
 
     def caller(self, *, exclusive: bool = False) -> Caller:

@@ -17,7 +17,7 @@ class Given(broker_connections.Connections):
         self, publisher: Any, caller: Callable[..., Any] | None = None, reach: broker_connections.Reach | None = None
     ) -> None:
         super().__init__(reach)
-        self.__dict__["publisher"] = publisher
+        self.publisher = publisher
         self._given = caller
 
     def caller(self, **options: Any) -> Caller:
