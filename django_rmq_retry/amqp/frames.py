@@ -35,13 +35,13 @@ DIRECT_PREFIX = f"{DIRECT}."
 _DIRECT_PREFIX = DIRECT_PREFIX.encode()
 _SHORT_STRING_LIMIT = 255
 _FRAME = struct.Struct(">BHI")
-# Frame type, channel, size of payload, class and method, the reserved ticket.
-_METHOD_FRAME = struct.Struct(">BHIIH")
+# Frame type, channel, size of payload, class and method.
+_METHOD_FRAME = struct.Struct(">BHII")
 # Frame type, channel, size of payload, class, weight, size of body.
 _HEADER_FRAME = struct.Struct(">BHIHHQ")
 # Class, weight, size of body.
-_CONTENT_HEADER = struct.Struct(">HHQ")
-_HEADER_FIXED = _CONTENT_HEADER.size
+CONTENT_HEADER = struct.Struct(">HHQ")
+_HEADER_FIXED = CONTENT_HEADER.size
 _END = bytes((FRAME_END,))
 
 # Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
@@ -78,14 +78,30 @@ def marshal_publish(
     frame_max: int,
 ) -> bytes:
     """Return the frames of a basic.publish: the method, the content header and body frames within `frame_max`."""
-    header_size = _HEADER_FIXED + len(raw_properties)
-    if header_size + FRAME_OVERHEAD > frame_max:
+    if _HEADER_FIXED + len(raw_properties) + FRAME_OVERHEAD > frame_max:
         raise _too_large(raw_properties, frame_max)
-    place = b"%b%b%b" % (short_string(exchange), short_string(routing_key), b"\1" if mandatory else b"\0")
+    mandatory_bit = b"\1" if mandatory else b"\0"
+    # Two zeros for the reserved ticket come first.
+    arguments = b"\0\0%b%b%b" % (short_string(exchange), short_string(routing_key), mandatory_bit)
     pieces = [
-        _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 6 + len(place), BASIC_PUBLISH, 0),
-        place,
+        method_frame(channel_number, BASIC_PUBLISH, arguments),
+        *content_frames(channel_number, raw_properties, body, frame_max=frame_max),
+    ]
+    return b"".join(pieces)
+
+
+def method_frame(channel_number: int, method: int, arguments: bytes) -> bytes:
+    return b"%b%b%b" % (
+        _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 4 + len(arguments), method),
+        arguments,
         _END,
+    )
+
+
+def content_frames(channel_number: int, raw_properties: bytes, body: bytes, *, frame_max: int) -> list[bytes]:
+    """Return the pieces of a content header and of body frames within `frame_max`."""
+    header_size = _HEADER_FIXED + len(raw_properties)
+    pieces = [
         _HEADER_FRAME.pack(FRAME_HEADER, channel_number, header_size, CLASS_BASIC, 0, len(body)),
         raw_properties,
         _END,
@@ -94,7 +110,7 @@ def marshal_publish(
     for start in range(0, len(body), most):
         part = body[start : start + most]
         pieces += (_FRAME.pack(FRAME_BODY, channel_number, len(part)), part, _END)
-    return b"".join(pieces)
+    return pieces
 
 
 def check_writable(message: Message) -> None:
@@ -146,7 +162,7 @@ def read_content_header(payload: bytes) -> tuple[int, bytes]:
     """Return the size of the body in bytes, and the encoded properties."""
     if len(payload) < _HEADER_FIXED:
         raise InvalidFrameError("A content header frame is too short")
-    class_id, _, body_size = _CONTENT_HEADER.unpack_from(payload)
+    class_id, _, body_size = CONTENT_HEADER.unpack_from(payload)
     if class_id != CLASS_BASIC:
         raise InvalidFrameError(f"Content of class {class_id} does not exist in AMQP 0-9-1")
     return body_size, payload[_HEADER_FIXED:]

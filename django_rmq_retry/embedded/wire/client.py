@@ -12,7 +12,18 @@ from pika import spec
 from pika.amqp_object import Method
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.amqp.frames import CLASS_BASIC, FRAME_BODY, FRAME_HEADER, FRAME_METHOD, Places
+from django_rmq_retry.amqp.frames import (
+    ACK_SIZE,
+    BASIC_ACK,
+    BASIC_PUBLISH,
+    CLASS_BASIC,
+    CONTENT_HEADER,
+    FRAME_BODY,
+    FRAME_HEADER,
+    FRAME_MAX,
+    FRAME_METHOD,
+    Places,
+)
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.clock import Clock
@@ -30,14 +41,11 @@ from django_rmq_retry.embedded.wire.frames import (
     write_got,
     write_method,
 )
-from django_rmq_retry.embedded.wire.methods import MOST_FRAME_BYTES, Handshake, call
+from django_rmq_retry.embedded.wire.methods import Handshake, call
 
 log = logging.getLogger("django_rmq_retry")
 
-PUBLISH, ACK = ((CLASS_BASIC << 16) | number for number in (40, 80))
 _MANDATORY, _IMMEDIATE = 1, 2
-_ACK_SIZE = 13
-_HEADER_FIXED = 12
 _EXPECTED = {
     FRAME_METHOD: "expected method frame, got non method frame instead",
     FRAME_HEADER: f"expected content header for class {CLASS_BASIC}, got non content header frame instead",
@@ -45,7 +53,6 @@ _EXPECTED = {
 }
 
 _ack = struct.Struct(">QB").unpack_from
-_header = struct.Struct(">HHQ").unpack_from
 
 FRAME_HEARTBEAT = 8
 CLOSE_OK = bytes((1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 51, 0xCE))
@@ -131,14 +138,14 @@ class Dialogue:
 
     def _take_method(self, payload: bytes) -> bool:
         index = int.from_bytes(payload[:4])
-        if index == ACK and len(payload) == _ACK_SIZE:
+        if index == BASIC_ACK and len(payload) == ACK_SIZE:
             tag, multiple = _ack(payload, 4)
             try:
                 self.engine.ack(tag, multiple=bool(multiple & 1))
             except RequestRefused as refused:
-                raise refused.answering(ACK) from None
+                raise refused.answering(BASIC_ACK) from None
             return True
-        if index != PUBLISH:
+        if index != BASIC_PUBLISH:
             return False
         try:
             self._place = self._places[payload[6:-1]]
@@ -149,14 +156,14 @@ class Dialogue:
         return True
 
     def _take_header(self, payload: bytes) -> None:
-        if len(payload) < _HEADER_FIXED:
+        if len(payload) < CONTENT_HEADER.size:
             raise RequestRefused(502, "a content header is too short")
-        class_id, _, self._left = _header(payload)
+        class_id, _, self._left = CONTENT_HEADER.unpack_from(payload)
         if class_id != CLASS_BASIC:
             raise RequestRefused(
                 505, f"expected content header for class {CLASS_BASIC}, got one for class {class_id} instead"
             )
-        self._raw = payload[_HEADER_FIXED:]
+        self._raw = payload[CONTENT_HEADER.size :]
         if self._left:
             self._wanted = FRAME_BODY
         else:
@@ -181,7 +188,7 @@ class Dialogue:
         try:
             self.engine.publish(exchange, key, self._raw, body, mandatory=mandatory, immediate=immediate)
         except RequestRefused as refused:
-            raise refused.answering(PUBLISH) from None
+            raise refused.answering(BASIC_PUBLISH) from None
 
 
 class Client:
@@ -196,7 +203,7 @@ class Client:
         self._deadline = self.received_at + HANDSHAKE_SECONDS
         """The time at which a connection that is not open is cut."""
         self._broker = broker
-        self._frames = Frames(MOST_FRAME_BYTES)
+        self._frames = Frames(FRAME_MAX)
         self._places = Places()
         self._dialogues: dict[int, Dialogue] = {}
         self._session: ClientSession | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from pika import spec
 from pika.amqp_object import Method
 
+from django_rmq_retry.amqp.frames import FRAME_MAX
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.channel import BrokerChannel
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
@@ -17,7 +18,6 @@ from django_rmq_retry.messages.properties import Headers
 MECHANISMS = "AMQPLAIN PLAIN"
 LOCALES = "en_US"
 MOST_CHANNELS = 2047
-MOST_FRAME_BYTES = 131072
 HEARTBEAT_SECONDS = 60
 _CAPABILITIES = (
     "publisher_confirms",
@@ -102,7 +102,7 @@ class Handshake:
         self.user = ""
         self.vhost: str | None = None
         self.channel_max = MOST_CHANNELS
-        self.frame_max = MOST_FRAME_BYTES
+        self.frame_max = FRAME_MAX
         self.heartbeat = 0.0
         self._least_frame = 0
 
@@ -120,10 +120,10 @@ class Handshake:
             self.user = user_of(method.mechanism, method.response)
             self.sends_reason = True
             self.expected = spec.Connection.TuneOk
-            return spec.Connection.Tune(MOST_CHANNELS, MOST_FRAME_BYTES, HEARTBEAT_SECONDS)
+            return spec.Connection.Tune(MOST_CHANNELS, FRAME_MAX, HEARTBEAT_SECONDS)
         if self.expected is spec.Connection.TuneOk:
             self.channel_max = _agreed("channel_max", method.channel_max, most=MOST_CHANNELS)
-            self.frame_max = _agreed("frame_max", method.frame_max, most=MOST_FRAME_BYTES, least=self._least_frame)
+            self.frame_max = _agreed("frame_max", method.frame_max, most=FRAME_MAX, least=self._least_frame)
             self.heartbeat = float(method.heartbeat)
             self.expected = spec.Connection.Open
             return None
