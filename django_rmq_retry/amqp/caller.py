@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,17 +84,11 @@ class PikaCaller:
 
     def close(self) -> None:
         """Close the connection; calls that wait for an answer fail."""
-        if not self._io.alive:
-            return
-        closed = threading.Event()
-        self._io.call(lambda: self._close(closed.set))
-        if not self._io.current:
-            closed.wait(CLOSE_SECONDS)
+        self._link.close_and_wait(self._closing_down, seconds=CLOSE_SECONDS)
 
-    def _close(self, closed: Callable[[], None]) -> None:
+    def _closing_down(self) -> None:
         self._dialling = False
         self._end_sent("the connection was closed")
-        self._link.close(closed)
 
     def _forget(self, name: str) -> None:
         self._open.pop(name, None)

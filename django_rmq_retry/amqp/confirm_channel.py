@@ -143,7 +143,8 @@ class ConfirmChannel:
         """Test the body size first: too large a body would close the channel and leave others on it unconfirmed."""
         sizes, size = self._connection.sizes, len(pending.message.body)
         if sizes.limit is not None:
-            pending.end(_too_large(size, sizes.limit))
+            text = above(size, sizes.limit)
+            pending.end(PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, text=text))
             return
         # Later publishes wait behind this one, to keep their order.
         self._open = False
@@ -238,10 +239,6 @@ class ConfirmChannel:
 
 def _returned(code: int, text: str) -> PublishResult:
     return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=code, text=f"{code} {text}")
-
-
-def _too_large(size: int, limit: int) -> PublishResult:
-    return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, text=above(size, limit))
 
 
 def connection_lost(reason: str, code: int = 0) -> PublishResult:

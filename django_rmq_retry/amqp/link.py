@@ -1,6 +1,7 @@
 """A connection that reconnects: it tries the hosts in turn and waits longer after each failure."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -68,6 +69,20 @@ class Link:
             return
         self._closed_cb = closed
         connection.close()
+
+    def close_and_wait(self, before: Callable[[], None], *, seconds: float) -> None:
+        """Close permanently, from any thread, after ``before`` has run on the I/O thread; wait this long at most."""
+        if not self._io.alive:
+            return
+        closed = threading.Event()
+
+        def close() -> None:
+            before()
+            self.close(closed.set)
+
+        self._io.call(close)
+        if not self._io.current:
+            closed.wait(seconds)
 
     def _dial(self) -> None:
         if not self._wanted:

@@ -113,7 +113,7 @@ class PikaPublisher:
         """True if messages may go to direct reply-to addresses."""
         self._losses = losses
         """The level at which a lost connection is logged."""
-        self._first = first
+        self._first = first or (lambda _connection, begin: begin())
         """Called with each new connection before anything is published on it, and with what shall follow."""
         self._link = Link(
             io,
@@ -179,16 +179,10 @@ class PikaPublisher:
 
     def close(self) -> None:
         """Close the connection; publishes that are not confirmed by then end as unknown."""
-        if not self._io.alive:
-            return
-        closed = threading.Event()
-        self._io.call(lambda: self._close(closed.set))
-        if not self._io.current:
-            closed.wait(self._timeout)
+        self._link.close_and_wait(self._closing_down, seconds=self._timeout)
 
-    def _close(self, closed: Callable[[], None]) -> None:
+    def _closing_down(self) -> None:
         self._dialling = False
-        self._link.close(closed)
 
     def _hand_over(self, message: Message, raw: bytes, done: Done, timeout: float | None) -> None:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
@@ -265,10 +259,7 @@ class PikaPublisher:
         self._resume()
 
     def _opened(self, connection: Connection) -> None:
-        if self._first is None:
-            self._begin(connection)
-        else:
-            self._first(connection, partial(self._begin, connection))
+        self._first(connection, partial(self._begin, connection))
 
     def _begin(self, connection: Connection) -> None:
         if not connection.is_open:

@@ -45,7 +45,9 @@ def letter(
     new.deaths = deaths
     if key is None:
         new.more, new.bcc = old.more, old.bcc
-    new.count = _carried(entry, behaviour)
+    # 4.3 starts each queue's count with the failed deliveries so far, 4.0 adds them here.
+    before = 0 if behaviour.carried_count == "counted" else old.count or 0
+    new.count = before + entry.count - entry.unkept or old.count
     return new
 
 
@@ -67,12 +69,6 @@ def _recorded(earlier: tuple[XDeath, ...], death: XDeath) -> tuple[XDeath, ...]:
             again = replace(one, count=one.count + 1)
             return (again, *others)
     return (death, *others)
-
-
-def _carried(entry: Entry, behaviour: Behaviour) -> int | None:
-    """Return the failed deliveries so far: 4.3 starts each queue's count with them, 4.0 adds them here."""
-    before = 0 if behaviour.carried_count == "counted" else entry.message.count or 0
-    return before + entry.count - entry.unkept or entry.message.count
 
 
 def _encoded(deaths: tuple[XDeath, ...]) -> bytes:
