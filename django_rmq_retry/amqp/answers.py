@@ -173,15 +173,15 @@ class Answers:
         """
         while self._waiting and not self._trying:
             other = self._waiting.pop if self._tried % 2 else self._waiting.popleft
-            one = self._take(known=True) or other()
-            objection = self._addresses.objection(one.answer.routing_key, one.family)
-            if one.deadline <= time.monotonic():
+            waiting = self._take(known=True) or other()
+            objection = self._addresses.objection(waiting.answer.routing_key, waiting.family)
+            if waiting.deadline <= time.monotonic():
                 objection = "there was no time to try it"
             if objection:
-                self._drop(one, objection)
+                self._drop(waiting, objection)
             else:
                 self._trying = True
-                self._untried.send(one.answer, partial(self._was_tried, one))
+                self._untried.send(waiting.answer, partial(self._was_tried, waiting))
 
     def _was_tried(self, one: _WaitingAnswer, result: PublishResult) -> None:
         self._trying = False

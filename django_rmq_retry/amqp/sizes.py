@@ -11,7 +11,7 @@ from django_rmq_retry.amqp.refusals import limit_in
 ALWAYS_ACCEPTED_BYTES = 4096
 """A body size that no broker refuses; each new largest body above it is tested before it is sent."""
 UNROUTABLE = "rmq-retry.size"
-"""The test's routing key, which no queue has: the broker checks the size and drops the message."""
+"""The routing key of the probe message that tests the broker's size limit."""
 
 
 class OpenChannel(Protocol):

@@ -76,9 +76,9 @@ class DirectBroker:
             )
         for queue in topology.queues.values():
             channel.queue_declare(queue.name, durable=True, arguments=queue.arguments)
-        for one in topology.bindings:
-            bind = channel.exchange_bind if one.to_exchange else channel.queue_bind
-            bind(one.destination, one.source, one.key, one.arguments)
+        for binding in topology.bindings:
+            bind = channel.exchange_bind if binding.to_exchange else channel.queue_bind
+            bind(binding.destination, binding.source, binding.key, binding.arguments)
         session.close()
 
     @property

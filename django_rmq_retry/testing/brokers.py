@@ -170,12 +170,12 @@ class Live:
         whole = Topology(exchanges=exchanges, queues=queues, bindings=topology.bindings)
         plan = Declarer(self._session).declare(whole)
         created = [item.declaration for item in plan.of(PlanState.CREATE)]
-        self._made += [one for one in created if not isinstance(one, BindingDeclaration)]
+        self._made += [made for made in created if not isinstance(made, BindingDeclaration)]
         if not plan.possible:
             problems = "; ".join(item.text for item in plan.of(PlanState.DIFFERS, PlanState.REFUSED, PlanState.LEFT))
             raise BrokerUnfit(f"The topology cannot be declared on {self._access.shown}: {problems}")
-        known = {one.name for one in self._made} | self._checked
-        full = [name for name in queues if name not in known and self._depth(name)]
+        checked = {made.name for made in self._made} | self._checked
+        full = [name for name in queues if name not in checked and self._depth(name)]
         if full:
             raise BrokerUnfit(
                 f"Queue {full[0]!r} on {self._access.shown} holds messages. Use a separate virtual host for tests."

@@ -49,7 +49,7 @@ class Faults:
     """A queue of faults for each point; each use of the point takes one."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Trouble]] = {}
+        self._queued: dict[str, deque[Trouble]] = {}
 
     def add(self, point: str, trouble: Trouble | str, *, times: int) -> None:
         injected = Fault(trouble) if isinstance(trouble, str) else trouble
@@ -59,11 +59,11 @@ class Faults:
             choices = ", ".join(repr(fault.value) for fault in fitting)
             more = "" if point == PUBLISH else ", or an exception"
             raise ValueError(f"fail_next({point!r}, …) takes {choices}{more}, not {trouble!r}.")
-        self._lines.setdefault(point, deque()).extend([injected] * times)
+        self._queued.setdefault(point, deque()).extend([injected] * times)
 
     def take(self, point: str) -> Trouble | None:
-        line = self._lines.get(point)
-        return line.popleft() if line else None
+        troubles = self._queued.get(point)
+        return troubles.popleft() if troubles else None
 
     def take_result(self) -> PublishResult | None:
         """Take the result of the current publish, if it has a fault."""

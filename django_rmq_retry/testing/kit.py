@@ -365,10 +365,10 @@ class RmqTest:
 
     def _look(self) -> None:
         """Declare and consume the queues of all handlers, including those defined since the last call."""
-        known = registry.registrations()
-        if known == self._known:
+        registrations = registry.registrations()
+        if registrations == self._known:
             return
-        self._known = known
+        self._known = registrations
         work_queues = registry.work_queues()
         self._work_queues = {work_queue.queue.name: work_queue for work_queue in work_queues}
         for subscription in registry.subscriptions():

@@ -168,7 +168,7 @@ class Cell:
 
 def cells(shape: Shape) -> dict[Key, Cell]:
     """Return every node's cell. Connected nodes form a family, and each family stands below the one before."""
-    found: dict[Key, Cell] = {}
+    placed: dict[Key, Cell] = {}
     top = 0.0
     for family in families(shape):
         columns: dict[int, list[Key]] = {}
@@ -182,9 +182,9 @@ def cells(shape: Shape) -> dict[Key, Cell]:
         rows += [(PARKED, top + height, last)] if last else []
         for column, start, keys in rows:
             at = used.index(column)
-            found |= {key: Cell(column=at, row=start + number) for number, key in enumerate(keys)}
+            placed |= {key: Cell(column=at, row=start + number) for number, key in enumerate(keys)}
         top += height + len(last) + 0.4
-    return found
+    return placed
 
 
 def families(shape: Shape) -> list[list[Key]]:
@@ -407,38 +407,38 @@ def definitions(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[
     return {
         "exchanges": [
             {
-                "name": one.name,
+                "name": exchange.name,
                 "vhost": vhost,
-                "type": one.type,
-                "durable": one.durable,
-                "auto_delete": one.auto_delete,
-                "internal": one.internal,
-                "arguments": dict(one.arguments),
+                "type": exchange.type,
+                "durable": exchange.durable,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": dict(exchange.arguments),
             }
-            for one in topology.exchanges.values()
-            if not one.existing
+            for exchange in topology.exchanges.values()
+            if not exchange.existing
         ],
         "queues": [
             {
-                "name": one.name,
+                "name": queue.name,
                 "vhost": vhost,
                 "durable": True,
                 "auto_delete": False,
-                "arguments": dict(one.arguments),
+                "arguments": dict(queue.arguments),
             }
-            for one in topology.queues.values()
-            if not one.existing
+            for queue in topology.queues.values()
+            if not queue.existing
         ],
         "bindings": [
             {
-                "source": one.source,
+                "source": binding.source,
                 "vhost": vhost,
-                "destination": one.destination,
-                "destination_type": "exchange" if one.to_exchange else "queue",
-                "routing_key": one.key,
-                "arguments": dict(one.arguments),
+                "destination": binding.destination,
+                "destination_type": "exchange" if binding.to_exchange else "queue",
+                "routing_key": binding.key,
+                "arguments": dict(binding.arguments),
             }
-            for one in topology.bindings
-            if not topology.foreign(one)
+            for binding in topology.bindings
+            if not topology.foreign(binding)
         ],
     }

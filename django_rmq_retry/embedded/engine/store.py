@@ -12,7 +12,7 @@ MessagePlace = Literal["fresh", "held", "back", "delayed", "dying"]
 "delayed" waiting for a time, and "dying" a dead letter that no queue has accepted yet.
 """
 Detail = float | str | None
-"""The end of the delay, on the clock's scale, or the reason of the death."""
+"""A time for "delayed", on the clock's scale; a reason for "dying"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
