@@ -1,12 +1,10 @@
 """Messages that the broker forgets as it sends them: on a real broker."""
 
 import logging
-from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import Line, auto_ack_line
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.declared import has, ready
@@ -50,24 +48,25 @@ def test_a_process_buffers_messages_only_up_to_its_limits(
     monkeypatch.setattr(auto_ack_line, "MOST_WAITING_BYTES", size)
     fill(amqp, 1, kind=kind)
     amqp.queue_purge("q")
-    taken: list[Delivery] = []
     with consuming(broker_url, LINE) as (source, seen):
-        wait_until(lambda: source._granted)
-        line: Any = source._lines["q"]
+        wait_until(lambda: source.ready)
         fill(amqp, 300, kind=kind, size=1000)
-        wait_until(lambda: not line._sending, what="no more is taken")
+        taken = [seen.next()]
+        line = taken[0].channel
+        wait_until(lambda: line.quiet, what="no more is taken")
         left = ready(amqp, "q")
+        source.settle(taken[0], DONE)
         while len(taken) < 300:
             taken.append(seen.next())
             source.settle(taken[-1], DONE)
-        wait_until(lambda: line._sending, what="more is taken")
+        wait_until(lambda: not line.quiet, what="more is taken")
         source.stop()
         assert seen.has_drained.wait(longer(5))
 
     # No order is promised: RabbitMQ may give a queue back what it was sending as it was cancelled.
     assert sorted(int(one.body) for one in taken) == list(range(300))
     assert 200 < left < 300
-    assert (ready(amqp, "q"), line.in_flight, line._bytes) == (0, 0, 0)
+    assert (ready(amqp, "q"), line.in_flight) == (0, 0)
 
 
 def test_a_stop_logs_how_many_unstarted_messages_are_lost(
@@ -94,7 +93,7 @@ def test_a_pause_loses_nothing(broker_url: str, amqp: BlockingChannel) -> None:
     with consuming(broker_url, LINE) as (source, seen):
         first, second = seen.next(), seen.next()
         source.pause("q")
-        wait_until(lambda: not source._lines and all(line.quiet for line in source._pauses.retired), what="the pause")
+        wait_until(lambda: first.channel.quiet, what="the pause")
         fill(amqp, 1)
         has(amqp, "q", 1)
         source.settle(first, DONE)

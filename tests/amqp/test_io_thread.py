@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.amqp import Access
+from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.errors import MessageUnsent
-from tests.amqp.live import calling, io_thread, publishing, to
+from tests.amqp.live import io_thread, publisher_on, to
 from tests.tooling.waiting import longer, wait_until
 
 
@@ -82,13 +84,19 @@ def test_an_error_in_a_function_ends_only_the_connections_of_its_thread(
 ) -> None:
     amqp.queue_declare("q", durable=True)
     fail: Any = lambda: 1 / 0  # noqa: E731 - it is passed on
-    with publishing(broker_url) as publisher:
+    with io_thread() as io, io_thread() as other_io:
+        publisher, other = publisher_on(io, broker_url), publisher_on(other_io, broker_url)
         publisher.publish(to("q"))
-        connection, io = publisher._link.connection, publisher._io
+        other.publish(to("q"))
         begin: Any = fail if way == "call" else lambda: io.later(0.0, fail)
         io.call(begin)
-        wait_until(lambda: publisher._link.connection not in (None, connection), 5, what="another connection")
+        wait_until(lambda: "No connection to" in caplog.text, what="its connection is lost")
         publisher.publish(to("q"))
+        other.publish(to("q"))
+        publisher.close()
+        other.close()
+
+    assert caplog.text.count("No connection to") == 1
 
     [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert record.getMessage() == "A function failed on the I/O thread; its connections are closed and opened again"
@@ -100,7 +108,8 @@ def test_a_publish_or_call_on_the_io_thread_is_refused_at_once(broker_url: str) 
     """A log handler that publishes runs there with each log record of that thread; it would wait for itself."""
     errors: list[Exception] = []
     over = threading.Event()
-    with publishing(broker_url) as publisher, calling(broker_url) as caller:
+    with io_thread() as io:
+        publisher, caller = publisher_on(io, broker_url), PikaCaller(io, Access.parse(broker_url))
 
         def attempt(send: Callable[[], object]) -> None:
             try:
@@ -111,11 +120,11 @@ def test_a_publish_or_call_on_the_io_thread_is_refused_at_once(broker_url: str) 
         def run() -> None:
             attempt(lambda: publisher.publish(to("q")))
             attempt(lambda: publisher.publish_many([to("q")]))
-            caller._io.call(lambda: attempt(lambda: caller.call(to("q", correlation_id="c"), timeout=5)))
-            caller._io.call(over.set)
+            attempt(lambda: caller.call(to("q", correlation_id="c"), timeout=5))
+            over.set()
 
-        publisher._io.call(run)
-        assert over.wait(1)
+        io.call(run)
+        assert over.wait(longer(1))
 
     assert [type(error) for error in errors] == [MessageUnsent] * 3
     assert "the I/O thread, which sends it and would wait for itself" in str(errors[0])
