@@ -23,7 +23,7 @@ from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, minute, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 
 LONGEST_SELECTION = 400
@@ -79,8 +79,6 @@ COLUMNS = (
     gettext_lazy("Parked"),
 )
 
-"""Reasons for parking that a requeue alone does not remove."""
-
 
 def resolution(text: str) -> str:
     """Return the reason of a discard with the operator's remark, in the user's language."""
@@ -117,7 +115,7 @@ def tick(message: ParkedMessage) -> SafeString:
 
 def status(message: ParkedMessage) -> SafeString:
     if message.state == State.ON_HOLD and message.held_until:
-        return badge(message.state, _("On hold until %(time)s") % {"time": _plain(rmq_minute(message.held_until))})
+        return badge(message.state, _("On hold until %(time)s") % {"time": minute(message.held_until)})
     shown = badge(message.state)
     if message.unconfirmed:
         return format_html('{} <span class="rmq-quiet">{}</span>', shown, _("may have been delivered"))
@@ -175,10 +173,6 @@ def column(model: type[Model], field: str) -> Any:
     """Return a column for a field in one of the admin's own lists, with its name for a narrow screen."""
     name: Any = label_for_field(field, model)
     return admin.display(description=name)(lambda _self, row: labelled(capfirst(str(name)), getattr(row, field)))
-
-
-def _plain(time: str) -> str:
-    return time.split(">", 1)[-1].split("<", 1)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
         "rmq_contact": known.operators.contact,
         "rmq_live": request.GET.get("live") != "off",
         # A callable, so that only a template that uses it pays for it: a part of a page does not.
-        "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests replace broker_look.glimpse
+        "rmq_glimpse": broker_look.glimpse,
         "rmq_permissions": partial(permissions, request),
         "rmq_rules_apart": partial(operators.has_own_rules, request.user),
     }

@@ -21,7 +21,7 @@ LATEST_MESSAGES = 200
 MOST_QUEUES = 20
 MOST_EDITED = 10_000
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
-
+"""Reasons for parking that a requeue alone does not remove."""
 NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
 """Reasons that the operator cannot override."""
 UNLESS_INCLUDED = (

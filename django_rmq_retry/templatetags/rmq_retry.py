@@ -119,11 +119,14 @@ def rmq_clock(at: datetime | None) -> SafeString | str:
 
 @register.filter
 def rmq_minute(at: datetime | None) -> SafeString | str:
+    """Return hour and minute, with the exact time in its title."""
+    return NOTHING if at is None else _time(at, minute(at))
+
+
+def minute(at: datetime) -> str:
     """Return hour and minute, with the day if it is not today."""
-    if at is None:
-        return NOTHING
     local = timezone.localtime(at)
-    return _time(at, f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}")
+    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
 
 
 @register.filter
