@@ -1,8 +1,6 @@
 """Makes records as the drainer would leave them: causes, messages, attempts, accounts."""
 
-import hashlib
 import itertools
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,14 +14,13 @@ from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
     Attempt,
     BlockedKey,
-    BusinessKey,
     ConsumerProcess,
     ErrorGroup,
     OutboxMessage,
     ParkedMessage,
-    State,
 )
 from django_rmq_retry.parked.selection import Selection
+from tests.operators.made import record
 
 _numbers = itertools.count(1)
 BODY = b'{"amount": 100.00, "reference": 12345678901234567890, "iban": "DE89370400440532013000"}'
@@ -49,45 +46,36 @@ def group(**fields: Any) -> ErrorGroup:
     return ErrorGroup.objects.create(**(values | fields))
 
 
-def message(in_group: ErrorGroup | None = None, *, keys: Iterable[str] = (), **fields: Any) -> ParkedMessage:
-    """A parked message of a cause, counted there."""
+def message(in_group: ErrorGroup | None = None, **fields: Any) -> ParkedMessage:
+    """A parked message of a cause, counted there, with all that a page shows."""
     number = next(_numbers)
-    now = timezone.now()
-    parked_at = fields.get("parked_at") or now - timedelta(seconds=number % 3000)
+    parked_at = fields.get("parked_at") or timezone.now() - timedelta(seconds=number % 3000)
     owner = in_group or group()
-    body: bytes = fields.setdefault("body", BODY)
     values: dict[str, Any] = {
-        "identity": f"message:{number:064x}",
         "group": owner,
+        "body": BODY,
         "message_id": f"9f3c-{number}",
         "correlation_id": f"corr-{number}",
         "type": "payment.transfer",
         "handler": "transfer",
         "queue": "payments.main",
         "parked_in": "payments.main.parked",
-        "exchange": "payments",
         "routing_key": "transfer",
-        "size": len(body),
-        "sha256": hashlib.sha256(body).hexdigest(),
         "properties": properties(message_id=f"9f3c-{number}"),
         "content_type": "application/json",
-        "by": "consumer",
         "reason": owner.reason,
         "detail": "Gave up after 5 attempts.",
         "error": owner.title,
         "error_text": "no answer within 30 s",
-        "attempts": 5,
-        "copy": f"{number:064x}",
         "published_at": parked_at - timedelta(minutes=21),
         "failed_at": parked_at - timedelta(minutes=20),
         "parked_at": parked_at,
-        "recorded_at": now,
     }
-    made = ParkedMessage.objects.create(**(values | fields))
-    keys = list(keys) or ([made.business_key] if made.business_key else [])
-    BusinessKey.objects.bulk_create([BusinessKey(message=made, value=key) for key in keys])
-    _count(owner, made.state)
-    return made
+    parked = record(**(values | fields))
+    owner.refresh_from_db()
+    owner.arrived += 1
+    owner.save()
+    return parked
 
 
 def properties(headers: dict[str, object] | None = None, **fields: Any) -> bytes:
@@ -162,20 +150,6 @@ def consumer(*, seconds: float = 0, **fields: Any) -> ConsumerProcess:
     facts = {"deploy": "2026.11", "broker": "amqp://app@rabbit:5672/bank", "queues": ["payments.main"], "threads": 4}
     times = {"started_at": beat - timedelta(hours=3), "beat_at": beat}
     return ConsumerProcess.objects.create(**(names | facts | times | {"connected": True} | fields))
-
-
-def _count(owner: ErrorGroup, state: str) -> None:
-    column = {
-        State.PARKED: "parked",
-        State.ON_HOLD: "parked",
-        State.REQUEUEING: "requeued",
-        State.REQUEUED: "requeued",
-        State.PROCESSED: "processed",
-        State.DISCARDED: "discarded",
-    }[State(state)]
-    setattr(owner, column, getattr(owner, column) + 1)
-    owner.arrived += 1
-    owner.save()
 
 
 def selected(*messages: ParkedMessage) -> str:

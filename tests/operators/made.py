@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.utils import timezone
 
 from django_rmq_retry.messages import Headers, Properties, encode_properties
@@ -36,23 +37,27 @@ def group(fingerprint: str = "f", **fields: Any) -> ErrorGroup:
     return ErrorGroup.objects.get_or_create(fingerprint=fingerprint, defaults=defaults)[0]
 
 
-def record(*, key: str = "", headers: dict[str, object] | None = None, **fields: Any) -> ParkedMessage:
-    """A parked message; each has an id of its own."""
+def record(
+    *, key: str = "", keys: Iterable[str] = (), headers: dict[str, object] | None = None, **fields: Any
+) -> ParkedMessage:
+    """A parked message, counted in its group; each has an id of its own."""
     number = next(numbers)
-    body = fields.pop("body", b'{"payment": 7}')
-    name = fields.pop("message_id", f"m-{number}")
+    body = fields.setdefault("body", b'{"payment": 7}')
+    name = fields.setdefault("message_id", f"m-{number}")
     properties = Properties(
         message_id=name, content_type="application/json", headers=Headers.of(headers or {}) or EMPTY
     )
     now = timezone.now()
     values = {
         "identity": f"message:{number}",
-        "group": fields.pop("group", None) or group(),
-        "message_id": name,
+        "group": fields.get("group") or group(),
+        "business_key": key,
         "queue": QUEUE,
         "parked_in": f"{QUEUE}.parked",
         "exchange": "payments",
         "routing_key": "charge.card",
+        "size": len(body),
+        "sha256": hashlib.sha256(body).hexdigest(),
         "properties": encode_properties(properties),
         "by": "consumer",
         "reason": "retries_exhausted",
@@ -61,15 +66,13 @@ def record(*, key: str = "", headers: dict[str, object] | None = None, **fields:
         "copy": hashlib.sha256(str(number).encode()).hexdigest(),
         "parked_at": now - timedelta(minutes=5) + timedelta(milliseconds=number),
         "recorded_at": now,
-        **fields,
     }
-    sha = hashlib.sha256(body).hexdigest()
-    made = ParkedMessage.objects.create(body=body, size=len(body), sha256=sha, business_key=key, **values)
-    if key:
-        BusinessKey.objects.create(message=made, value=key)
-    counter = COUNTED_AS[made.state]
-    ErrorGroup.objects.filter(pk=made.group_id).update(**{counter: getattr(group_of(made), counter) + 1})
-    return made
+    message = ParkedMessage.objects.create(**(values | fields))
+    named = list(keys) or [message.business_key] * bool(message.business_key)
+    BusinessKey.objects.bulk_create([BusinessKey(message=message, value=value) for value in named])
+    counter = COUNTED_AS[message.state]
+    ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
+    return message
 
 
 def requeue_run(chosen: Chosen, by: Actor = ANN, **options: Any) -> RequeueRun:
