@@ -13,7 +13,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.message_page import beyond_forms, of_message
 from django_rmq_retry.admin.pages import Pages
-from django_rmq_retry.admin.requeue_form import Wish, finding_text, targets_of
+from django_rmq_retry.admin.requeue_form import Wish, targets_of
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
 from django_rmq_retry.models import ParkedMessage
@@ -146,7 +146,7 @@ def _review_page(
         proposal=proposal,
         differing=lines,
         cut=len(lines) < len(proposal.difference),
-        findings=[(one, finding_text(one)) for one in findings.findings],
+        findings=findings.findings,
         look=look,
         levels=targets_of(findings, look),
         ready=_ready(findings, look),

@@ -1,12 +1,11 @@
 """The preview of a requeue. A page that is shown again keeps everything that was typed."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.choice import (
@@ -24,55 +23,10 @@ from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemReason
-from django_rmq_retry.parked.findings import RequeueFinding, RequeueReport, Terms, report
+from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
 from django_rmq_retry.parked.selection import Selection
-
-FINDING_TEXTS: Mapping[str, Any] = {
-    "resolved": ngettext_lazy("%(count)d is no longer open", "%(count)d are no longer open", "count"),
-    "changed": ngettext_lazy(
-        "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
-    ),
-    "on_hold": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
-    "no_queue": ngettext_lazy("%(count)d came from an unknown queue", "%(count)d came from an unknown queue", "count"),
-    "refused": ngettext_lazy(
-        "%(count)d is excluded because the project's rules do not allow you to requeue it",
-        "%(count)d are excluded because the project's rules do not allow you to requeue them",
-        "count",
-    ),
-    "succeeded": ngettext_lazy(
-        "%(count)d was handled already: a copy of it succeeded",
-        "%(count)d were handled already: a copy of each succeeded",
-        "count",
-    ),
-    "unconfirmed": ngettext_lazy(
-        "%(count)d may have been delivered: an earlier requeue was not confirmed",
-        "%(count)d may have been delivered: an earlier requeue was not confirmed",
-        "count",
-    ),
-    "permanent": ngettext_lazy(
-        "%(count)d has a permanent error: a requeue alone will not help",
-        "%(count)d have a permanent error: a requeue alone will not help",
-        "count",
-    ),
-    "late": ngettext_lazy(
-        "%(count)d is older than the age limit for requeues",
-        "%(count)d are older than the age limit for requeues",
-        "count",
-    ),
-    "unhandled": ngettext_lazy(
-        "%(count)d is in a queue that no handler of this project reads",
-        "%(count)d are in queues that no handler of this project reads",
-        "count",
-    ),
-    "duplicates": ngettext_lazy(
-        "%(count)d shares a business key with another one: sent oldest first, one at a time",
-        "%(count)d share a business key with another one: sent oldest first, one at a time",
-        "count",
-    ),
-    "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +113,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         wish=wish,
         report=found,
         findings=[
-            (with_seen_examples(request, one), finding_text(one), one.name in wish.include)
+            (with_seen_examples(request, one), one.name in wish.include)
             for one in found.findings
             if one.name != "permanent"
         ],
@@ -199,11 +153,6 @@ def _wrong(wish: Wish, findings: RequeueReport) -> dict[str, str]:
     if not findings.sendable:
         wrong["all"] = _("Nothing is left to requeue.")
     return wrong
-
-
-def finding_text(finding: RequeueFinding) -> str:
-    """Return a finding in words and numbers."""
-    return str(FINDING_TEXTS[finding.name] % {"count": finding.count})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

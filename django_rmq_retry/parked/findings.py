@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import Case, Count, IntegerField, Max, Min, Q, QuerySet, Sum, Value, When
+from django.utils.translation import ngettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
@@ -22,17 +23,55 @@ MOST_QUEUES = 20
 MOST_EDITED = 10_000
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
-NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
-"""Reasons that the operator cannot override."""
-UNLESS_INCLUDED = (
-    ItemReason.ON_HOLD,
-    ItemReason.SUCCEEDED,
-    ItemReason.UNCONFIRMED,
-    ItemReason.PERMANENT,
-    ItemReason.LATE,
-    ItemReason.UNHANDLED,
-)
-INCLUDABLE = (*map(str, UNLESS_INCLUDED), "duplicates")
+
+
+FINDING_TEXTS: Mapping[str, Any] = {
+    "resolved": ngettext_lazy("%(count)d is no longer open", "%(count)d are no longer open", "count"),
+    "changed": ngettext_lazy(
+        "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
+    ),
+    "no_queue": ngettext_lazy("%(count)d came from an unknown queue", "%(count)d came from an unknown queue", "count"),
+    "refused": ngettext_lazy(
+        "%(count)d is excluded because the project's rules do not allow you to requeue it",
+        "%(count)d are excluded because the project's rules do not allow you to requeue them",
+        "count",
+    ),
+    "on_hold": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
+    "succeeded": ngettext_lazy(
+        "%(count)d was handled already: a copy of it succeeded",
+        "%(count)d were handled already: a copy of each succeeded",
+        "count",
+    ),
+    "unconfirmed": ngettext_lazy(
+        "%(count)d may have been delivered: an earlier requeue was not confirmed",
+        "%(count)d may have been delivered: an earlier requeue was not confirmed",
+        "count",
+    ),
+    "permanent": ngettext_lazy(
+        "%(count)d has a permanent error: a requeue alone will not help",
+        "%(count)d have a permanent error: a requeue alone will not help",
+        "count",
+    ),
+    "late": ngettext_lazy(
+        "%(count)d is older than the age limit for requeues",
+        "%(count)d are older than the age limit for requeues",
+        "count",
+    ),
+    "unhandled": ngettext_lazy(
+        "%(count)d is in a queue that no handler of this project reads",
+        "%(count)d are in queues that no handler of this project reads",
+        "count",
+    ),
+    "duplicates": ngettext_lazy(
+        "%(count)d shares a business key with another one: sent oldest first, one at a time",
+        "%(count)d share a business key with another one: sent oldest first, one at a time",
+        "count",
+    ),
+    "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
+}
+"""All findings, the gravest first. Those that are an ``ItemReason`` leave messages out, the others are remarks."""
+INCLUDABLE = ("on_hold", "succeeded", "unconfirmed", "permanent", "late", "unhandled", "duplicates")
+"""The findings that the operator can override."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +94,18 @@ class RequeueFinding:
     name: str
     count: int
     left_out: bool
-    includable: bool
     examples: tuple[tuple[int, str], ...]
     """A few of the messages: the record's number, and its business key or ID."""
+
+    @property
+    def includable(self) -> bool:
+        """True if the operator may decide otherwise."""
+        return self.name in INCLUDABLE
+
+    @property
+    def sentence(self) -> str:
+        """The finding with its number of messages, in the reader's language."""
+        return str(FINDING_TEXTS[self.name] % {"count": self.count})
 
     @property
     def explanation(self) -> str:
@@ -185,10 +233,9 @@ def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:
 
 
 def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, Q]]:
-    left_out = [*NEVER, *(code for code in UNLESS_INCLUDED if code not in terms.include)]
-    if terms.confirmed_permanent and ItemReason.PERMANENT in left_out:
-        left_out.remove(ItemReason.PERMANENT)
-    return [(code, known[code]) for code in left_out if code in known]
+    sent = {*terms.include, *(["permanent"] if terms.confirmed_permanent else [])} & {*INCLUDABLE}
+    left_out = [name for name in FINDING_TEXTS if name in known and name in ItemReason.values and name not in sent]
+    return [(ItemReason(name), known[name]) for name in left_out]
 
 
 def _on_hold() -> Q:
@@ -226,6 +273,5 @@ def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Col
         name=name,
         count=count,
         left_out=name in left_out,
-        includable=name in INCLUDABLE,
         examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
     )
