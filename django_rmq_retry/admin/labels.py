@@ -22,7 +22,7 @@ from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, Operato
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
-from django_rmq_retry.parked.selection import EXCEPT, LISTED
+from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, minute, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 
@@ -40,27 +40,6 @@ ROLES: Mapping[str, Any] = {
     Role.REPLY: pgettext_lazy("role of a queue", "reply"),
     Role.OTHER: pgettext_lazy("role of a queue", "other"),
 }
-CHOSEN: Mapping[str, Any] = {
-    "state": gettext_lazy("status"),
-    "group": gettext_lazy("group"),
-    "queue": gettext_lazy("queue"),
-    "type": gettext_lazy("message type"),
-    "handler": gettext_lazy("handler"),
-    "reason": gettext_lazy("reason"),
-    "error": gettext_lazy("error"),
-    "key": gettext_lazy("business key"),
-    "message_id": gettext_lazy("message id"),
-    "correlation_id": gettext_lazy("correlation id"),
-    "search": pgettext_lazy("filter", "key or id"),
-    "parked_after": pgettext_lazy("filter", "parked since"),
-    "parked_before": gettext_lazy("parked before"),
-    "cycle_min": pgettext_lazy("filter", "from cycle"),
-    "failed_of_run": pgettext_lazy("filter", "failed again in requeue run"),
-    "without": pgettext_lazy("filter", "without"),
-    LISTED: pgettext_lazy("filter", "named by"),
-    EXCEPT: pgettext_lazy("filter", "except those named by"),
-}
-"""The names of the fields of a selection."""
 
 LONGEST_CELL = 70
 LONGEST_KEY = 40
@@ -94,7 +73,7 @@ def action_reason(action: OperatorAction) -> str:
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
-    text = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
+    text = " · ".join(f"{FIELDS[name].label} {_value(name, value)}" for name, value in words.items())
     return otherwise if selection.get("ids") and otherwise else short(text, LONGEST_SELECTION) or otherwise
 
 

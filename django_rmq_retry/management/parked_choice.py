@@ -3,6 +3,7 @@
 import codecs
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +29,22 @@ from django_rmq_retry.parked.key_lists import (
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import TYPED_FROM
-from django_rmq_retry.parked.selection import EXCEPT, LISTED, MOST_IDS, Selection
+from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, MOST_IDS, Selection
 
-FILTERS: Mapping[str, tuple[str, str]] = {
-    "group": ("N", "in this error group"),
-    "queue": ("QUEUE", "that failed in this queue"),
-    "type": ("TYPE", "of this message type"),
-    "handler": ("NAME", "parked by this handler"),
-    "parked_reason": ("REASON", 'parked for this reason, such as "permanent"'),
-    "error": ("CLASS", "with this error class"),
-    "key": ("KEY", "with this business key"),
-    "message_id": ("ID", "with this message id"),
-    "correlation_id": ("ID", "with this correlation id"),
-    "search": ("TEXT", "with this business key, message id or correlation id"),
-    "failed_of_run": ("RUN", "that failed again in this requeue run"),
-    "cycle_min": ("N", "sent to their queue at least N times"),
-}
 OPEN_STATES = f"{State.PARKED.value},{State.ON_HOLD.value}"
 MOST_NAMED = 20
 """The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
-RENAMED = {"parked_reason": "reason"}
-"""Options whose filter has another name."""
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:
     """Add the arguments by which messages are chosen."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="record numbers; - reads them from stdin")
     chosen = parser.add_argument_group("messages")
-    for name, (metavar, words) in FILTERS.items():
-        chosen.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=words)
-    chosen.add_argument("--since", type=moment, metavar="AGE", help="parked since: 90s, 10m, 1h, 7d, or a time")
-    chosen.add_argument("--until", type=moment, metavar="AGE", help="parked before: 10m, 1h, 7d, or a time")
+    for name, field in FIELDS.items():
+        if field.help:
+            parse = moment if field.metavar == "AGE" else str
+            option = (field.option or name).replace("_", "-")
+            chosen.add_argument(f"--{option}", type=parse, metavar=field.metavar, help=field.help)
     if states:
         known = ", ".join(State.values)
         chosen.add_argument("--state", metavar="STATES", help=f"one or more of {known}, separated by commas")
@@ -228,11 +214,9 @@ def lists_data(chosen: Selection) -> dict[str, Any]:
 
 
 def _filter(options: Options) -> dict[str, Any]:
-    words = {RENAMED.get(name, name): options[name] for name in FILTERS if options[name] is not None}
-    for name, word in (("since", "parked_after"), ("until", "parked_before")):
-        if options[name] is not None:
-            words[word] = options[name].isoformat()
-    return words
+    given = {name: options[field.option or name] for name, field in FIELDS.items() if field.help}
+    times = {name: value.isoformat() for name, value in given.items() if isinstance(value, datetime)}
+    return {name: value for name, value in {**given, **times}.items() if value is not None}
 
 
 def _ids(given: list[str]) -> list[int] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
 from django.core.signing import BadSignature, SignatureExpired, dumps, loads
@@ -12,6 +12,7 @@ from django.db.models import BinaryField, Count, Exists, F, Func, Max, OuterRef,
 from django.db.models.lookups import Exact
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
@@ -56,11 +57,11 @@ def queues_with_records() -> set[str]:
 def narrowed(rows: QuerySet[ParkedMessage], filter: Mapping[str, Any]) -> QuerySet[ParkedMessage]:  # noqa: A002
     """Return the rows that match a filter; raise ValueError for an unknown filter word."""
     for name, value in filter.items():
-        if name not in WORDS:
+        if name not in FIELDS:
             raise ValueError(
-                _("%(name)r is not a filter. Valid filters: %(known)s.") % {"name": name, "known": ", ".join(WORDS)}
+                _("%(name)r is not a filter. Valid filters: %(known)s.") % {"name": name, "known": ", ".join(FIELDS)}
             )
-        rows = rows.filter(WORDS[name](value))
+        rows = rows.filter(FIELDS[name].narrow(value))
     return rows
 
 
@@ -168,25 +169,69 @@ def _keys_of(value: Any) -> QuerySet[ListedKey]:
     return ListedKey.objects.filter(list=number).order_by()
 
 
-WORDS: Mapping[str, Narrowing] = {
-    "state": _states,
-    "group": _number("group"),
-    "queue": _one_of("queue"),
-    "type": _one_of("type"),
-    "handler": _one_of("handler"),
-    "reason": _one_of("reason"),
-    "error": _one_of("error"),
-    "key": _key,
-    "message_id": _one_of("message_id"),
-    "correlation_id": _one_of("correlation_id"),
-    "search": _any_id,
-    "parked_after": _moment("parked_at__gte"),
-    "parked_before": _moment("parked_at__lt"),
-    "cycle_min": _number("cycle__gte"),
-    "failed_of_run": _failed_of_run,
-    "without": lambda value: ~Q(pk__in=[int(one) for one in value]),
-    LISTED: _listed,
-    EXCEPT: _unlisted,
+class Field(NamedTuple):
+    """A field by which messages are selected: its condition, its name in pages, and its option of ``rmq_parked``."""
+
+    narrow: Narrowing
+    label: Any
+    metavar: str = ""
+    """AGE is an age or a time; empty if there is no option."""
+    help: str = ""
+    option: str = ""
+    """The name of the option if it is not the field's."""
+
+
+FIELDS: Mapping[str, Field] = {
+    "state": Field(_states, gettext_lazy("status")),
+    "group": Field(_number("group"), gettext_lazy("group"), "N", "in this error group"),
+    "queue": Field(_one_of("queue"), gettext_lazy("queue"), "QUEUE", "that failed in this queue"),
+    "type": Field(_one_of("type"), gettext_lazy("message type"), "TYPE", "of this message type"),
+    "handler": Field(_one_of("handler"), gettext_lazy("handler"), "NAME", "parked by this handler"),
+    "reason": Field(
+        _one_of("reason"),
+        gettext_lazy("reason"),
+        "REASON",
+        'parked for this reason, such as "permanent"',
+        option="parked_reason",
+    ),
+    "error": Field(_one_of("error"), gettext_lazy("error"), "CLASS", "with this error class"),
+    "key": Field(_key, gettext_lazy("business key"), "KEY", "with this business key"),
+    "message_id": Field(_one_of("message_id"), gettext_lazy("message id"), "ID", "with this message id"),
+    "correlation_id": Field(
+        _one_of("correlation_id"), gettext_lazy("correlation id"), "ID", "with this correlation id"
+    ),
+    "search": Field(
+        _any_id,
+        pgettext_lazy("filter", "key or id"),
+        "TEXT",
+        "with this business key, message id or correlation id",
+    ),
+    "failed_of_run": Field(
+        _failed_of_run,
+        pgettext_lazy("filter", "failed again in requeue run"),
+        "RUN",
+        "that failed again in this requeue run",
+    ),
+    "cycle_min": Field(
+        _number("cycle__gte"), pgettext_lazy("filter", "from cycle"), "N", "sent to their queue at least N times"
+    ),
+    "parked_after": Field(
+        _moment("parked_at__gte"),
+        pgettext_lazy("filter", "parked since"),
+        "AGE",
+        "parked since: 90s, 10m, 1h, 7d, or a time",
+        option="since",
+    ),
+    "parked_before": Field(
+        _moment("parked_at__lt"),
+        gettext_lazy("parked before"),
+        "AGE",
+        "parked before: 10m, 1h, 7d, or a time",
+        option="until",
+    ),
+    "without": Field(lambda value: ~Q(pk__in=[int(pk) for pk in value]), pgettext_lazy("filter", "without")),
+    LISTED: Field(_listed, pgettext_lazy("filter", "named by")),
+    EXCEPT: Field(_unlisted, pgettext_lazy("filter", "except those named by")),
 }
 
 
@@ -195,7 +240,7 @@ class Selection:
     """Chosen messages; messages parked afterwards are never included."""
 
     filter: Mapping[str, Any] = field(default_factory=dict)
-    """Words of ``WORDS`` with their values; if records are named, it is empty or excludes some of them."""
+    """``FIELDS`` with their values; if records are named, it is empty or excludes some of them."""
     revisions: Mapping[int, int] = field(default_factory=dict)
     """The named records, each with its revision when it was chosen."""
     max_id: int = 0
