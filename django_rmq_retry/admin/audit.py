@@ -69,19 +69,8 @@ class BySource(SimpleListFilter):
         return queryset.filter(source=self.value()) if self.value() else queryset
 
 
-class ByMessage(ByNumber):
-    title = gettext_lazy("message")
-    parameter_name = "message"
-
-
-class ByGroup(ByNumber):
-    title = gettext_lazy("group")
-    parameter_name = "group"
-
-
-class ByRun(ByNumber):
-    title = gettext_lazy("requeue run")
-    parameter_name = "run"
+def _by(number: str, label: Any) -> type[ByNumber]:
+    return type(f"By_{number}", (ByNumber,), {"title": label, "parameter_name": number})
 
 
 class ActionList(ChangeList):
@@ -112,7 +101,13 @@ class OperatorActionAdmin(Pages):
     sees = "view_audit"
     list_display = ("when", "who", "action_name", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
-    list_filter = ("action", BySource, ByMessage, ByGroup, ByRun)
+    list_filter = (
+        "action",
+        BySource,
+        _by("message", gettext_lazy("message")),
+        _by("group", gettext_lazy("group")),
+        _by("run", gettext_lazy("requeue run")),
+    )
     search_fields = ("actor_name__exact",)
     search_help_text = gettext_lazy(
         "The name of an operator, as shown in the list, or a message by its business key, message id or "

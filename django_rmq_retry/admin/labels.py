@@ -48,15 +48,6 @@ TICKED = "Select this object for an action - {}"
 """A text of Django's admin, with Django's translations."""
 LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolution")
 """Columns that no list shows or reads."""
-COLUMNS = (
-    gettext_lazy("Status"),
-    gettext_lazy("Business key"),
-    gettext_lazy("Message type"),
-    gettext_lazy("Error"),
-    gettext_lazy("Queue"),
-    gettext_lazy("Attempts"),
-    gettext_lazy("Parked"),
-)
 
 
 def resolution(text: str) -> str:
@@ -92,6 +83,7 @@ def tick(message: ParkedMessage) -> SafeString:
     return format_html(box, ACTION_CHECKBOX_NAME, message.pk, label)
 
 
+@admin.display(description=gettext_lazy("Status"))
 def status(message: ParkedMessage) -> SafeString:
     if message.state == State.ON_HOLD and message.held_until:
         return badge(message.state, _("On hold until %(time)s") % {"time": minute(message.held_until)})
@@ -101,23 +93,28 @@ def status(message: ParkedMessage) -> SafeString:
     return shown
 
 
+@admin.display(description=gettext_lazy("Business key"))
 def key(message: ParkedMessage) -> str:
     return cut(message.business_key or message.message_id or f"#{message.pk}", LONGEST_KEY)
 
 
+@admin.display(description=gettext_lazy("Message type"))
 def kind(message: ParkedMessage) -> SafeString:
     return labelled(_("Message type"), cut(message.type or NOTHING))
 
 
+@admin.display(description=gettext_lazy("Error"))
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
     return labelled(_("Error"), cut(text or reason_text(message.reason)))
 
 
+@admin.display(description=gettext_lazy("Queue"))
 def queue(message: ParkedMessage) -> SafeString:
     return labelled(_("Queue"), cut(message.queue or NOTHING))
 
 
+@admin.display(description=gettext_lazy("Attempts"))
 def attempts(message: ParkedMessage) -> SafeString:
     text = str(message.attempts)
     if message.cycle > 1:
@@ -125,11 +122,13 @@ def attempts(message: ParkedMessage) -> SafeString:
     return labelled(_("Attempts"), text)
 
 
+@admin.display(description=gettext_lazy("Parked"), ordering="parked_at")
 def parked(message: ParkedMessage) -> SafeString:
     return labelled(_("Parked"), rmq_ago(message.parked_at))
 
 
-CELLS = (status, key, kind, failure, queue, attempts, parked)
+CELLS: tuple[Any, ...] = (status, key, kind, failure, queue, attempts, parked)
+COLUMNS = tuple(cell.short_description for cell in CELLS)
 
 
 def cells(message: ParkedMessage) -> list[Any]:

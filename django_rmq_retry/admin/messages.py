@@ -24,6 +24,7 @@ from django_rmq_retry.admin import (
     message_list,
     message_page,
 )
+from django_rmq_retry.admin.labels import CELLS
 from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
 from django_rmq_retry.admin.pages import Pages, migrated, refusal
 from django_rmq_retry.models import ParkedMessage
@@ -66,24 +67,16 @@ class ParkedMessageAdmin(Pages):
     """The list of parked messages, from which operators find a message and the actions on it."""
 
     sees = "view"
-    list_display = ("status", "key", "kind", "failure", "queue_name", "attempts_made", "parked")
-    list_display_links = ("key",)
+    list_display = CELLS
+    list_display_links = (CELLS[1],)
     list_filter = FILTERS
     search_fields = ("message_id__exact",)
     search_help_text = _("A business key, message id or correlation id, written out. One match opens the message.")
     ordering = ("-parked_at", "-pk")
-    sortable_by = ("parked",)
+    sortable_by = (CELLS[-1],)
     paginator = MessagePaginator
     actions = ("requeue", "discard", "hold", "export")
     change_list_template = "admin/rmq_retry/parkedmessage/list.html"
-
-    status = admin.display(description=_("Status"))(lambda _self, one: labels.status(one))
-    key = admin.display(description=_("Business key"))(lambda _self, one: labels.key(one))
-    kind = admin.display(description=_("Message type"))(lambda _self, one: labels.kind(one))
-    failure = admin.display(description=_("Error"))(lambda _self, one: labels.failure(one))
-    queue_name = admin.display(description=_("Queue"))(lambda _self, one: labels.queue(one))
-    attempts_made = admin.display(description=_("Attempts"))(lambda _self, one: labels.attempts(one))
-    parked = admin.display(description=_("Parked"), ordering="parked_at")(lambda _self, one: labels.parked(one))
 
     @wraps(admin.ModelAdmin.action_checkbox)
     def action_checkbox(self, obj: Any) -> SafeString:  # type: ignore[override]  # wraps() makes it a function

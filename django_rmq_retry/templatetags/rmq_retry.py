@@ -129,24 +129,6 @@ def minute(at: datetime) -> str:
     return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
 
 
-@register.filter
-def rmq_badge(state: str) -> SafeString:
-    """Return the outcome of a message as a sign and a word; colour only repeats them."""
-    return badge(state)
-
-
-@register.filter
-def rmq_run(run: RequeueRun) -> SafeString:
-    """Return the state or outcome of a requeue run."""
-    return run_badge(run)
-
-
-@register.filter
-def rmq_visible(text: object) -> str:
-    """Return the text with signs for invisible characters and for those that change the direction of letters."""
-    return visible(str(text))
-
-
 @register.simple_tag
 def rmq_spark(counts: Sequence[int], title: str, height: int = 24) -> SafeString:
     """Draw small bars, with a sentence for users of a screen reader."""
@@ -163,8 +145,9 @@ def rmq_nonce(context: Context) -> SafeString:
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
 
 
+@register.filter("rmq_badge")
 def badge(state: str, text: Any = None) -> SafeString:
-    """Return the badge for a state of a message, of a requeue run or of one of its items."""
+    """Return the state of a message, of a requeue run or of an item as a sign and a word; colour only repeats them."""
     value: Any = next((kind(state) for kind in (State, RunState, ItemState) if state in kind.values), state)
     return format_html(
         '<span class="rmq-badge rmq-is-{}"><span class="rmq-icon" aria-hidden="true">{}</span> {}</span>',
@@ -174,6 +157,7 @@ def badge(state: str, text: Any = None) -> SafeString:
     )
 
 
+@register.filter("rmq_run")
 def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
     """Return the badge for the state or outcome of a requeue run."""
     return badge(*run_outcome(run, unreachable=unreachable))
@@ -198,8 +182,10 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 
-def visible(text: str) -> str:
+@register.filter("rmq_visible")
+def visible(value: object) -> str:
     """Replace control characters by pictures, direction marks and lone surrogates by their numbers."""
+    text = str(value)
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if char in _KEPT else _shown(char) for char in text)
