@@ -30,12 +30,12 @@ from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeade
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.contracts import Gate
 from django_rmq_retry.handlers.handler import Handler
+from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.deaths import deaths, reason_of
-from django_rmq_retry.messages.header_names import PREFIX
 from django_rmq_retry.messages.history import Stamp
 from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.parked_copy import read_parked
 from django_rmq_retry.messages.properties import Headers, encode_properties
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.publishing.publish import message_of as published
@@ -88,20 +88,16 @@ class Parked:
         return self.message.headers
 
 
-def parked(delivery: Delivery, codec: Codec) -> Parked:
-    """Read a message that the consumer or the broker parked."""
-    headers = delivery.headers
-    stamp = Stamp.read(headers)
-    died = deaths(headers)
-    code = _text(headers, "reason") or str(reason_of(headers) or "")
-    kind = _text(headers, "error")
+def parked(delivery: Delivery, codec: Codec, homes: Mapping[str, str]) -> Parked:
+    """Read a message that the consumer or the broker parked; ``homes`` names the work queue of each waiting queue."""
+    copy = read_parked(delivery, homes)
     return Parked(
-        reason=_text(headers, "detail") or f"The broker removed it: {code}",
-        code=code,
-        error=ErrorNote(kind=kind, text=_text(headers, "message")) if kind else None,
-        attempts=stamp.attempts,
-        handler=_text(headers, "handler"),
-        queue=stamp.queue or (died[-1].queue if died else ""),
+        reason=copy.detail or f"The broker removed it: {copy.reason}",
+        code=str(copy.reason),
+        error=ErrorNote(kind=copy.error, text=copy.message) if copy.error else None,
+        attempts=copy.stamp.attempts,
+        handler=copy.handler,
+        queue=copy.queue,
         message=replace(delivery, data=decoded(delivery, codec)),
     )
 
@@ -132,10 +128,6 @@ def taken(delivery: Delivery, work_queue: WorkQueue, subscription: Subscription)
     except UndecodableHeaders:
         return False
     return chosen is not None and chosen.name == subscription.name
-
-
-def _text(headers: Headers, name: str) -> str:
-    return str(headers.get(PREFIX + name, ""))
 
 
 def message_of(
@@ -330,7 +322,11 @@ class RmqTest:
     def all_parked(self, handler: Named) -> list[Parked]:
         """Every message that this handler parked, or that the broker removed from its queue."""
         subscription = registry.subscription(_name(handler))
-        messages = [parked(delivery, subscription.codec) for delivery in self._broker.messages_in(subscription.park)]
+        homes = homes_of(tuple(self._work_queues.values()))
+        # A message that somebody put into the parked queue comes from no work queue.
+        homes.pop(subscription.park, None)
+        deliveries = self._broker.messages_in(subscription.park)
+        messages = [parked(delivery, subscription.codec, homes) for delivery in deliveries]
         queue = subscription.queue.name
         return [one for one in messages if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 
