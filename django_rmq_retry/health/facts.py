@@ -24,6 +24,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.declared import rows
@@ -41,16 +42,6 @@ class Parked:
     count: int = 0
     recent: int = 0
     """Messages parked in the last ten minutes."""
-    oldest: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outbox:
-    """Messages that are written but not published yet, in all databases that have an outbox."""
-
-    waiting: int = 0
-    failed: int = 0
-    """Messages that the broker refuses permanently: they need an operator."""
     oldest: datetime | None = None
 
 
@@ -74,7 +65,8 @@ class Survey:
     """Seconds until the database's first answer."""
     parked: Parked
     runs: int
-    outbox: Outbox
+    outbox: PendingRows
+    """In all databases that have an outbox."""
     blocked: Blocked
     apart: timedelta = timedelta()
     """Time by which the database's clock is ahead of this host's."""
@@ -137,14 +129,14 @@ def parked(now: datetime) -> Parked:
     return Parked(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
 
 
-def outbox() -> Outbox:
+def outbox() -> PendingRows:
     """Count the unpublished messages of all databases that have an outbox; one query each."""
     pending = [
         OutboxMessage.objects.using(alias).pending()
         for alias in outbox_rows.served()
         if outbox_rows.table_exists(alias)
     ]
-    return Outbox(
+    return PendingRows(
         waiting=sum(one.waiting for one in pending),
         failed=sum(one.failed for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),

@@ -17,7 +17,7 @@ from django_rmq_retry.breakers.gate import PAUSED, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
-from django_rmq_retry.health.facts import Blocked, Outbox, Survey
+from django_rmq_retry.health.facts import Blocked, Survey
 from django_rmq_retry.health.rules import (
     CLOCKS_APART,
     HALTED_TOO_LONG,
@@ -33,6 +33,7 @@ from django_rmq_retry.health.rules import (
     Severity,
 )
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
+from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
 from django_rmq_retry.parked.groups import grows
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
@@ -243,7 +244,7 @@ def _in_clocks(survey: Survey) -> Iterator[Problem]:
         )
 
 
-def in_outbox(outbox: Outbox, now: datetime, limits: Limits) -> Iterator[Problem]:
+def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:
     """Yield failed messages of the outbox, and overdue ones."""
     if outbox.failed:
         yield Problem(code=Code.OUTBOX_FAILED, count=outbox.failed)

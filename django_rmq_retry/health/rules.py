@@ -31,7 +31,7 @@ PAUSED_TOO_LONG = timedelta(hours=4)
 HALTED_TOO_LONG = timedelta(minutes=10)
 """The time after which a halted queue is an error."""
 CLOCKS_APART = timedelta(seconds=2)
-"""The difference of two clocks from which it is reported; from ``server.TOLERANCE`` on it is an error."""
+"""The difference of two clocks from which it is reported; from ``database_clock.CLOCK_TOLERANCE`` on it is an error."""
 NEARLY_FULL = 0.8
 """The share of a limit from which blocked messages are a warning."""
 SLOW_SECONDS = 1.0

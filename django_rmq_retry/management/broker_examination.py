@@ -27,7 +27,7 @@ from django_rmq_retry.health.rules import API, LOGIN, SLOW_SECONDS, Area, Code, 
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.dead_letter_processes import dead_letter_processes
-from django_rmq_retry.management.examination import Finding, Look, looked, one_line
+from django_rmq_retry.management.examination import Finding, Found, Look, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.parked.declared import BrokerPlace, former_queues
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
@@ -225,7 +225,7 @@ class BrokerExamination:
             Area.PERMISSIONS: partial(_permissions, sight, topology),
         }
 
-    def _unless_lost(self, it: Declarer, area: Area, look: Look) -> Iterator[Finding | Problem]:
+    def _unless_lost(self, it: Declarer, area: Area, look: Look) -> Iterator[Found]:
         if not self.lost:
             try:
                 yield from look()
@@ -239,7 +239,7 @@ class BrokerExamination:
                 return
         yield Finding.unseen(area, "the broker does not answer")
 
-    def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
+    def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Found]:
         survey = self._survey
         formers = former_queues(survey.declared, topology, BrokerPlace.of(sight.it.session)) if survey else ()
         levels = gauge(sight.it, topology, formers).levels
@@ -255,7 +255,7 @@ class BrokerExamination:
         elif not any(problem.severity > Severity.INFORMATION for problem in found):
             consumers, ready = (sum(getattr(level, name) or 0 for level in work) for name in ("consumers", "ready"))
             text = f"{plural(consumers, 'consumer')} on {plural(len(work), 'work queue')}"
-            yield Finding.ok(Area.CONSUMERS, f"{text}, {plural(ready, 'message')} ready.")
+            yield f"{text}, {plural(ready, 'message')} ready."
 
 
 def _unreachable(error: Exception) -> Problem:
@@ -267,12 +267,12 @@ def _unreachable(error: Exception) -> Problem:
     return Problem(code=Code.BROKER_AWAY, values={"reason": text})
 
 
-def _broker(it: Declarer) -> Iterator[Finding | Problem]:
+def _broker(it: Declarer) -> Iterator[Found]:
     session = it.session
     server, seconds = session.server, round_trip(session)
     report = f"{session.access.shown} ({server.title}), round trip {seconds * 1000:.0f} ms."
     if seconds < SLOW_SECONDS:
-        yield Finding.ok(Area.BROKER, report)
+        yield report
     else:
         yield Problem(code=Code.BROKER_SLOW, values={"reason": report})
     if server.product != "RabbitMQ":
@@ -281,8 +281,7 @@ def _broker(it: Declarer) -> Iterator[Finding | Problem]:
         yield Problem(code=Code.BROKER_OLD, subject=str(server))
     elif server.version[:2] > NEWEST:
         newest = ".".join(map(str, NEWEST))
-        text = f"{server} is newer than {newest}, the newest version that this package is tested with."
-        yield Finding.ok(Area.BROKER, text)
+        yield f"{server} is newer than {newest}, the newest version that this package is tested with."
     for subscription in map(registry.subscription, joined()):
         if refusal := subscription.policy.via.version_refusal(server):
             yield Problem(code=Code.CARRIER_UNSUPPORTED, subject=subscription.name, values={"reason": refusal})
@@ -290,14 +289,13 @@ def _broker(it: Declarer) -> Iterator[Finding | Problem]:
         yield Problem(code=Code.SMALL_FRAMES, count=session.connection.frame_max, values={"least": FRAME_MAX})
 
 
-def _policies(sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
-    area = Area.POLICIES
+def _policies(sight: Sight, topology: Topology) -> Iterator[Found]:
     if sight.embedded:
-        yield Finding.ok(area, "The embedded broker has no policies.")
+        yield "The embedded broker has no policies."
     elif sight.trouble:
         yield Problem(code=Code.API_FAILS, values={"reason": sight.trouble})
     elif sight.rows is None:
-        yield Finding.unseen(area, sight.blind, fix=f"Set {API}, such as http://user:password@rabbit:15672.")
+        yield Finding.unseen(Area.POLICIES, sight.blind, fix=f"Set {API}, such as http://user:password@rabbit:15672.")
     else:
         harms = _harms(topology, sight.rows)
         for (setter, key, value, harm), queues in harms.items():
@@ -313,8 +311,7 @@ def _policies(sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
             yield Problem(code=Code.POLICY_HARMS, values=values)
         if not harms:
             governed = sum(bool(row.get("policy") or row.get("operator_policy")) for row in _ours(topology, sight.rows))
-            text = f"No policy changes how retries work; {plural(governed, 'queue')} with a policy."
-            yield Finding.ok(area, text)
+            yield f"No policy changes how retries work; {plural(governed, 'queue')} with a policy."
 
 
 def _ours(topology: Topology, rows: Mapping[str, Row]) -> Iterator[Row]:
@@ -335,13 +332,13 @@ def _harms(topology: Topology, rows: Mapping[str, Row]) -> dict[tuple[str, str, 
     return found
 
 
-def _permissions(sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
-    area, session = Area.PERMISSIONS, sight.it.session
+def _permissions(sight: Sight, topology: Topology) -> Iterator[Found]:
+    session = sight.it.session
     if sight.embedded:
-        yield Finding.ok(area, "The embedded broker has no users and refuses nothing.")
+        yield "The embedded broker has no users and refuses nothing."
         return
     if session.server.product != "RabbitMQ":
-        yield Finding.unseen(area, "only RabbitMQ's answers are known")
+        yield Finding.unseen(Area.PERMISSIONS, "only RabbitMQ's answers are known")
         return
     user, consumed = session.connection.user, _consumed()
     unread = [name for name in consumed if inspection.refused_read(session, name)]
@@ -361,7 +358,7 @@ def _permissions(sight: Sight, topology: Topology) -> Iterator[Finding | Problem
             yield Problem(code=Code.RIGHT_LACKING, subject=user, values={**values, "harm": LACKED[right]})
     if not unread and not unwritten:
         text = f"{user!r} may read {plural(len(consumed), 'queue')} and publish to the default exchange"
-        yield Finding.ok(area, f"{text}{_undeclared(row, topology)}.")
+        yield f"{text}{_undeclared(row, topology)}."
     if test.blocked:
         yield Problem(code=Code.BROKER_BLOCKS, values={"reason": test.blocked})
 
@@ -402,8 +399,8 @@ def _undeclared(row: Row | None, topology: Topology) -> str:
     return f"; rmq_declare needs another user, because this one may not create {listed(map(repr, lacking))}"
 
 
-def _topology(sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
-    area, plan = Area.TOPOLOGY, sight.it.plan(topology)
+def _topology(sight: Sight, topology: Topology) -> Iterator[Found]:
+    plan = sight.it.plan(topology)
     missing = plan.of(PlanState.CREATE)
     if missing:
         yield Problem(code=Code.DEFINITION_MISSING, subject=listed(f"{item.kind} {item.name}" for item in missing))
@@ -413,7 +410,7 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
     forbidden = [item.name for item in wrong if item.forbidden]
     if forbidden:
         yield Finding.unseen(
-            area,
+            Area.TOPOLOGY,
             f"the user {sight.it.session.connection.user!r} lacks a right on them",
             what=f"{listed(map(repr, forbidden))}:",
             fix=f"Set {API}, or run manage.py rmq_declare --check as the user that declares.",
@@ -423,10 +420,9 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Finding | Problem]:
     same, unseen = len(plan.of(PlanState.SAME)), len(plan.of(PlanState.UNSEEN))
     if unseen:
         fix = "" if sight.embedded else f"Set {API}."
-        yield Finding.unseen(area, sight.blind, what=f"{plural(unseen, 'binding')}:", fix=fix)
+        yield Finding.unseen(Area.TOPOLOGY, sight.blind, what=f"{plural(unseen, 'binding')}:", fix=fix)
     if (same or not plan.items) and not missing and not plain:
-        text = f"{same} of {len(plan.items)} queues, exchanges and bindings are known to match the code."
-        yield Finding.ok(area, text)
+        yield f"{same} of {len(plan.items)} queues, exchanges and bindings are known to match the code."
 
 
 def _unrecorded(sight: Sight, topology: Topology) -> Iterator[Problem]:

@@ -66,13 +66,8 @@ class Finding:
     @classmethod
     def of(cls, problem: Problem) -> "Finding":
         grade, area = GRADES[problem.severity], problem.rule.area
-        if grade is Grade.OK:
-            return cls.ok(area, problem.text)
-        return cls(area=area, level=grade, problem=problem.text, why=problem.why, fix=problem.fix)
-
-    @classmethod
-    def ok(cls, area: Area, fact: str) -> "Finding":
-        return cls(area=area, level=Grade.OK, problem=fact)
+        why, fix = ("", "") if grade is Grade.OK else (problem.why, problem.fix)
+        return cls(area=area, level=grade, problem=problem.text, why=why, fix=fix)
 
     @classmethod
     def unseen(cls, area: Area, reason: str, *, what: str = "", fix: str = "") -> "Finding":
@@ -81,14 +76,19 @@ class Finding:
         return cls(area=area, level=Grade.UNKNOWN, problem=f"{head}, because {reason}.", fix=fix)
 
 
-Look = Callable[[], Iterable[Finding | Problem]]
+Found = Problem | Finding | str
+"""What a look yields; a text is a fact."""
+Look = Callable[[], Iterable[Found]]
 
 
 def looked(area: Area, look: Look) -> Iterator[Finding]:
     """Yield the findings of a look; an error ends this look and no other."""
     try:
         for one in look():
-            yield one if isinstance(one, Finding) else Finding.of(one)
+            if isinstance(one, Problem):
+                yield Finding.of(one)
+            else:
+                yield one if isinstance(one, Finding) else Finding(area=area, level=Grade.OK, problem=one)
     except (BrokerUnreachable, BrokerRefused, Refusal, Error, Unanswered) as error:
         yield Finding.unseen(area, f"of an error: {one_line(error)}")
     except Exception as error:  # noqa: BLE001 - the other areas are examined all the same
@@ -106,15 +106,14 @@ def one_line(error: BaseException) -> str:
     return (" ".join(short(error).split()) or type(error).__name__).removesuffix(".")
 
 
-def examine_settings(*, deploy: bool) -> Iterator[Finding]:
+def examine_settings(*, deploy: bool) -> Iterator[Found]:
     """Yield the problems that the system checks find."""
-    area = Area.SETTINGS
     problems = [one for one in run_checks(tags=[TAG]) if one.level >= WARNING and not one.is_silenced()]
     of_deployment = run_checks(tags=[TAG], include_deployment_checks=True) if deploy else []
     for problem in (*problems, *(one for one in of_deployment if one not in problems and not one.is_silenced())):
         stops = problem.is_serious() and problem in problems
         yield Finding(
-            area=area,
+            area=Area.SETTINGS,
             level=Grade.ERROR if problem.is_serious() else Grade.WARNING,
             problem=f"{problem.obj}: {problem.msg}" if problem.obj else f"{problem.msg}",
             why="rmq_consume does not start and rmq_declare declares nothing before it is corrected." if stops else "",
@@ -123,8 +122,7 @@ def examine_settings(*, deploy: bool) -> Iterator[Finding]:
     if not problems:
         handlers = registry.registrations()
         queues = {handler.queue_name for handler in handlers.values()}
-        text = f"The checks accept {plural(len(handlers), 'handler')} on {plural(len(queues), 'queue')}."
-        yield Finding.ok(area, text)
+        yield f"The checks accept {plural(len(handlers), 'handler')} on {plural(len(queues), 'queue')}."
 
 
 def unapplied(alias: str) -> list[str]:
@@ -160,8 +158,8 @@ class RecordExamination:
         yield from looked(Area.CONSUMERS, partial(self._processes, survey))
         yield from looked(Area.PARKED, partial(self._parked, survey, of_area[Area.PARKED]))
 
-    def _database(self) -> Iterator[Finding | Problem]:
-        area, wrong, used = Area.DATABASE, 0, self._used()
+    def _database(self) -> Iterator[Found]:
+        wrong, used = 0, self._used()
         for alias in connections:
             if alias not in used:
                 yield from self._checked(alias)
@@ -174,13 +172,13 @@ class RecordExamination:
         self.survey, trouble = surveyed(self._timeout)
         if self.survey is not None:
             vendor, seconds = connections[self._alias].vendor, self.survey.seconds
-            yield Finding.ok(area, f"{self._alias!r} ({vendor}), round trip {seconds * 1000:.0f} ms.")
+            yield f"{self._alias!r} ({vendor}), round trip {seconds * 1000:.0f} ms."
             return
         self._unread = f"the tables of {self._alias!r} cannot be read" if trouble else "RECORDS is off"
         if trouble and not wrong:
             yield unusable(self._alias, trouble)
         elif not trouble:
-            yield Finding.ok(area, "RMQ_RETRY['RECORDS'] is False, and the database has no tables of rmq_retry.")
+            yield "RMQ_RETRY['RECORDS'] is False, and the database has no tables of rmq_retry."
 
     def _used(self) -> list[str]:
         """Return the databases that the settings and handlers use and that may have the tables."""
@@ -190,7 +188,7 @@ class RecordExamination:
         named = dict.fromkeys([*([self._alias] if now.records else []), *outbox, *once])
         return [alias for alias in named if alias in connections and router.allow_migrate(alias, LABEL)]
 
-    def _one_database(self, alias: str) -> Iterator[Finding | Problem]:
+    def _one_database(self, alias: str) -> Iterator[Found]:
         try:
             missing = in_time(partial(unapplied, alias), alias, self._timeout)
         except (Error, Unanswered, ImproperlyConfigured) as error:
@@ -216,9 +214,9 @@ class RecordExamination:
         newest = ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]
         yield from in_processes(self._asked(lambda: list(newest)), database_clock.now(survey.alias))
 
-    def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Finding | Problem]:
+    def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Found]:
         if not survey.parked.count:
-            yield Finding.ok(Area.PARKED, "No message is parked.")
+            yield "No message is parked."
         yield from found
         now = database_clock.now(survey.alias)
         yield from self._asked(lambda: list(growing(now)))
@@ -237,9 +235,8 @@ def growing(now: datetime) -> Iterator[Problem]:
     yield from in_groups(groups, {number: count for number, (count,) in counts.items()})
 
 
-def _agreeing(survey: Survey) -> Finding:
+def _agreeing(survey: Survey) -> str:
     apart = abs(survey.apart).total_seconds()
-    text = f"The database {survey.alias!r} has no clock of its own."
-    if apart:
-        text = f"This host and the database {survey.alias!r} differ by {apart:.3f} s."
-    return Finding.ok(Area.CLOCKS, text)
+    if not apart:
+        return f"The database {survey.alias!r} has no clock of its own."
+    return f"This host and the database {survey.alias!r} differ by {apart:.3f} s."

@@ -1,7 +1,7 @@
 """The outbox, published after the commit that wrote it, and the inbox of handlers that run once for each message."""
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
 
 from django.db import models
 from django.db.models import Count, Min, Q
@@ -9,12 +9,15 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 
-class PendingRows(NamedTuple):
-    """The number of rows waiting to be sent, the time of the oldest of them, and the number of failed rows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRows:
+    """The messages that are written but not published yet."""
 
-    waiting: int
-    oldest: datetime | None
-    failed: int
+    waiting: int = 0
+    failed: int = 0
+    """Messages that the broker refuses permanently: they need an operator."""
+    oldest: datetime | None = None
+    """The time of the oldest that waits."""
 
 
 class OutboxRows(models.QuerySet["OutboxMessage"]):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from django.db import connections
 from django.db.models import Count, Min
@@ -78,23 +78,14 @@ class Notice:
         return found.decode() if _HEAD.unpack_from(self._memory, 0)[2] == turn else ""
 
 
-class ParkedCount(NamedTuple):
-    """The open messages of one queue with one status, whose error groups are muted or not."""
-
-    queue: str
-    status: str
-    muted: bool
-    number: int
-    oldest: datetime | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The figures of the database at one moment."""
 
     survey: Survey
     now: datetime
-    parked: tuple[ParkedCount, ...]
+    parked: Sequence[tuple[str, str, bool, int, datetime | None]]
+    """The open messages by queue, status, and whether their error group is muted: their number, and the oldest."""
     runs: Mapping[str, int]
     """Requeue runs that have not ended, by state."""
 
@@ -165,21 +156,27 @@ class Figures:
 
     def _reading(self) -> Reading:
         with self._around():
-            return _read()
-
-    def _named(self, queue: str) -> str:
-        return queue if any(one.queue.name == queue for one in self._work_queues) else OTHERS
+            found = survey()
+            open_ones = ParkedMessage.objects.filter(state__in=OPEN).order_by()
+            rows = open_ones.values_list("queue", "state", "group__muted")
+            runs = RequeueRun.objects.filter(state__in=ACTIVE).order_by().values_list("state")
+            return Reading(
+                survey=found,
+                now=database_clock.now(found.alias),
+                parked=list(rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
+                runs=dict(runs.annotate(n=Count("pk"))),
+            )
 
     def _of_database(self, reading: Reading) -> Iterator[Family]:
         counts: dict[tuple[str, str, str], int] = {
             (one.queue.name, state.value, "active"): 0 for one in self._work_queues for state in OPEN
         }
         oldest: dict[str, float] = {one.queue.name: 0.0 for one in self._work_queues}
-        for one in reading.parked:
-            queue = self._named(one.queue)
-            key = queue, one.status, "muted" if one.muted else "active"
-            counts[key] = counts.get(key, 0) + one.number
-            oldest[queue] = max(oldest.get(queue, 0.0), _age(one.oldest, reading.now))
+        for name, status, muted, number, since in reading.parked:
+            queue = name if name in oldest else OTHERS
+            key = queue, status, "muted" if muted else "active"
+            counts[key] = counts.get(key, 0) + number
+            oldest[queue] = max(oldest.get(queue, 0.0), _age(since, reading.now))
         yield Family(
             name="parked_messages",
             kind="gauge",
@@ -238,18 +235,6 @@ class Figures:
         count, total = sum(one.count for one in histograms), sum(one.total for one in histograms)
         each = total / count if count else GUESSED_SECONDS
         return math.ceil(ready * each / (self._threads * DRAINED_IN_SECONDS))
-
-
-def _read() -> Reading:
-    found = survey()
-    rows = ParkedMessage.objects.filter(state__in=OPEN).order_by().values_list("queue", "state", "group__muted")
-    runs = RequeueRun.objects.filter(state__in=ACTIVE).order_by().values_list("state")
-    return Reading(
-        survey=found,
-        now=database_clock.now(found.alias),
-        parked=tuple(ParkedCount(*row) for row in rows.annotate(n=Count("pk"), oldest=Min("parked_at"))),
-        runs=dict(runs.annotate(n=Count("pk"))),
-    )
 
 
 def _gauged() -> Sequence[Level]:

@@ -495,19 +495,6 @@ class TestConsumers:
         assert found(paused, "error") == found(paused, "warning") == []
         assert ("parked", "Queue 'payments.charge' has been paused for 60 s by ann.", "") in found(paused, "ok")
 
-    def test_an_unread_queue_without_a_handler_is_for_another_program(
-        self, settings: Any, consumed: BlockingChannel
-    ) -> None:
-        consumed.queue_declare("replies", durable=True)
-        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "TOPOLOGY": [Queue("replies", type="classic")]}
-        put(consumed, "replies", 3)
-        ran = examined()
-
-        said = "Queue 'replies': no consumer reads this queue, and no handler of this project is for it."
-        fix = "Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does."
-        assert found(ran, "error") == []
-        assert ("consumers", said, fix) in found(ran, "warning")
-
     @pytest.mark.on_both
     def test_parked_queues_without_a_consumer_and_refused_messages_are_reported(
         self, consumed: BlockingChannel

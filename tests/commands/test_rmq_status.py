@@ -43,24 +43,15 @@ def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingCh
 
 
 @pytest.mark.on_both
-def test_a_queue_without_a_consumer_is_a_problem(amqp: BlockingChannel) -> None:
-    put(amqp, "payments.charge")
-
-    ran = run("rmq_status")
-
-    assert ran.code == Exit.DONE
-    assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in ran.lines
-    assert ran.lines[-1] == ["1 problem."]
-
-
-@pytest.mark.on_both
 def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
     assert run("rmq_status", "--check").out == "OK\n"
 
     put(amqp, "payments.charge")
-    ran = run("rmq_status", "--check")
+    ran, shown = run("rmq_status", "--check"), run("rmq_status")
 
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: no consumer reads this queue\n")
+    assert (shown.code, shown.lines[-1]) == (Exit.DONE, ["1 problem."])
+    assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in shown.lines
 
 
 @pytest.mark.on_both
@@ -75,17 +66,6 @@ def test_an_unread_queue_of_another_program_is_shown_and_no_problem(
 
     assert ["replies", "other", "1", "0", "! no consumer reads this queue"] in run("rmq_status").lines
     assert run("rmq_status", "--check").out == "OK\n"
-
-
-@pytest.mark.on_both
-def test_messages_in_quarantine_need_a_consumer_of_the_work_queue(amqp: BlockingChannel) -> None:
-    put(amqp, "payments.charge.quarantine")
-    without = run("rmq_status", "--check")
-    amqp.basic_consume("payments.charge", lambda *_: None)
-    read = run("rmq_status", "--check")
-
-    assert without.out == "FAIL payments.charge.quarantine: no consumer reads this queue\n"
-    assert (without.code, read.code, read.out) == (Exit.UNHEALTHY, Exit.DONE, "OK\n")
 
 
 @pytest.mark.on_both
@@ -106,6 +86,7 @@ def test_a_missing_queue_and_a_consumed_waiting_queue_are_problems(amqp: Blockin
 
     out = run("rmq_status", "--check").out
 
+    assert out.count("it does not exist") == 1
     assert "payments.charge.parked: it does not exist: manage.py rmq_declare" in out
     assert "payments.charge.retry.10s: a consumer reads it, so retries arrive too early" in out
 

@@ -180,12 +180,6 @@ def test_a_queue_that_differs_from_its_declaration_is_a_problem(amqp: BlockingCh
     assert run("rmq_status").lines[2][:3] == ["Topology", "✕", "4/7"]
 
 
-def test_a_missing_queue_is_reported_only_once(amqp: BlockingChannel) -> None:
-    amqp.queue_delete("payments.charge.retry.10s")
-
-    assert run("rmq_status", "--check").out.count("it does not exist") == 1
-
-
 class TestDatabase:
     def test_a_failing_database_is_a_problem_and_the_rest_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def away() -> None:

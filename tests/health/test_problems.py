@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.health.facts import Blocked, Outbox, Parked, Survey
+from django_rmq_retry.health.facts import Blocked, Parked, Survey
 from django_rmq_retry.health.problems import (
     Limits,
     Queues,
@@ -23,6 +23,7 @@ from django_rmq_retry.health.problems import (
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.topology import QueueDeclaration, Role
 from django_rmq_retry.topology.declarations import Server
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState
@@ -133,7 +134,7 @@ def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consume
 
 
 def surveyed(**facts: Any) -> Survey:
-    nothing = {"parked": Parked(), "outbox": Outbox(), "blocked": Blocked(), "runs": 0}
+    nothing = {"parked": Parked(), "outbox": PendingRows(), "blocked": Blocked(), "runs": 0}
     return Survey(alias="default", seconds=0.001, **{**nothing, **facts})
 
 
@@ -150,10 +151,10 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"apart": timedelta(seconds=2)}, []),
     ({"apart": timedelta(seconds=3)}, ["CLOCKS_APART The clock of this host is 3 s behind the clock of database"]),
     ({"apart": timedelta(minutes=-6)}, ["CLOCKS_WRONG The clock of this host is 6 min ahead of the clock of"]),
-    ({"outbox": Outbox(failed=2)}, ["OUTBOX_FAILED 2 messages in the outbox failed."]),
-    ({"outbox": Outbox(waiting=1, oldest=ago(minutes=4))}, []),
+    ({"outbox": PendingRows(failed=2)}, ["OUTBOX_FAILED 2 messages in the outbox failed."]),
+    ({"outbox": PendingRows(waiting=1, oldest=ago(minutes=4))}, []),
     (
-        {"outbox": Outbox(waiting=1, oldest=ago(minutes=11))},
+        {"outbox": PendingRows(waiting=1, oldest=ago(minutes=11))},
         ["OUTBOX_OVERDUE 1 message in the outbox not sent, "],
     ),
     ({"parked": Parked(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked, the oldest 3 h ago."]),
@@ -189,7 +190,7 @@ def test_the_survey(facts: dict[str, Any], expected: list[str]) -> None:
 
 def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
     old = ago(days=2)
-    survey = surveyed(parked=Parked(count=3, oldest=old), outbox=Outbox(waiting=1, oldest=old), **halted(old))
+    survey = surveyed(parked=Parked(count=3, oldest=old), outbox=PendingRows(waiting=1, oldest=old), **halted(old))
     none = Limits(parked_age=None, halted_age=None, outbox_age=timedelta(days=3), max_parked=4)
     unrecorded = [level("q.parked", Role.PARKED, ready=2)]
 

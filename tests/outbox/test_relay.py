@@ -17,6 +17,7 @@ from django.utils import timezone
 from django_rmq_retry import publish
 from django_rmq_retry.amqp import CONFIRMED, Cause, PublishResult
 from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.publishing import due_rows, faults, outbox_rows
 from django_rmq_retry.publishing import relay as relays
 from tests.outbox.made import Post, emptied, kept, left, relay, written_late
@@ -189,7 +190,7 @@ def test_a_row_that_the_broker_can_never_accept_fails_with_its_reason(
     assert row.failed_at is not None
     assert post.keys == ["bad", "good", "bad", "bad"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.CRITICAL]
-    assert OutboxMessage.objects.using("own").pending() == (0, None, 1)
+    assert OutboxMessage.objects.using("own").pending() == PendingRows(failed=1)
 
 
 def test_a_failed_row_blocks_its_ordering_key(post: Post) -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.telemetry.scraped import ALERTS, Metric, Printed, queries, scraped, unknown_in
+from tests.telemetry.scraped import ALERTS, Printed, queries, scraped, unknown_in
 from tests.tooling.pages import page
 from tests.tooling.promtool import no_promtool, wrong_queries
 from tests.tooling.services import Unavailable, go_without
@@ -14,10 +14,6 @@ pytestmark = pytest.mark.slow
 PAGE = page("monitoring.md").read_text()
 ROW = re.compile(r"^\| `(rmq_retry_\w+)` \| (\w+) \| (.*?)\| (.+) \|$", re.MULTILINE)
 ALERT = re.compile(r"^\| `(RmqRetry\w+)` \| (.+?) \| (\w+) \|$", re.MULTILINE)
-KNOWN = {
-    "rmq_retry_attempts_total": Metric("counter", {"verdict"}, {"verdict": {"ack", "park"}}),
-    "rmq_retry_age_seconds": Metric("histogram", {"queue", "le"}),
-}
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +65,3 @@ def test_every_query_can_be_parsed() -> None:
 
     assert wrong_queries([text for texts in queries().values() for text in texts]) == ""
     assert "parse error" in wrong_queries(["sum by (queue (up)"])
-
-
-@pytest.mark.parametrize(
-    ("query", "sentences"),
-    [
-        ('rate(rmq_retry_attempts_total{verdict=~"ack|park", job="bank"}[5m])', []),
-        ("sum by (queue, le) (rmq_retry_age_seconds_bucket)", []),
-        ("rmq_retry_attempts", ["no metric rmq_retry_attempts"]),
-        ("rmq_retry_age_seconds", ["no metric rmq_retry_age_seconds"]),
-        ('rmq_retry_attempts_total{queue="a"}', ["rmq_retry_attempts_total has no label queue"]),
-        ('rmq_retry_attempts_total{verdict="parked"}', ["rmq_retry_attempts_total has no verdict parked"]),
-        ("sum by (handler) (rmq_retry_attempts_total)", ["no label handler"]),
-    ],
-)
-def test_unknown_metrics_labels_and_values_are_found(query: str, sentences: list[str]) -> None:
-    assert list(unknown_in(query, KNOWN)) == sentences
