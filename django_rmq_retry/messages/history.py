@@ -109,14 +109,16 @@ class Stamp(NamedTuple):
 
     def headers(self) -> dict[str, object]:
         """Return the stamp as headers, without the empty ones."""
-        values: dict[str, object] = dict(zip(STAMP_HEADERS.values(), self, strict=True))
-        for field in ("exchange", "routing_key", "queue"):
-            values[STAMP_HEADERS[field]] = _faithful(getattr(self, field))
-        return {name: value for name, value in values.items() if value}
+        return {
+            STAMP_HEADERS[field]: _faithful(str(value)) if field in _BROKERS_NAMES else value
+            for field, value in zip(Stamp._fields, self, strict=True)
+            if value
+        }
 
 
 STAMP_HEADERS = {field: PREFIX + field.replace("_", "-") for field in Stamp._fields}
 """The header of each field of the stamp."""
+_BROKERS_NAMES = frozenset({"exchange", "routing_key", "queue"})
 STAMPED = frozenset(STAMP_HEADERS.values())
 OURS = STAMPED | PARKED
 """The headers that retried and parked copies carry."""
