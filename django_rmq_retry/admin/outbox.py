@@ -15,8 +15,8 @@ from django_rmq_retry.admin.labels import column, cut
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.templatetags.rmq_retry import rmq_clock
 
 Rows = QuerySet[OutboxMessage]
@@ -79,6 +79,6 @@ class OutboxMessageAdmin(Pages):
     def retry(self, request: HttpRequest, rows: Rows) -> None:
         """Send failed rows again; rows that the relay will send anyway are left out."""
         chosen = list(rows.values_list("pk", flat=True))
-        count = controls.retry_outbox(Actor.of_request(request), chosen, using=rows.db)
+        count = retry_outbox(Actor.of_request(request), chosen, using=rows.db)
         text = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)
         self.message_user(request, text % count, messages.SUCCESS if count == len(chosen) else messages.WARNING)

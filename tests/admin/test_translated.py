@@ -30,7 +30,8 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.controls import pause, resume, retry_outbox, unblock
+from django_rmq_retry.parked.controls import pause, resume, unblock
+from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.policies import Circuit
 from django_rmq_retry.topology import Role
 from tests.admin import made

@@ -16,8 +16,9 @@ from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.identity import message_identity, text_digest
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
-from django_rmq_retry.parked.controls import discard_outbox, unblock
+from django_rmq_retry.parked.controls import unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
+from django_rmq_retry.parked.outbox_actions import discard_outbox
 from django_rmq_retry.publishing import outbox
 from tests.admin.made import person
 from tests.operators.made import ANN, QUEUE, discard_messages, record

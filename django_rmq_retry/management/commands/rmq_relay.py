@@ -22,8 +22,8 @@ from django_rmq_retry.management.command import (
 )
 from django_rmq_retry.management.terminal import clock, install, utc
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.outbox_actions import discard_outbox, failing, retry_outbox
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.telemetry.figures import Figures, Notice
