@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
-from django_rmq_retry.breakers.gate import FLOWING, OPEN, PAUSED, PROBING, QueueState
+from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.health.problems import Judged, Queues, excused
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls

@@ -1,36 +1,21 @@
-"""The gate of breakers and pauses: the state of each queue in this process, with its log lines and signals."""
+"""The gate of breakers and pauses before an attempt, and the exchange of their state with other processes."""
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from enum import Enum
+from dataclasses import replace
 from typing import Protocol
 
-from django.utils import timezone
-from django.utils.formats import date_format
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
-
-from django_rmq_retry import signals
+from django_rmq_retry.breakers.local_queue import Consuming, LocalQueue, NoPauseControl, PauseControl, apply
+from django_rmq_retry.breakers.log_lines import announce, log_change, log_store_away, log_store_back
+from django_rmq_retry.breakers.queue_state import QueueState
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Settlement
 from django_rmq_retry.messages.texts import ErrorNote, short
-from django_rmq_retry.policies.breaker import CLOSED, JITTER, Circuit, End, FailureTally
+from django_rmq_retry.policies.breaker import Circuit, End
 from django_rmq_retry.policies.policy import uncounted_retry
 from django_rmq_retry.policies.verdict import Verdict
-
-log = logging.getLogger("django_rmq_retry")
-
-FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
-
-CLOCK_SKEW_SECONDS = 60.0
-"""Seconds by which the clocks of hosts may differ."""
-LONGEST_PROBE_SECONDS = 600.0
-"""The most seconds between two probes, if no handler of the queue has a breaker."""
 
 LEASE_SECONDS = 20.0
 """Seconds after which another process may probe, unless the probing process has renewed its lease."""
@@ -38,261 +23,6 @@ READ_SECONDS = 1.0
 """Seconds between two reads of the state that all processes share."""
 READ_AGAIN_SECONDS = 5.0
 """Seconds between two reads while the store does not answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueState:
-    """The pause and breaker of one work queue; times are seconds since the epoch."""
-
-    queue: str
-    paused: bool = False
-    """True if an operator paused it, even if the pause has ended since."""
-    by: str = ""
-    reason: str = ""
-    since: float = 0.0
-    until: float | None = None
-    circuit: Circuit = CLOSED
-
-    def is_paused(self, now: float) -> bool:
-        """Return True while an operator's pause keeps the queue from being consumed."""
-        return self.paused and (self.until is None or now < self.until)
-
-    def state(self, now: float) -> str:
-        """Return ``flowing``, ``paused``, ``open`` (by its breaker) or ``probing``."""
-        if self.is_paused(now):
-            return PAUSED
-        if not self.circuit.opened:
-            return FLOWING
-        return PROBING if self.circuit.prober and now < self.circuit.probe_until else OPEN
-
-    def resumes_at(self, now: float) -> float | None:
-        """Return the time of the next automatic change, the end of the pause or the next probe; None without one."""
-        state = self.state(now)
-        return self.until if state == PAUSED else self.circuit.probe_at if state == OPEN else None
-
-    def overdue(self, now: float) -> float:
-        """Return the seconds since the next probe was due; near 0 while a consumer reads an open breaker's queue."""
-        return now - max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
-
-    def explanation(self, now: float) -> str:
-        """Return a sentence for users with the reason that the queue does not flow; empty if it flows."""
-        state = self.state(now)
-        if state == PAUSED:
-            return self._why_paused()
-        return "" if state == FLOWING else self._why_open(probing=state == PROBING)
-
-    def _why_paused(self) -> str:
-        text = _("Paused by %(name)s since %(time)s.") % {"name": self.by or "?", "time": _clock(self.since)}
-        if self.reason:
-            text += " " + _("Reason: %(reason)s.") % {"reason": self.reason.rstrip(".")}
-        if self.until is not None:
-            text += " " + _("It resumes automatically at %(time)s.") % {"time": _clock(self.until)}
-        if self.circuit.opened:
-            text += " " + _("Its breaker is open as well.")
-        return text
-
-    def _why_open(self, *, probing: bool) -> str:
-        circuit = self.circuit
-        facts = {"handler": circuit.handler, "cause": circuit.cause.rstrip("."), "time": _clock(circuit.since)}
-        text = _("The breaker of %(handler)s is open since %(time)s: %(cause)s.") % facts
-        if circuit.failed:
-            failed = ngettext("%(count)d probe has failed.", "%(count)d probes have failed.", circuit.failed)
-            text += " " + failed % {"count": circuit.failed}
-        if probing:
-            return text + " " + _("A probe is in flight now.")
-        return text + " " + _("Next probe at %(time)s.") % {"time": _clock(circuit.probe_at)}
-
-
-def _clock(epoch: float) -> str:
-    """Return the time of day, with the date if it is not today."""
-    at = timezone.localtime(datetime.fromtimestamp(epoch, UTC))
-    form = "H:i:s" if at.date() == timezone.localdate() else "Y-m-d H:i:s"
-    return date_format(at, form)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """A halted strict-order queue."""
-
-    queue: str
-    since: float
-    attempt: int
-    error: str
-    message_id: str | None
-
-
-class PauseControl(Protocol):
-    """An object that pauses and resumes queues: a consumer, or the driver of a test."""
-
-    def pause(self, queue: str) -> None: ...
-
-    def resume(self, queue: str) -> None: ...
-
-    def probe(self, queue: str) -> None:
-        """Take one message at a time."""
-
-    def able(self) -> bool:
-        """Return True if messages can arrive: False without a broker connection and during shutdown."""
-
-
-class NoPauseControl:
-    """A placeholder that does nothing, used until a consumer starts."""
-
-    def pause(self, queue: str) -> None: ...
-
-    def resume(self, queue: str) -> None: ...
-
-    def probe(self, queue: str) -> None: ...
-
-    def able(self) -> bool:
-        return True
-
-
-class Consuming(Enum):
-    """The degree to which this process consumes a queue."""
-
-    ALL = "all"
-    ONE = "one message at a time"
-    NONE = "nothing"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LocalQueue:
-    """The state of one queue here. Its fields change under its lock; the effects are applied outside the lock."""
-
-    queue: str
-    in_place: bool
-    """True if a message must return to its place in the queue, or if a copy would escape the queue's own count."""
-    tallies: Mapping[str, FailureTally]
-    most: float
-    """The most seconds that the next probe may be ahead, with an allowance for clocks that differ."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    applying: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a thread pauses or resumes the queue, because ``known`` may change at the same time."""
-    stored: QueueState
-    """The queue's row as of the last read of the database."""
-    circuit: Circuit = CLOSED
-    probing: bool = False
-    """True while this process probes with a message."""
-    pending: bool = False
-    """True if the circuit has changed here and the database does not have the change yet."""
-    mode: Consuming = Consuming.ALL
-
-    @classmethod
-    def of(cls, work_queue: WorkQueue) -> "LocalQueue":
-        subscriptions = work_queue.subscriptions
-        queue = work_queue.queue.name
-        longest = max(
-            (one.breaker.longest for one in subscriptions if one.breaker is not None), default=LONGEST_PROBE_SECONDS
-        )
-        return cls(
-            queue=queue,
-            in_place=work_queue.in_place,
-            most=longest * (1 + JITTER) + CLOCK_SKEW_SECONDS,
-            tallies={one.name: FailureTally(one.breaker) for one in subscriptions if one.breaker is not None},
-            stored=QueueState(queue=queue),
-        )
-
-    def wanted(self, now: float) -> Consuming:
-        """Return the mode that follows from the known state."""
-        if self.stored.is_paused(now):
-            return Consuming.NONE
-        if not self.circuit.opened:
-            return Consuming.ALL
-        return Consuming.ONE if self.probing else Consuming.NONE
-
-    def clear_tallies(self) -> None:
-        """Clear the counts of earlier attempts: attempts before an outage are no evidence for the time after it."""
-        for tally in self.tallies.values():
-            tally.clear()
-
-    def next_due(self, now: float) -> float | None:
-        """Return the time at which the queue may change without an outside event, or None."""
-        if self.stored.is_paused(now):
-            return self.stored.until
-        if not self.circuit.opened or self.probing:
-            return None
-        return max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
-
-
-def apply(local: LocalQueue, now: float, control: PauseControl) -> Consuming:
-    """Apply the mode that the known state demands, unless it is already in effect; return the previous mode."""
-    with local.applying:
-        before, mode = local.mode, local.wanted(now)
-        if mode is before:
-            return before
-        local.mode = mode
-        if mode is Consuming.NONE:
-            control.pause(local.queue)
-        elif mode is Consuming.ONE:
-            control.probe(local.queue)
-        else:
-            control.resume(local.queue)
-        return before
-
-
-def cause_of(failures: int, error: BaseException | ErrorNote | None) -> str:
-    """Return a short text for the error that opened a breaker, with the number of failures."""
-    note = ErrorNote.of(error) if isinstance(error, BaseException) else error
-    text = str(note or "")
-    return short(f"{text} (×{failures})" if failures > 1 else text, 600)  # noqa: RUF001 - times, not the letter
-
-
-def announce(queue: str, before: Circuit, after: Circuit) -> None:
-    """Log a breaker that this process opened, closed or kept open after a failed probe; send the signal of a change."""
-    names = {"event": "breaker", "queue": queue, "handler": after.handler or before.handler}
-    if after.opened and before.opened:
-        wait = after.probe_at - after.since
-        log.info(
-            "The breaker of %s stays open: %r. Next probe at %s",
-            *(after.handler, after.cause, _clock_time(after.probe_at)),
-            extra={**names, "seconds": round(wait, 3)},
-        )
-    elif after.opened:
-        text = "The breaker of %s has opened: %r. Queue %r is not consumed, and no attempt is counted. Next probe at %s"
-        log.warning(text, *(after.handler, after.cause, queue, _clock_time(after.probe_at)), extra=names)
-        _send(signals.breaker_opened, queue, after)
-    else:
-        text = "The breaker of %s has closed after %s failed probes. Queue %r resumes"
-        log.warning(text, *(before.handler, before.failed, queue), extra=names)
-        _send(signals.breaker_closed, queue, before)
-
-
-def log_change(local: LocalQueue, before: QueueState, mode: Consuming, now: float) -> None:
-    """Log a change made by an operator, or by a breaker in another process."""
-    extra = {"event": "switched", "queue": local.queue}
-    held = local.stored.is_paused(now)
-    if held and not (before.is_paused(now) and mode is Consuming.NONE):
-        name = local.stored.by or "?"
-        log.warning("Queue %r is paused by %s: %s", local.queue, name, local.stored.reason or "no reason", extra=extra)
-    elif not held and mode is Consuming.NONE and local.mode is Consuming.ALL:
-        log.warning("Queue %r resumes", local.queue, extra=extra)
-    elif not held and mode is Consuming.ALL and local.mode is not Consuming.ALL:
-        text = "Queue %r is not consumed. Another process has opened the breaker of %s: %r"
-        log.warning(text, *(local.queue, local.circuit.handler, local.circuit.cause), extra=extra)
-
-
-def log_store_away(error: Exception, *, warn: bool) -> None:
-    text = "The shared state of breakers and pauses cannot be read (%s). Until it can, this process uses its own state"
-    words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-    log.log(logging.WARNING if warn else logging.DEBUG, text, words, extra={"event": "unshared"})
-
-
-def log_store_back(*, warn: bool) -> None:
-    level = logging.INFO if warn else logging.DEBUG
-    log.log(level, "The shared state of breakers and pauses can be read again", extra={"event": "shared"})
-
-
-def _send(signal: object, queue: str, circuit: Circuit) -> None:
-    try:
-        signal.send_robust(Delivery, queue=queue, handler=circuit.handler, cause=circuit.cause)  # type: ignore[attr-defined]
-    except BaseException:
-        # send_robust does not catch SystemExit and other exceptions that are not an Exception.
-        log.exception("A receiver of a signal raised an exception that send_robust() does not catch")
-
-
-def _clock_time(epoch: float) -> str:
-    return datetime.fromtimestamp(epoch).astimezone().strftime("%H:%M:%S")
 
 
 class SharedStore(Protocol):
@@ -492,3 +222,10 @@ def _kind(verdict: Verdict, error: BaseException | None) -> str:
     if verdict.error is not None:
         return verdict.error.kind
     return "" if error is None else ErrorNote.of(error).kind
+
+
+def cause_of(failures: int, error: BaseException | ErrorNote | None) -> str:
+    """Return a short text for the error that opened a breaker, with the number of failures."""
+    note = ErrorNote.of(error) if isinstance(error, BaseException) else error
+    text = str(note or "")
+    return short(f"{text} (×{failures})" if failures > 1 else text, 600)  # noqa: RUF001 - times, not the letter

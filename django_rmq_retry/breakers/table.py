@@ -15,7 +15,8 @@ from django.db import Error, IntegrityError, router, transaction
 from django.db.models import Q, QuerySet
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.gate import FLOWING, READ_SECONDS, BreakerGate, Halt, QueueState
+from django_rmq_retry.breakers.gate import READ_SECONDS, BreakerGate
+from django_rmq_retry.breakers.queue_state import FLOWING, Halt, QueueState
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import HandlerRate, QueueControl

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from django_rmq_retry import forks, signals
-from django_rmq_retry.breakers.gate import Halt
+from django_rmq_retry.breakers.queue_state import Halt
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.handlers.contracts import FinishedAttempt, notify_each
 from django_rmq_retry.messages.message import Delivery, message_id

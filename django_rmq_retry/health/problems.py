@@ -13,7 +13,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.breakers.gate import PAUSED, QueueState
+from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span

@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.gate import FLOWING, QueueState
+from django_rmq_retry.breakers.queue_state import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short

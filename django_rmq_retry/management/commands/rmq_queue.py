@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from django.core.management.base import CommandParser
 from django.utils import timezone
 
-from django_rmq_retry.breakers.gate import FLOWING, OPEN, QueueState
+from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc

@@ -1,0 +1,94 @@
+"""The pause, the breaker and the halt of a queue as all processes see them, with their explanation for users."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.policies.breaker import CLOSED, Circuit
+
+FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """The pause and breaker of one work queue; times are seconds since the epoch."""
+
+    queue: str
+    paused: bool = False
+    """True if an operator paused it, even if the pause has ended since."""
+    by: str = ""
+    reason: str = ""
+    since: float = 0.0
+    until: float | None = None
+    circuit: Circuit = CLOSED
+
+    def is_paused(self, now: float) -> bool:
+        """Return True while an operator's pause keeps the queue from being consumed."""
+        return self.paused and (self.until is None or now < self.until)
+
+    def state(self, now: float) -> str:
+        """Return ``flowing``, ``paused``, ``open`` (by its breaker) or ``probing``."""
+        if self.is_paused(now):
+            return PAUSED
+        if not self.circuit.opened:
+            return FLOWING
+        return PROBING if self.circuit.prober and now < self.circuit.probe_until else OPEN
+
+    def resumes_at(self, now: float) -> float | None:
+        """Return the time of the next automatic change, the end of the pause or the next probe; None without one."""
+        state = self.state(now)
+        return self.until if state == PAUSED else self.circuit.probe_at if state == OPEN else None
+
+    def overdue(self, now: float) -> float:
+        """Return the seconds since the next probe was due; near 0 while a consumer reads an open breaker's queue."""
+        return now - max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
+
+    def explanation(self, now: float) -> str:
+        """Return a sentence for users with the reason that the queue does not flow; empty if it flows."""
+        state = self.state(now)
+        if state == PAUSED:
+            return self._why_paused()
+        return "" if state == FLOWING else self._why_open(probing=state == PROBING)
+
+    def _why_paused(self) -> str:
+        text = _("Paused by %(name)s since %(time)s.") % {"name": self.by or "?", "time": clock(self.since)}
+        if self.reason:
+            text += " " + _("Reason: %(reason)s.") % {"reason": self.reason.rstrip(".")}
+        if self.until is not None:
+            text += " " + _("It resumes automatically at %(time)s.") % {"time": clock(self.until)}
+        if self.circuit.opened:
+            text += " " + _("Its breaker is open as well.")
+        return text
+
+    def _why_open(self, *, probing: bool) -> str:
+        circuit = self.circuit
+        facts = {"handler": circuit.handler, "cause": circuit.cause.rstrip("."), "time": clock(circuit.since)}
+        text = _("The breaker of %(handler)s is open since %(time)s: %(cause)s.") % facts
+        if circuit.failed:
+            failed = ngettext("%(count)d probe has failed.", "%(count)d probes have failed.", circuit.failed)
+            text += " " + failed % {"count": circuit.failed}
+        if probing:
+            return text + " " + _("A probe is in flight now.")
+        return text + " " + _("Next probe at %(time)s.") % {"time": clock(circuit.probe_at)}
+
+
+def clock(epoch: float) -> str:
+    """Return the time of day, with the date if it is not today."""
+    at = timezone.localtime(datetime.fromtimestamp(epoch, UTC))
+    form = "H:i:s" if at.date() == timezone.localdate() else "Y-m-d H:i:s"
+    return date_format(at, form)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """A halted strict-order queue."""
+
+    queue: str
+    since: float
+    attempt: int
+    error: str
+    message_id: str | None
