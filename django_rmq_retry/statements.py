@@ -42,11 +42,15 @@ def lock(rows: "QuerySet[M]") -> None:
 @lru_cache(maxsize=256)
 def insert_of(alias: str, table: str, columns: tuple[str, ...], *, rows: int = 1, returning: str = "") -> str:
     """Return the INSERT of this many rows; ``returning`` is the column whose values it returns."""
-    quote = connections[alias].ops.quote_name
     places = f"({', '.join(['%s'] * len(columns))})"
-    end = f" RETURNING {quote(returning)}" if returning else ""
-    into = f"{quote(table)} ({', '.join(map(quote, columns))})"
+    end = f" RETURNING {connections[alias].ops.quote_name(returning)}" if returning else ""
+    into = _table_and_columns(alias, table, columns)
     return f"INSERT INTO {into} VALUES {', '.join([places] * rows)}{end}"  # noqa: S608 - names of our own only
+
+
+def _table_and_columns(alias: str, table: str, columns: tuple[str, ...]) -> str:
+    quote = connections[alias].ops.quote_name
+    return f"{quote(table)} ({', '.join(map(quote, columns))})"
 
 
 class BulkInsert:
@@ -62,13 +66,12 @@ class BulkInsert:
     def __call__(self, rows: Sequence[Sequence[Any]], *, using: str) -> None:
         """Insert rows in the way that is cheapest for client and server on each database."""
         connection = connections[using]
-        one = insert_of(using, self._table, self._columns)
         with connection.cursor() as cursor:
             if connection.vendor != "postgresql":
-                cursor.executemany(one, [self._adapted(row, connection) for row in rows])
+                statement = insert_of(using, self._table, self._columns)
+                cursor.executemany(statement, [self._adapted(row, connection) for row in rows])
             elif hasattr(cursor, "copy"):
-                target = one.removeprefix("INSERT INTO").partition(" VALUES ")[0]
-                with cursor.copy(f"COPY{target} FROM STDIN") as copy:
+                with cursor.copy(f"COPY {_table_and_columns(using, self._table, self._columns)} FROM STDIN") as copy:
                     for row in rows:
                         copy.write_row(row)
             else:

@@ -5,8 +5,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
@@ -132,7 +132,7 @@ class Connections:
 
     def _io_ended(self) -> None:
         if current is self:
-            _replace(Connections(self.reach))
+            replace_current(Connections(self.reach))
 
 
 def _session(purpose: str, patience: float) -> Session:
@@ -148,20 +148,11 @@ _parents: list[Connections] = []
 """The connections of the parent process, in a forked child. Never used; kept so that garbage collection closes none."""
 
 
-def _replace(connections: Connections) -> Connections:
+def replace_current(connections: Connections) -> Connections:
+    """Let this process use other connections; return the ones that it used."""
     global current
     before, current = current, connections
     return before
-
-
-@contextmanager
-def replaced(broker: Connections) -> Iterator[None]:
-    """Publish and call through another broker inside the block."""
-    before = _replace(broker)
-    try:
-        yield
-    finally:
-        _replace(before if before.usable else Connections())
 
 
 def close() -> None:
@@ -174,7 +165,7 @@ def _forked() -> None:
 
     The connections belong to the parent, and a thread that held a lock does not exist in the child.
     """
-    _parents.append(_replace(Connections()))
+    _parents.append(replace_current(Connections()))
 
 
 os.register_at_fork(after_in_child=_forked)

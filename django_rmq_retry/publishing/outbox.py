@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -151,17 +150,6 @@ class OutboxWriter:
 
 current = OutboxWriter()
 """The outbox of this process; the test kit has one for each test."""
-
-
-@contextmanager
-def replaced(outbox: OutboxWriter) -> Iterator[None]:
-    """Publish through another outbox inside the block."""
-    global current  # noqa: PLW0603 - there is one process
-    before, current = current, outbox
-    try:
-        yield
-    finally:
-        current = before
 
 
 def _check(message: Message) -> None:

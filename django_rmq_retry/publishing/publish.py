@@ -303,12 +303,7 @@ def publish_many(
             map(_without_order_key, messages), window=window, timeout=timeout
         )
     kept = list(messages)
-    if outbox and takes(using):
-        outboxes.current.keep(kept, using=using)
-        return len(kept)
-    for message in map(_without_order_key, kept):
-        check_writable(message)
-    transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
+    _send_on_commit(kept, using, outbox=outbox, timeout=timeout, window=window)
     return len(kept)
 
 
@@ -397,13 +392,8 @@ def dispatch(
     with _hooks(message, handler, stored=using is not None) as sent:
         if using is None:
             broker_connections.current.publisher.publish(_without_order_key(sent), timeout=timeout)
-        elif outbox and takes(using):
-            outboxes.current.keep([sent], using=using)
         else:
-            _without_order_key(sent)
-            check_writable(sent)
-            # Robust, so that the messages after it are sent even if this one fails.
-            transaction.on_commit(lambda: _after_commit(sent, timeout), using=using, robust=True)
+            _send_on_commit([sent], using, outbox=outbox, timeout=timeout)
     return message.properties.message_id or ""
 
 
@@ -469,32 +459,35 @@ def _resolve(ended: "asyncio.Future[PublishResult]", result: PublishResult) -> N
         ended.set_result(result)
 
 
-def _after_commit(message: Message, timeout: float | None) -> None:
-    """Publish after the commit. Log a failed message as critical, because the commit cannot be undone.
+def _send_on_commit(
+    messages: Sequence[Message], using: str, *, outbox: bool, timeout: float | None, window: int = 1
+) -> None:
+    """Write messages to the outbox of a database; without one, publish them after the commit."""
+    if outbox and takes(using):
+        outboxes.current.keep(messages, using=using)
+        return
+    for message in map(_without_order_key, messages):
+        check_writable(message)
+    # Robust, so that the callbacks after it run even if it raises.
+    transaction.on_commit(lambda: _publish_committed(messages, window, timeout), using=using, robust=True)
 
-    The error is raised, but the callback is robust, so that the other messages are sent.
-    """
+
+def _publish_committed(messages: Sequence[Message], window: int, timeout: float | None) -> None:
+    """Publish after the commit. A failure is critical, because the commit cannot be undone."""
+    ids = [message.properties.message_id for message in messages]
     try:
-        broker_connections.current.publisher.publish(message, timeout=timeout)
+        publisher = broker_connections.current.publisher
+        if len(messages) == 1:
+            publisher.publish(messages[0], timeout=timeout)
+        else:
+            publisher.publish_many(messages, window=window, timeout=timeout)
     except Exception as error:
-        log.critical(
-            "The transaction was committed, but message %r was not published: %s",
-            message.properties.message_id,
-            error,
-            extra={"event": "unpublished", "message_id": message.properties.message_id},
-        )
-        raise
-
-
-def _all_after_commit(messages: Sequence[Message], window: int, timeout: float | None) -> None:
-    try:
-        broker_connections.current.publisher.publish_many(messages, window=window, timeout=timeout)
-    except Exception as error:
-        log.critical(
-            "The transaction was committed, but some of its %s messages were not published: %s",
-            *(len(messages), error),
-            extra={"event": "unpublished", "message_ids": [message.properties.message_id for message in messages]},
-        )
+        if len(messages) == 1:
+            text = "The transaction was committed, but message %r was not published: %s"
+            log.critical(text, ids[0], error, extra={"event": "unpublished", "message_id": ids[0]})
+        else:
+            text = "The transaction was committed, but some of its %s messages were not published: %s"
+            log.critical(text, len(messages), error, extra={"event": "unpublished", "message_ids": ids})
         raise
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -106,8 +106,10 @@ def _send_left(using: str) -> int:
 @contextmanager
 def standing_in(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator[OutboxOfTest]:
     """Publish and call through the given objects inside the block; yield the outbox."""
-    kept = OutboxOfTest()
-    with ExitStack() as stack:
-        stack.enter_context(broker_connections.replaced(StandIn(publisher, caller)))
-        stack.enter_context(outbox.replaced(kept))
-        yield kept
+    before, outbox.current = outbox.current, OutboxOfTest()
+    broker = broker_connections.replace_current(StandIn(publisher, caller))
+    try:
+        yield outbox.current
+    finally:
+        outbox.current = before
+        broker_connections.replace_current(broker if broker.usable else Connections())
