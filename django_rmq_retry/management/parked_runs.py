@@ -256,12 +256,12 @@ def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
     """Return those of the queues that have no consumer; raise a CommandError without a broker."""
     if options["planned"]:
         return []
-    broker = broker_connections.current.depths(options["timeout"])
+    broker = broker_connections.current.target_queues(options["timeout"])
     try:
         if not broker.is_reachable():
             text = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
             raise CommandError(text, returncode=Exit.UNREACHABLE)
-        return [queue for queue in queues if broker.is_unread(queue)]
+        return [queue for queue in queues if broker.lacks_consumers(queue)]
     finally:
         broker.close()
 
@@ -283,9 +283,9 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
         raise
     code = _report_run(command, ended, options, code_of(ended))
     if ended.sent > ended.processed + ended.failed:
-        broker = broker_connections.current.depths(options["timeout"])
+        broker = broker_connections.current.target_queues(options["timeout"])
         try:
-            _say_unread(command, [queue for queue in _targets(ended) if broker.is_unread(queue)])
+            _say_unread(command, [queue for queue in _targets(ended) if broker.lacks_consumers(queue)])
         finally:
             broker.close()
     return code

@@ -31,7 +31,7 @@ from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.items import Choice, advance, list_part, recount, skip_unsent
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.publishing.queue_depths import Depths
+from django_rmq_retry.publishing.target_queues import TargetQueues
 
 CANARY_LIMIT = timedelta(seconds=60)
 DEPTH_SECONDS = 5.0
@@ -113,13 +113,13 @@ class Drive:
 
     def __init__(
         self, run: int, driver: str, *, seconds: float | None = None, clock: Clock = time.monotonic,
-        depths: Depths | None = None,
+        targets: TargetQueues | None = None,
     ) -> None:  # fmt: skip
         self.run = run
         self.driver = short(driver, 255)
         self._clock = clock
         self._timeout = timeout_for(seconds)
-        self._depths = depths or broker_connections.current.depths(min(DEPTH_SECONDS, self._timeout))
+        self._targets = targets or broker_connections.current.target_queues(min(DEPTH_SECONDS, self._timeout))
         self._pace = RunPace(clock)
         self._swept = float("-inf")
         self._unconfirmed_slices = 0
@@ -141,7 +141,7 @@ class Drive:
             return self._advance()
         # Ask the broker only when in doubt: a publish would detect an outage too, but takes longer to fail.
         doubtful = run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY
-        if doubtful and not self._depths.is_reachable():
+        if doubtful and not self._targets.is_reachable():
             self._set_wait(run, RunWait.BROKER_AWAY)
             return RECHECK_SECONDS
         if run.state == RunState.PLANNED:
@@ -158,7 +158,7 @@ class Drive:
 
     def end(self) -> None:
         """Release the run to the next driver."""
-        self._depths.close()
+        self._targets.close()
         if self._mine:
             mine = _runs().filter(pk=self.run, driver=self.driver)
             mine.update(leased_until=None)
@@ -213,7 +213,7 @@ class Drive:
     def _room(self, run: RequeueRun, queue: str, unknown: list[str]) -> int:
         if run.max_depth is None:
             return 1 << 30
-        depth = self._depths.of(queue)
+        depth = self._targets.ready(queue)
         if depth is None:
             unknown.append(queue)
             return 0
@@ -229,7 +229,7 @@ class Drive:
     def _judge(self, run: RequeueRun, claims: Sequence[Claim], results: Sequence[ClaimResult]) -> None:
         outcomes = {one.kind for one in results if one.result.cause is not Cause.UNWRITABLE}
         for one in claims:
-            self._depths.added(one.copy.routing_key, 1)
+            self._targets.added(one.copy.routing_key, 1)
         if Outcome.CONFIRMED in outcomes:
             self._unconfirmed_slices = 0
             if run.wait == RunWait.BROKER_AWAY:
@@ -246,7 +246,7 @@ class Drive:
 
     def _idle(self, run: RequeueRun, choice: Choice, *, unknown: bool) -> float | None:
         if choice.waits_for_queue and unknown:
-            self._set_wait(run, RunWait.DEPTH_UNKNOWN if self._depths.is_reachable() else RunWait.BROKER_AWAY)
+            self._set_wait(run, RunWait.DEPTH_UNKNOWN if self._targets.is_reachable() else RunWait.BROKER_AWAY)
         elif choice.waits_for_queue:
             self._set_wait(run, RunWait.QUEUE_DEEP)
         elif choice.waits_for_key:

@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
-from django_rmq_retry.publishing.queue_depths import BrokersDepths, Depths
+from django_rmq_retry.publishing.target_queues import BrokersQueues, TargetQueues
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -108,9 +108,9 @@ class Connections:
         """Return a short connection for questions; each waits ``patience`` seconds. None if there is no server."""
         return _session(purpose, patience)
 
-    def depths(self, patience: float) -> Depths:
-        """Return a reader of the depths of queues, which waits ``patience`` seconds for the broker."""
-        return BrokersDepths(lambda: _session("run", patience))
+    def target_queues(self, patience: float) -> TargetQueues:
+        """Return what is asked about queues; each question waits ``patience`` seconds for the broker."""
+        return BrokersQueues(lambda: _session("run", patience))
 
     @property
     def usable(self) -> bool:

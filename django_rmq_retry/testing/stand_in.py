@@ -14,7 +14,7 @@ from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing import broker_connections, outbox, outbox_rows
 from django_rmq_retry.publishing.broker_connections import Connections, Reach
 from django_rmq_retry.publishing.outbox import OutboxWriter
-from django_rmq_retry.publishing.queue_depths import Depths
+from django_rmq_retry.publishing.target_queues import TargetQueues
 
 
 class _Reachable(Reach):
@@ -25,15 +25,15 @@ class _Reachable(Reach):
 
 
 class _Empty:
-    """The depths of queues that always have room, and a consumer."""
+    """Queues that always have room, and a consumer."""
 
     def is_reachable(self) -> bool:
         return True
 
-    def of(self, queue: str) -> int | None:
+    def ready(self, queue: str) -> int | None:
         return 0
 
-    def is_unread(self, queue: str) -> bool:
+    def lacks_consumers(self, queue: str) -> bool:
         return False
 
     def added(self, queue: str, count: int) -> None: ...
@@ -55,7 +55,7 @@ class StandIn(Connections):
     def session(self, *, purpose: str, patience: float) -> AbstractContextManager[Session | None]:
         return nullcontext()
 
-    def depths(self, patience: float) -> Depths:
+    def target_queues(self, patience: float) -> TargetQueues:
         return _Empty()
 
     def close(self) -> None:

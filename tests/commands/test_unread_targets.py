@@ -41,9 +41,9 @@ def test_a_requeue_to_an_unread_queue_says_so_before_and_after(amqp: BlockingCha
 @pytest.mark.django_db
 @pytest.mark.usefixtures("live")
 def test_an_unknown_queue_is_not_called_unread() -> None:
-    broker = broker_connections.current.depths(5.0)
-    assert broker.is_unread("payments.charge")
-    assert not broker.is_unread("nowhere")
+    broker = broker_connections.current.target_queues(5.0)
+    assert broker.lacks_consumers("payments.charge")
+    assert not broker.lacks_consumers("nowhere")
     broker.close()
 
 

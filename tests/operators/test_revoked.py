@@ -10,7 +10,7 @@ from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.operators import Actor
 from tests.admin.made import person
 from tests.operators.made import QUEUE, driver_of, record, requeue_run
-from tests.operators.test_runs import Clock, Depths
+from tests.operators.test_runs import Clock, Targets
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,7 +36,7 @@ def test_a_run_sends_nothing_after_its_operator_loses_the_permission(
     ann, clock = person("ann", "requeue"), Clock()
     actor = Actor(name="ann", user_id=ann.pk, source="admin")
     run = requeue_run([record().pk for _ in range(3)], actor, reason="x", rate=1)
-    one = driver_of(run, clock=clock, depths=Depths())
+    one = driver_of(run, clock=clock, targets=Targets())
     one.step()
     loss(ann)
     for _ in range(4):

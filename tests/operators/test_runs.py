@@ -45,7 +45,7 @@ class Clock:
         return self.now
 
 
-class Depths:
+class Targets:
     """A broker of which the tests say how full it is."""
 
     def __init__(self, depth: int | None = 0, *, answers: bool = True) -> None:
@@ -55,7 +55,7 @@ class Depths:
     def is_reachable(self) -> bool:
         return self.reachable
 
-    def of(self, queue: str) -> int | None:
+    def ready(self, queue: str) -> int | None:
         return self.depth
 
     def added(self, queue: str, count: int) -> None:
@@ -112,7 +112,7 @@ class TestRate:
 
     def test_each_slice_is_as_large_as_the_rate_allows(self, wired: BlockingChannel) -> None:
         run, clock = started(30, rate=20), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         one.step()
         assert depth(wired) == 1
         clock.now += 0.5
@@ -138,7 +138,7 @@ class TestSteering:
     @pytest.mark.usefixtures("wired")
     def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
         run, clock = started(2), Clock()
-        driver_of(run, clock=clock, depths=Depths()).step()
+        driver_of(run, clock=clock, targets=Targets()).step()
         stop(run.pk, BOB, reason="wrong ones")
         outcome(run, 1, good=True)
 
@@ -169,7 +169,7 @@ class TestTimes:
     @pytest.mark.usefixtures("wired")
     def test_the_sent_time_of_an_item_is_the_requeued_time_of_its_message(self) -> None:
         run = started(2, rate=100)
-        driver_of(run, clock=Clock(), depths=Depths()).step()
+        driver_of(run, clock=Clock(), targets=Targets()).step()
         item = RequeueItem.objects.filter(run=run, state="sent").select_related("message").get()
 
         assert item.sent_at == item.message.requeued_at
@@ -180,7 +180,7 @@ class TestGuards:
     def test_the_guard_pauses_a_run_when_too_many_copies_fail_again(self) -> None:
         other = started(8, rate=100)
         clock = Clock()
-        one = driver_of(other, clock=clock, depths=Depths())
+        one = driver_of(other, clock=clock, targets=Targets())
         one.step()
         clock.now += 0.05
         one.step()
@@ -196,7 +196,7 @@ class TestGuards:
     @pytest.mark.parametrize("limit", [None, 100])
     def test_a_guard_that_is_switched_off_pauses_no_run(self, limit: float | None) -> None:
         run, clock = started(8, rate=100, stop_at=limit), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         one.step()
         clock.now += 0.05
         one.step()
@@ -211,7 +211,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_guard_pauses_a_resumed_run_again_on_new_failures(self) -> None:
         run, clock = started(500, stop_at=20, rate=100), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         one.step()
         clock.now += 0.05
         one.step()
@@ -246,7 +246,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_run_sends_the_rest_after_its_first_message_succeeds(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         for _ in range(3):
             one.step()
             clock.now += 1
@@ -261,7 +261,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_run_pauses_after_its_first_message_fails(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         one.step()
         outcome(run, 1, good=False)
         clock.now += 1
@@ -275,7 +275,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_a_run_paused_by_its_canary_resumes_in_any_language(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run, clock = started(2, canary=True, rate=100), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         one.step()
         outcome(run, 1, good=False)
         clock.now += 1
@@ -295,7 +295,7 @@ class TestGuards:
         run = started(2, stop_at=20)
         noted = pause(run.pk, ANN, reason="look first")
         resume(run.pk, ANN)
-        one = driver_of(run, depths=Depths())
+        one = driver_of(run, targets=Targets())
         one.step()
         RequeueRun.objects.filter(pk=run.pk).update(failed=5)
         one.step()
@@ -306,7 +306,7 @@ class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_the_run_pauses_if_its_first_message_has_no_outcome_in_time(self) -> None:
         run, clock = started(2, canary=True), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         one.step()
         RequeueItem.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
         clock.now += 1
@@ -319,7 +319,7 @@ class TestKeys:
     @pytest.mark.usefixtures("wired")
     def test_a_message_waits_for_the_outcome_of_the_previous_one_of_its_key(self) -> None:
         run, clock = started(4, key=lambda number: f"payment:{number % 2}", rate=100), Clock()
-        one = driver_of(run, clock=clock, depths=Depths())
+        one = driver_of(run, clock=clock, targets=Targets())
         for _ in range(3):
             one.step()
             clock.now += 1
@@ -340,16 +340,16 @@ class TestKeys:
         assert states(run) == ["sent", "sent", "sent"]
 
 
-class TestDepths:
+class TestTargets:
     @pytest.mark.usefixtures("wired")
     def test_a_run_waits_while_the_queue_is_deep(self) -> None:
-        run, clock, depths = started(5, max_depth=3, rate=100), Clock(), Depths(2)
-        one = driver_of(run, clock=clock, depths=depths)
+        run, clock, targets = started(5, max_depth=3, rate=100), Clock(), Targets(2)
+        one = driver_of(run, clock=clock, targets=targets)
         for _ in range(3):
             clock.now += 1
             one.step()
         assert (now(run).sent, now(run).wait) == (2, RunWait.QUEUE_DEEP)
-        depths.depth = 0
+        targets.depth = 0
         clock.now += 1
         one.step()
 
@@ -358,7 +358,7 @@ class TestDepths:
     @pytest.mark.usefixtures("wired")
     def test_a_run_waits_while_the_queue_depth_is_unknown(self) -> None:
         run = started(max_depth=3)
-        driver_of(run, depths=Depths(None)).step()
+        driver_of(run, targets=Targets(None)).step()
 
         assert (now(run).sent, now(run).wait) == (0, RunWait.DEPTH_UNKNOWN)
 
@@ -375,11 +375,11 @@ class TestDepths:
 class TestBroker:
     @pytest.mark.usefixtures("wired")
     def test_a_planned_run_starts_when_the_broker_answers(self) -> None:
-        run, clock, depths = started(planned=True), Clock(), Depths(answers=False)
-        one = driver_of(run, clock=clock, depths=depths)
+        run, clock, targets = started(planned=True), Clock(), Targets(answers=False)
+        one = driver_of(run, clock=clock, targets=targets)
         one.step()
         assert (now(run).state, now(run).wait) == (RunState.PLANNED, RunWait.BROKER_AWAY)
-        depths.reachable = True
+        targets.reachable = True
         one.step()
         one.step()
 
@@ -418,10 +418,10 @@ class TestBroker:
         with proxy_to(parts.port or 5672) as proxy:
             address = f"guest:guest@127.0.0.1:{proxy.port}{parts.path}"
             change_broker(settings, f"amqp://{address}", PUBLISH_TIMEOUT=10)
-            one = driver_of(run, clock=clock, depths=Depths())
+            one = driver_of(run, clock=clock, targets=Targets())
             one.step()
             settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 0.5}
-            silent = driver_of(run, clock=clock, depths=Depths())
+            silent = driver_of(run, clock=clock, targets=Targets())
             proxy.set(Mode.BLACKHOLE_TO_CLIENT)
             for _ in range(3):
                 silent.step()
@@ -441,13 +441,13 @@ class TestLeases:
     @pytest.mark.usefixtures("wired")
     def test_a_run_has_one_driver_at_a_time(self) -> None:
         run, clock = started(4), Clock()
-        first = driver_of(run, "first", clock=clock, depths=Depths())
+        first = driver_of(run, "first", clock=clock, targets=Targets())
         first.step()
 
-        assert driver_of(run, "second", depths=Depths()).step() is None
+        assert driver_of(run, "second", targets=Targets()).step() is None
         assert now(run).sent == 1
         first.end()
-        assert driver_of(run, "second", depths=Depths()).step() is not None
+        assert driver_of(run, "second", targets=Targets()).step() is not None
         assert first.step() is None
         assert now(run).sent == 2
 

@@ -1,4 +1,4 @@
-"""How many messages wait in the queues to which a requeue run sends, and whether the broker answers."""
+"""The queues to which a requeue run sends: their ready messages, their consumers, and whether the broker answers."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +13,16 @@ CACHE_SECONDS = 1.0
 """Seconds for which a queue's depth is cached."""
 
 
-class Depths(Protocol):
-    """The state of the broker and the depths of its queues."""
+class TargetQueues(Protocol):
+    """What a requeue run asks about the queues to which it sends."""
 
     def is_reachable(self) -> bool:
         """True if the broker can be reached."""
 
-    def of(self, queue: str) -> int | None:
+    def ready(self, queue: str) -> int | None:
         """Return the number of ready messages: 0 if the queue does not exist, None if the number is unknown."""
 
-    def is_unread(self, queue: str) -> bool:
+    def lacks_consumers(self, queue: str) -> bool:
         """True if the queue is known to have no consumer."""
 
     def added(self, queue: str, count: int) -> None:
@@ -31,7 +31,7 @@ class Depths(Protocol):
     def close(self) -> None: ...
 
 
-class BrokersDepths:
+class BrokersQueues:
     """Reads the depths by passive declares."""
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
@@ -49,14 +49,14 @@ class BrokersDepths:
             return False
         return True
 
-    def of(self, queue: str) -> int | None:
+    def ready(self, queue: str) -> int | None:
         at, depth = self._known.get(queue, (float("-inf"), None))
         if time.monotonic() - at >= CACHE_SECONDS:
             depth = self._ask(queue)
             self._known[queue] = time.monotonic(), depth
         return depth
 
-    def is_unread(self, queue: str) -> bool:
+    def lacks_consumers(self, queue: str) -> bool:
         try:
             holding = counted(self._open(), None, queue)
         except (Refusal, RmqRetryError, OSError):
