@@ -1,6 +1,5 @@
 """The operators' actions on parked messages: discard, restore, hold and unhold."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,11 +12,11 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, ParkedMessage, State
+from django_rmq_retry.models import Action, DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.database import database, locked_messages, move, transaction_of
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -74,24 +73,19 @@ def _slices(selection: Selection) -> Iterator[list[int]]:
 
 @transaction_of(ParkedMessage)
 def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None) -> Done:
-    using = database()
     rows = locked_messages(ids, whole=False)
     known = selection.revisions
     fresh = [
         row for row in rows.values() if row.state in change.states and row.revision == known.get(row.pk, row.revision)
     ]
     meant = [row for row in fresh if allowed is None or not allowed(row)]
-    changed = ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in meant])
-    changed.update(state=change.state, revision=F("revision") + 1, **change.changes)
-    groups = Counter((row.group_id, row.state) for row in meant)
-    for (group, state), count in sorted(groups.items()):
-        ErrorGroup.objects.count_moved(group, state, change.state, count)
+    move(meant, change.state, **change.changes)
     if meant:
         _note(change, selection, actor, meant)
     if meant and change.state in RESOLVED:
         # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
         ended = [row.pk for row in meant]
-        transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
+        transaction.on_commit(lambda: resolved(ended), using=database(), robust=True)
     return Done(changed=len(meant), left=len(ids) - len(fresh), refused=len(fresh) - len(meant))
 
 

@@ -6,13 +6,13 @@ Locks are taken in one order: the message, its group, runs, their items.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
@@ -30,7 +30,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN, reduced
-from django_rmq_retry.parked.database import database, locked_messages, locked_run, transaction_of
+from django_rmq_retry.parked.database import database, locked_messages, locked_run, move, transaction_of
 from django_rmq_retry.statements import lock, locking
 
 CLAIM_SECONDS = 60.0
@@ -42,6 +42,10 @@ Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 
 IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
+NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, "held_until": None, "hold_reason": ""}
+"""The columns of a record that is neither being sent nor on hold."""
+UNCONFIRMED: Mapping[str, Any] = {**NOT_WAITING, "unconfirmed": True}
+"""The columns of a record whose copy may have been delivered. Only an operator may send it again."""
 COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
 
 
@@ -87,10 +91,16 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
             left_out[item.pk] = prepared
         else:
             claims.append(_claimed(item, message, prepared, now))
-    _claim_messages(claims, known.by, now)
-    groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
-    for (group, state), count in sorted(groups.items()):
-        ErrorGroup.objects.count_moved(group, state, State.REQUEUEING, count)
+    move(
+        [messages[one.record] for one in claims],
+        State.REQUEUEING,
+        cycle=F("cycle") + 1,
+        unconfirmed=False,
+        claimed_until=now + timedelta(seconds=claim_lifetime()),
+        # Set before sending: a failure after it must not look older than the requeue.
+        requeued_at=now,
+        requeued_by=known.by,
+    )
     if not _claim_items(run, driver, claims, left_out):
         transaction.set_rollback(True, using=using)
         return []
@@ -101,20 +111,6 @@ def _claimed(item: RequeueItem, message: ParkedMessage, copy: Message, at: datet
     kept = ("state", "unconfirmed", "requeued_at", "requeued_by")
     before = {name: getattr(message, name) for name in kept}
     return Claim(item=item.pk, record=message.pk, cycle=message.cycle + 1, copy=copy, before=before, at=at)
-
-
-def _claim_messages(claims: Iterable[Claim], by: str, now: datetime) -> None:
-    rows = ParkedMessage.objects.using(database()).filter(pk__in=[one.record for one in claims])
-    rows.update(
-        state=State.REQUEUEING,
-        cycle=F("cycle") + 1,
-        revision=F("revision") + 1,
-        unconfirmed=False,
-        claimed_until=now + timedelta(seconds=claim_lifetime()),
-        # Set before sending: a failure after it must not look older than the requeue.
-        requeued_at=now,
-        requeued_by=by,
-    )
 
 
 def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
@@ -170,7 +166,7 @@ def _end_claims(ids: Sequence[int]) -> int:
     using, now = database(), database_clock.now(database())
     rows = locked_messages(ids, whole=False).values()
     stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
-    reopen_unconfirmed(stale)
+    move(stale, State.PARKED, **UNCONFIRMED)
     claimed = RequeueItem.objects.using(using).filter(state=ItemState.CLAIMED, message__in=[row.pk for row in stale])
     for run in sorted(set(claimed.values_list("run", flat=True))):
         locked_run(run)
@@ -179,21 +175,6 @@ def _end_claims(ids: Sequence[int]) -> int:
         )
         RequeueRun.objects.using(using).filter(pk=run).update(unconfirmed=F("unconfirmed") + ended)
     return len(stale)
-
-
-def reopen_unconfirmed(rows: Sequence[ParkedMessage]) -> None:
-    """Reopen these locked records, whose copy may have been delivered. Only an operator may send them again."""
-    changed = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
-    changed.update(
-        state=State.PARKED,
-        unconfirmed=True,
-        claimed_until=None,
-        held_until=None,
-        hold_reason="",
-        revision=F("revision") + 1,
-    )
-    for group, count in sorted(Counter(row.group_id for row in rows).items()):
-        ErrorGroup.objects.count_moved(group, State.REQUEUEING, State.PARKED, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,14 +192,11 @@ class ClaimResult:
 @transaction_of(ParkedMessage)
 def store_results(run: int, results: Sequence[ClaimResult]) -> None:
     """Store the results of publishing a slice."""
-    using = database()
     rows = locked_messages([one.claim.record for one in results], whole=False)
     mine = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
-    sent = [one.claim.record for one in mine if one.kind is Outcome.CONFIRMED]
-    ParkedMessage.objects.using(using).filter(pk__in=sent).update(
-        state=State.REQUEUED, claimed_until=None, held_until=None, hold_reason="", revision=F("revision") + 1
-    )
-    reopen_unconfirmed([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN])
+    sent = [rows[one.claim.record] for one in mine if one.kind is Outcome.CONFIRMED]
+    move(sent, State.REQUEUED, **NOT_WAITING)
+    move([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN], State.PARKED, **UNCONFIRMED)
     back = [one for one in mine if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
     _put_back(back, rows)
     _settle_items(run, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
@@ -300,7 +278,8 @@ def succeeded(ticket: Ticket, at: datetime) -> None:
         if closes:
             _close(record, handled_at=at, at=at)
         elif record.succeeded_at is None or record.succeeded_at < at:
-            _change(record, succeeded_at=at)
+            rows = ParkedMessage.objects.using(database()).filter(pk=record.pk)
+            rows.update(succeeded_at=at, revision=F("revision") + 1)
         # An item that failed in a run stays failed, unless this success closes the record.
         _end_items(ticket, ItemState.PROCESSED, at, of=(*SENT, ItemState.FAILED) if closes else SENT)
 
@@ -323,8 +302,7 @@ def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
             return
         if ticket.cycle == record.cycle and record.state in IN_FLIGHT:
             failure = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
-            _change(record, state=State.PARKED, claimed_until=None, **failure)
-            ErrorGroup.objects.count_moved(record.group_id, record.state, State.PARKED)
+            move([record], State.PARKED, claimed_until=None, **failure)
             ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
         _end_items(ticket, ItemState.FAILED, at, of=SENT)
 
@@ -338,21 +316,11 @@ def _closes(record: ParkedMessage, at: datetime) -> bool:
 
 
 def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
-    ended: dict[str, Any] = {"state": State.PROCESSED, "resolved_at": at, "succeeded_at": handled_at}
-    _change(record, **ended, unconfirmed=False, claimed_until=None, held_until=None, hold_reason="")
-    ErrorGroup.objects.count_moved(record.group_id, record.state, State.PROCESSED)
+    move([record], State.PROCESSED, resolved_at=at, succeeded_at=handled_at, unconfirmed=False, **NOT_WAITING)
 
 
 def _locked(pk: int) -> ParkedMessage | None:
-    return locking(_rows(pk).defer("body", "properties")).first()
-
-
-def _rows(pk: int) -> QuerySet[ParkedMessage]:
-    return ParkedMessage.objects.using(database()).filter(pk=pk)
-
-
-def _change(record: ParkedMessage, **changes: Any) -> None:
-    _rows(record.pk).update(revision=F("revision") + 1, **changes)
+    return locking(ParkedMessage.objects.using(database()).filter(pk=pk).defer("body", "properties")).first()
 
 
 def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:

@@ -1,12 +1,13 @@
 """The database of parked messages: whether it accepts them, its transactions and its locks."""
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, transaction
-from django.db.models import Model
+from django.db.models import F, Model
 from django.utils import timezone
 
 from django_rmq_retry.messages.texts import short
@@ -83,6 +84,17 @@ def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, Pa
     """Return the records by primary key, locked until the transaction ends; with bodies only if ``whole``."""
     rows = ParkedMessage.objects.using(database()).filter(pk__in=ids).order_by("pk")
     return {row.pk: row for row in locking(rows if whole else rows.defer("body", "properties"), keys_stay=True)}
+
+
+def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
+    """Put locked records into a state, change other columns with it, and count them in their groups.
+
+    The rows have the state in which they were locked. Groups are changed in the order of their keys.
+    """
+    records = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
+    records.update(state=state, revision=F("revision") + 1, **changes)
+    for (group, before), count in sorted(Counter((row.group_id, row.state) for row in rows).items()):
+        ErrorGroup.objects.count_moved(group, before, state, count)
 
 
 def locked_run(run: int) -> RequeueRun | None:
