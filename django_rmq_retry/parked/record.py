@@ -39,7 +39,7 @@ class Step(Enum):
 
     SAME = "recorded before"
     COPY = "counted as a copy"
-    NEWER = "counted as a copy of an open message"
+    NEWER = "counted as a copy of an open record, which takes over its failure if that is the latest"
     AGAIN = "failed again after a requeue"
     REOPENED = "reopened after it was resolved or requeued"
 
