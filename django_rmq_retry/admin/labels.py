@@ -64,7 +64,9 @@ def action_reason(action: OperatorAction) -> str:
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
-    text = " · ".join(f"{FIELDS[name].label} {_value(name, value)}" for name, value in words.items())
+    # A later version may have stored a field that this one does not know.
+    named = ((FIELDS[name].label if name in FIELDS else name, _value(name, value)) for name, value in words.items())
+    text = " · ".join(f"{label} {chosen}" for label, chosen in named)
     return otherwise if selection.get("ids") and otherwise else short(text, LONGEST_SELECTION) or otherwise
 
 

@@ -76,3 +76,7 @@ def test_a_cause_without_an_error_is_named_in_the_readers_language(client: Clien
 
     assert ("no handler" in english, "no_handler" in english) == (True, False)
     assert ("kein Handler" in german, "no_handler" in german) == (True, False)
+
+
+def test_a_field_of_a_later_version_keeps_its_name() -> None:
+    assert labels.chosen({"filter": {"queue": "cards", "bank": "north"}}) == "queue cards · bank north"
