@@ -20,7 +20,7 @@ STEPS = {
     "after a publish": ("run.publish", "after"),
     "in a note, records changed": ("claims._settle_items", "before"),
     "in a note, before its commit": ("claims._settle_items", "after"),
-    "after a note": ("run.settle", "after"),
+    "after a note": ("run.store_results", "after"),
     "at the end": ("run.advance", "before"),
 }
 LISTING_STEPS = {
