@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from enum import Enum, IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum, unique
 from functools import partial
 from typing import Any
 
@@ -92,6 +92,7 @@ def _information(area: Area) -> Callable[..., Rule]:
     return partial(Rule, area=area, severity=Severity.INFORMATION)
 
 
+@unique
 class Code(Enum):
     """What can be wrong, with its rule; the most harmful first."""
 
@@ -425,29 +426,29 @@ class Problem:
     @property
     def row(self) -> str:
         """Its words beside its queue's name, in the reader's language."""
-        return self._said(self.rule.row)
+        return self._filled_in(self.rule.row)
 
     @property
     def line(self) -> str:
         """Its words in one line of a probe."""
-        return self._said(self.rule.line) if self.rule.line else f"{self.subject}: {self.row}"
+        return self._filled_in(self.rule.line) if self.rule.line else f"{self.subject}: {self.row}"
 
     @property
     def text(self) -> str:
         """Its whole sentence."""
-        return self._said(self.rule.text) if self.rule.text else f"Queue {self.subject!r}: {self.row}."
+        return self._filled_in(self.rule.text) if self.rule.text else f"Queue {self.subject!r}: {self.row}."
 
     @property
     def why(self) -> str:
         """Its consequence."""
-        return self._said(self.rule.why)
+        return self._filled_in(self.rule.why)
 
     @property
     def fix(self) -> str:
         """What repairs it."""
-        return self._said(self.rule.fix)
+        return self._filled_in(self.rule.fix)
 
-    def _said(self, template: Any) -> str:
+    def _filled_in(self, template: Any) -> str:
         quoted, messages = shlex.quote(self.subject), plural(self.count, "message")
         words = {"subject": self.subject, "count": self.count, "quoted": quoted, "messages": messages}
         return str(template % {**words, **self.values})

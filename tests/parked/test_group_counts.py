@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_rmq_retry.models import ErrorGroup, State
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS
@@ -43,14 +44,15 @@ def test_a_wrong_counter_stops_at_zero() -> None:
     assert counts(bank.pk) == [0, 0, 0, 3]
 
 
-def test_deleted_messages_of_many_groups_are_subtracted(django_assert_max_num_queries: Any) -> None:
+def test_deleted_messages_of_many_groups_are_subtracted(django_assert_num_queries: Any) -> None:
     bank, card, rest = group(processed=5, discarded=2), group(processed=3, discarded=4), group(processed=9)
     counted: dict[tuple[int, str], int] = {
         (bank.pk, State.PROCESSED): 2,
         (bank.pk, State.DISCARDED): 2,
         (card.pk, State.PROCESSED): 2,
     }
-    with django_assert_max_num_queries(4):
+    first_write = not connection.features.has_select_for_update
+    with django_assert_num_queries(3 + first_write):
         ErrorGroup.objects.count_deleted(counted)
 
     assert [counts(one.pk) for one in (bank, card, rest)] == [[0, 0, 3, 0], [0, 0, 1, 4], [0, 0, 9, 0]]
