@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 from uuid import uuid4
@@ -34,6 +35,8 @@ LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "resolved
 COLUMNS = tuple(field.attname for field in FIELDS if not field.primary_key and field.name not in LATER)
 DEFAULTS = {field.attname: field.get_default() for field in FIELDS}
 insert = BulkInsert(ParkedMessage, COLUMNS)
+values_of = attrgetter(*COLUMNS)
+"""The values of a record in the order of the columns, read in one call."""
 
 CHANGED = (
     *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
@@ -247,7 +250,7 @@ class BatchWriter:
     def _add(self) -> None:
         if not self._new:
             return
-        insert([[getattr(record, name) for name in COLUMNS] for record, _ in self._new], using=self._alias)
+        insert([values_of(record) for record, _ in self._new], using=self._alias)
         named = [record for record, keys in self._new if keys]
         if named:
             set_primary_keys(named, using=self._alias)
