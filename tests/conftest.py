@@ -11,6 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pytest_django import DjangoDbBlocker
 
 from django_rmq_retry.management.terminal import Console
+from django_rmq_retry.testing import isolated_handlers
 from tests.embedded.served import served, vhost_of
 from tests.tooling.filled import Own, to_copy
 from tests.tooling.filled import own_database as own_database_in
@@ -34,6 +35,13 @@ def loggers_as_before() -> Iterator[None]:
     for logger, level, propagate, disabled, handlers in before:
         logger.setLevel(level)
         logger.propagate, logger.disabled, logger.handlers[:] = propagate, disabled, handlers
+
+
+@pytest.fixture
+def no_handlers() -> Iterator[None]:
+    """The test's own handlers are the only ones."""
+    with isolated_handlers():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -96,15 +96,6 @@ def test_publishing_and_calling_use_separate_connections(vhost: Vhost) -> None:
     assert wait_until(lambda: named(vhost) == ["call", "publish"])
 
 
-@pytest.mark.usefixtures("wired")
-def test_an_embedded_broker_that_is_not_running_is_reported_with_its_command(tmp_path: Path) -> None:
-    broker_connections.close()
-    with override_settings(RMQ_RETRY={"URL": f"embedded://{tmp_path}"}):
-        with pytest.raises(MessageUnsent, match="rmq_broker"):
-            broker_connections.current.publisher.publish(to("q"))
-        broker_connections.close()
-
-
 FORK = """
 import os, sys, django
 from django.conf import settings

@@ -3,7 +3,6 @@
 import itertools
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from django_rmq_retry import (
     handler,
 )
 from django_rmq_retry.env import Secret
-from django_rmq_retry.testing import isolated_handlers
 from tests.tooling.pages import page
 
 ROOT = Path(__file__).parents[1]
@@ -44,10 +42,7 @@ QUORUM_TARGET = Queue("target")
 numbers = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from django.test import override_settings
 
 from django_rmq_retry import Exchange, Fixed, Queue, RetryThenPark, StopTheLine, conf
 from django_rmq_retry.amqp import Secret, Tls
-from django_rmq_retry.errors import ConfigurationError
 from tests.tooling.pages import page
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
@@ -37,13 +36,6 @@ def test_empty_settings_give_the_defaults() -> None:
     assert found.address().embedded
     assert (found.prefetch, found.threads, found.shutdown_timeout, found.crash_limit) == (10, 4, 30, 5)
     assert found.reply_to == ("amq.rabbitmq.reply-to.*", "amq.gen-*")
-
-
-def test_connecting_to_a_stopped_embedded_broker_names_the_command(tmp_path: Path) -> None:
-    access = read(URL=f"embedded://{tmp_path}/none").access()
-
-    with pytest.raises(ConfigurationError, match="Start `manage"):
-        access.current()
 
 
 def test_settings_keys_and_fields_correspond() -> None:

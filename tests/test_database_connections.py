@@ -126,14 +126,3 @@ def test_what_a_deadline_interrupted_is_not_called_a_transaction_of_the_handler(
             assert connection.connection is None
 
     worker(attempt)
-
-
-def test_an_open_transaction_is_found_and_rolled_back(worker: Run, tmp_path: Path) -> None:
-    def attempt() -> None:
-        connection = bank(tmp_path, max_age=None)
-        begin(connection)
-
-        assert [left.database for left in database_connections.tidied()] == ["default"]
-        assert (database_connections.tidied(), connection.connection) == ([], None)
-
-    worker(attempt)

@@ -35,11 +35,7 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import Match, registry
 from tests.tooling.connections import publishing_by
 
-
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def test_a_decorated_handler_is_still_a_plain_function() -> None:
@@ -118,13 +114,6 @@ def test_the_settings_define_the_default_policy_and_queue_type() -> None:
 
     assert (changed.policy, changed.queue.type) == (policy, "classic")
     assert (before.queue.type, charge.subscription.queue.type) == ("quorum", "quorum")
-
-
-def test_an_ordered_policy_sets_single_active_consumer() -> None:
-    @handler("ledger.post", policy=StopTheLine())
-    def post(message: Delivery) -> None: ...
-
-    assert post.queue.single_active_consumer
 
 
 def test_the_queries_of_an_async_handler_run_in_its_worker() -> None:
@@ -353,33 +342,6 @@ def test_a_message_published_to_a_handler_reaches_its_queue_with_its_type(taken:
     assert (message.exchange, message.routing_key, message.body, message.mandatory) == ("", "payments", b"7", True)
     assert (message.properties.type, message.properties.priority, message.properties.delivery_mode) == ("charge", 3, 2)
     assert dict(message.headers) == {"bank": "a", "trace": "t"}
-
-
-def test_a_delayed_publish_uses_the_waiting_queue(taken: Taken) -> None:
-    @handler("payments", policy=RetryThenPark(attempts=2, backoff=Fixed(30)))
-    def charge(message: Delivery) -> None: ...
-
-    charge.publish({}, delay=30, immediate=True)
-
-    assert [message.routing_key for message in taken.messages] == ["payments.retry.30s"]
-
-
-def test_publishing_from_async_code_awaits_the_confirm(taken: Taken) -> None:
-    @handler("payments")
-    def charge(message: Delivery) -> None: ...
-
-    assert asyncio.run(charge.apublish({"payment": 7}, message_id="m2")) == "m2"
-    assert [message.body for message in taken.messages] == [b'{"payment":7}']
-
-
-def test_an_unknown_publish_option_is_refused(taken: Taken) -> None:
-    @handler("payments")
-    def charge(message: Delivery) -> None: ...
-
-    with pytest.raises(TypeError, match="prioritty"):
-        charge.publish({}, prioritty=3)
-
-    assert taken.messages == []
 
 
 def test_a_call_uses_the_handlers_queue_and_returns_the_answer() -> None:

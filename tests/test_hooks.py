@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 
 from django_rmq_retry import (
     Delivery,
@@ -21,15 +20,13 @@ from django_rmq_retry import (
     OneShot,
     Park,
     RetryThenPark,
-    StopTheLine,
     handler,
     publish_many,
 )
-from django_rmq_retry.errors import DeadlineExceeded, MessageReturned
+from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish, current
-from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.policies import Kind
-from django_rmq_retry.testing import RmqTest, isolated_handlers
+from django_rmq_retry.testing import RmqTest
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 bound: ContextVar[str] = ContextVar("bound", default="")
@@ -54,10 +51,7 @@ class Seen:
         kept.append(one)
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture
@@ -102,21 +96,6 @@ def test_hooks_are_left_in_reverse_order_around_handler_and_publish(around: Set,
 
     assert published == ["enter one", "enter two", "leave two", "leave one"]
     assert order == ["enter one", "enter two", "handler", "leave two", "leave one"]
-
-
-def test_a_generator_function_and_none_are_hooks_too(around: Set, request: Any) -> None:
-    kinds: list[str] = []
-
-    def generating(one: Around) -> Iterator[None]:
-        yield
-        kinds.append(type(one).__name__)
-
-    around(lambda _one: None, generating)
-    rmq: RmqTest = request.getfixturevalue("rmq")
-    charging(lambda _message: None).publish({})
-    rmq.drain()
-
-    assert kinds == ["AroundPublish", "AroundAttempt"]
 
 
 class Choosing(Seen):
@@ -347,42 +326,6 @@ def test_a_hook_that_replaces_the_message_by_nothing_is_ignored(around: Set, req
     assert [one.data for one in ran] == [{"payment": 7}]
 
 
-def test_the_trace_context_of_an_attempt_reaches_the_next_one_and_the_parked_message(around: Set, request: Any) -> None:
-    previous: list[str] = []
-
-    def trace(one: Around) -> None:
-        if isinstance(one, AroundAttempt):
-            previous.append(one.previous)
-            one.traceparent = f"00-{one.delivery.attempt:032x}-{1:016x}-01"
-
-    around(trace)
-    rmq: RmqTest = request.getfixturevalue("rmq")
-    charge = charging(fail)
-    charge.publish({})
-    rmq.drain()
-
-    assert previous == ["", f"00-{1:032x}-{1:016x}-01", f"00-{2:032x}-{1:016x}-01"]
-    assert rmq.parked(charge).headers["rmq-retry-traceparent"] == f"00-{3:032x}-{1:016x}-01"
-
-
-def test_an_attempt_of_a_message_that_stayed_unacked_knows_the_attempt_before(around: Set, request: Any) -> None:
-    previous: list[str] = []
-
-    def trace(one: Around) -> None:
-        if isinstance(one, AroundAttempt):
-            previous.append(one.previous)
-            one.traceparent = f"00-{one.delivery.attempt:032x}-{1:016x}-01"
-
-    around(trace)
-    rmq: RmqTest = request.getfixturevalue("rmq")
-    charge = charging(lambda _message: None, policy=StopTheLine(backoff=Fixed(5)))
-    rmq.fail_next(charge, TimeoutError("no answer"), times=2)
-    charge.publish({})
-    rmq.drain()
-
-    assert previous == ["", f"00-{1:032x}-{1:016x}-01", f"00-{2:032x}-{1:016x}-01"]
-
-
 @pytest.mark.parametrize("forged", ["00-zz", "x" * 55, CONTEXT + "\n", 7])
 def test_a_forged_trace_context_is_ignored(around: Set, forged: object, request: Any) -> None:
     previous: list[str] = []
@@ -399,37 +342,6 @@ def test_a_forged_trace_context_is_ignored(around: Set, forged: object, request:
     rmq.drain()
 
     assert previous == [""]
-
-
-@pytest.mark.django_db
-def test_a_publish_in_a_transaction_is_marked_as_stored_with_its_headers(
-    around: Set, request: Any, django_capture_on_commit_callbacks: Any
-) -> None:
-    seen = Seen()
-    around(lambda one: one.add_headers({"tenant": "north"}) if isinstance(one, AroundPublish) else None, seen)
-    rmq: RmqTest = request.getfixturevalue("rmq")
-    ran: list[Any] = []
-    charge = charging(ran.append)
-    with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
-        charge.publish({})
-        stored = OutboxMessage.objects.count()
-    rmq.drain()
-
-    assert (stored, [one.stored for one in seen.publishes]) == (1, [True])
-    assert [dict(one.headers) for one in ran] == [{"tenant": "north"}]
-
-
-def test_a_publish_that_fails_shows_its_error_to_the_hook(around: Set, request: Any) -> None:
-    seen = Seen()
-    around(seen)
-    request.getfixturevalue("rmq")
-    from_handler = charging(lambda _message: None)
-    with pytest.raises(MessageReturned):
-        from_handler.publish({}, exchange="amq.topic", routing_key="nowhere")
-
-    assert [(one.handler, type(one.error), one.stored) for one in seen.publishes] == [
-        ("charge", MessageReturned, False)
-    ]
 
 
 def test_a_call_is_a_publish_of_its_own_kind(around: Set, request: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.test import TestCase
 
 from django_rmq_retry import (
     Delivery,
@@ -130,30 +129,6 @@ def test_an_invalid_timeout_is_refused_before_sending_or_committing(post: Post, 
 
 @pytest.mark.usefixtures("transactional_db")
 class TestTransactions:
-    def test_inside_a_transaction_a_message_is_sent_on_commit(self, post: Post) -> None:
-        with transaction.atomic():
-            publish(1, routing_key="q")
-            assert post.keys == []
-
-        assert post.keys == ["q"]
-
-    def test_a_rollback_discards_the_message(self, post: Post) -> None:
-        with transaction.atomic():
-            publish(1, routing_key="q")
-            transaction.set_rollback(True)
-
-        assert post.keys == []
-
-    def test_a_rolled_back_savepoint_discards_only_its_own_messages(self, post: Post) -> None:
-        with transaction.atomic():
-            publish(1, routing_key="outer")
-            with transaction.atomic():
-                publish(1, routing_key="inner")
-                transaction.set_rollback(True)
-            publish(1, routing_key="last")
-
-        assert post.keys == ["outer", "last"]
-
     def test_a_message_can_be_sent_immediately_inside_a_transaction(self, post: Post) -> None:
         with transaction.atomic():
             publish(1, routing_key="q", immediate=True)
@@ -189,12 +164,6 @@ class TestTransactions:
             transaction.set_rollback(True)
 
         assert post.keys == ["urgent"]
-
-    def test_an_unencodable_message_of_a_batch_fails_inside_the_transaction(self, post: Post) -> None:
-        with pytest.raises(MessageUnsent, match="takes 300 bytes"), transaction.atomic():
-            publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
-
-        assert post.keys == []
 
     def test_failed_messages_of_a_batch_are_logged_after_the_commit(
         self, post: Post, caplog: pytest.LogCaptureFixture
@@ -239,17 +208,6 @@ class TestTransactions:
             publish(1, **{"routing_key": "q", **options})
 
         assert post.keys == []
-
-
-class TestInATestCase(TestCase):
-    def test_capturing_on_commit_callbacks_sends_the_messages(self) -> None:
-        post = Post()
-        with publishing_by(post):
-            with self.captureOnCommitCallbacks(execute=True) as callbacks:
-                publish(1, routing_key="q")
-
-            assert len(callbacks) == 1
-            assert post.keys == ["q"]
 
 
 @pytest.mark.parametrize("name", ["rmq-retry-attempts", "rmq-retry-new", "x-death", "x-delivery-count"])

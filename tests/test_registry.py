@@ -9,7 +9,7 @@ import pytest
 from django.apps import apps
 from django.test import override_settings
 
-from django_rmq_retry import Delivery, Exchange, Queue, RetryThenPark, StopTheLine, handler
+from django_rmq_retry import Delivery, Exchange, Queue, handler
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.topology import Role
@@ -23,10 +23,7 @@ def order(message):
 """
 
 
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture
@@ -134,28 +131,6 @@ def test_the_settings_may_define_a_work_queue() -> None:
     assert found.queues["payments"].arguments["x-dead-letter-routing-key"] == "payments.parked"
     assert found.role("archive") is Role.OTHER
     assert [binding.key for binding in found.bindings] == ["payment.#"]
-
-
-def test_two_catch_all_handlers_of_one_queue_are_refused() -> None:
-    @handler("payments", name="cash")
-    def cash(message: Delivery) -> None: ...
-
-    @handler("payments", name="card")
-    def card(message: Delivery) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="cash and card would both take every message"):
-        registry.work_queues()
-
-
-def test_an_ordered_and_an_unordered_handler_cannot_share_a_queue() -> None:
-    @handler("payments", name="cash", type="cash", policy=StopTheLine())
-    def cash(message: Delivery) -> None: ...
-
-    @handler("payments", name="card", type="card", policy=RetryThenPark())
-    def card(message: Delivery) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="share the queue 'payments' but not its"):
-        registry.topology()
 
 
 def test_an_invalid_handler_does_not_remove_others_from_the_queue() -> None:

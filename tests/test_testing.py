@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -33,16 +33,14 @@ from django_rmq_retry import (
     handler,
     publish,
 )
-from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered, DeadlineExceeded, MessageReturned
+from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered
 from django_rmq_retry.messages import ErrorNote
 from django_rmq_retry.policies import Carrier, Kind, Policy
-from django_rmq_retry.testing import NeverQuiet, RmqTest, isolated_handlers, message_of
+from django_rmq_retry.testing import NeverQuiet, RmqTest, message_of
+from tests.messages.exceptions import BankDown
 from tests.tooling.brokers import is_replaced
 
 DAY = 86_400
-
-
-class BankDown(Exception): ...
 
 
 class Bank:
@@ -62,10 +60,7 @@ class Bank:
         self.charged.append(message.data)
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture
@@ -180,15 +175,6 @@ def test_a_broker_version_without_native_delays_refuses_the_handler(made: Made) 
 
     with pytest.raises(BrokerUnfit, match=r"needs RabbitMQ 4.3 or newer; this is RabbitMQ 4.0.5.*version='4.3'"):
         charge.publish({"payment": 7})
-
-
-def test_a_wait_chosen_by_the_handler_is_kept(rmq: RmqTest, made: Made, bank: Bank) -> None:
-    charge = made(house())
-    bank.down, bank.error = 1, Retry(after=25)
-    charge.publish({"payment": 7})
-    rmq.drain()
-
-    assert rmq.waits == [25]
 
 
 def test_a_delayed_message_arrives_on_time(rmq: RmqTest, made: Made) -> None:
@@ -317,16 +303,12 @@ def test_published_includes_messages_routed_by_bindings(rmq: RmqTest, made: Made
     assert len(rmq.published()) == 1
 
 
-def test_an_unroutable_message_is_returned_and_not_published(rmq: RmqTest) -> None:
-    with pytest.raises(MessageReturned):
-        publish({}, routing_key="nowhere")
-
-    assert rmq.published() == []
-
-
 def test_a_call_is_answered_in_the_same_process(rmq: RmqTest) -> None:
+    asked: list[str] = []
+
     @handler("rates.quote", policy=OneShot())
     def quote(message: Delivery) -> dict[str, str]:
+        asked.append(str(message.reply_to)[:7])
         if message.data["pair"] != "EURUSD":
             raise KeyError(message.data["pair"])
         return {"rate": "1.0831"}
@@ -337,6 +319,7 @@ def test_a_call_is_answered_in_the_same_process(rmq: RmqTest) -> None:
         quote.call({"pair": "EURXXX"})
     assert rmq.now == 0
     assert len(rmq.published(quote)) == 3
+    assert asked == ["amq.rab", "amq.gen", "amq.rab"]
 
 
 def test_an_unanswered_call_waits_its_whole_timeout(rmq: RmqTest, made: Made, bank: Bank) -> None:
@@ -418,26 +401,6 @@ def test_a_handler_is_called_directly_with_a_message(made: Made, bank: Bank) -> 
     assert (second.queue, second.type, second.redelivered) == ("payments.charge", "card", True)
 
 
-def test_an_async_handler_runs_in_the_kit(rmq: RmqTest) -> None:
-    done: list[object] = []
-
-    @handler("payments.notify")
-    async def notify(message: Delivery) -> None:
-        done.append(message.data)
-
-    notify.publish(1)
-    rmq.drain()
-
-    assert done == [1]
-
-
-def test_messages_published_by_async_code_are_recorded(rmq: RmqTest, made: Made) -> None:
-    charge = made(house())
-    asyncio.run(charge.apublish(1))
-
-    assert [one.data for one in rmq.published(charge)] == [1]
-
-
 def test_many_concurrent_calls_are_each_answered(rmq: RmqTest) -> None:
     quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda message: message.data + 1)
 
@@ -489,12 +452,3 @@ def test_a_handler_that_exceeds_its_timeout_is_retried_and_parked(rmq: RmqTest) 
     assert rmq.waits == [10]
     said = "Gave up after 2 attempts: DeadlineExceeded: Handler late ran for longer than its timeout of 0.05 s"
     assert rmq.parked(late).reason == said
-
-
-def test_a_timeout_can_be_simulated(rmq: RmqTest, made: Made, bank: Bank) -> None:
-    charge = made(house(), timeout=60)
-    rmq.fail_next(charge, DeadlineExceeded)
-    charge.publish({"payment": 7})
-    rmq.drain()
-
-    assert (rmq.waits, bank.charged) == ([10], [{"payment": 7}])

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from django.test import TestCase, TransactionTestCase
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, signals
 from django_rmq_retry.errors import MessageUnsent
-from django_rmq_retry.testing import RmqTest, RmqTestMixin, assert_topology, isolated_handlers
+from django_rmq_retry.testing import RmqTest, RmqTestMixin, assert_topology
 from tests.tooling.brokers import is_replaced
 
 ROOT = Path(__file__).parents[1]
@@ -27,10 +27,7 @@ Capture = Callable[..., AbstractContextManager[list[Any]]]
 class Regret(Exception): ...
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture
@@ -44,14 +41,6 @@ def charging() -> Handler[None]:
         Group.objects.get_or_create(name=str(message.data))
 
     return charge
-
-
-@pytest.mark.django_db
-def test_a_message_published_outside_a_transaction_is_recorded_at_once(rmq: RmqTest, charge: Handler[None]) -> None:
-    charge.publish("a")
-    rmq.drain()
-
-    assert Group.objects.get().name == "a"
 
 
 @pytest.mark.django_db
@@ -85,16 +74,6 @@ def test_a_rolled_back_message_is_never_published(
         raise Regret
 
     assert rmq.published(charge) == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_real_transactions_need_no_commit_capture(rmq: RmqTest, charge: Handler[None]) -> None:
-    with transaction.atomic():
-        charge.publish("a")
-        within = rmq.published(charge)
-
-    assert within == []
-    assert len(rmq.published(charge)) == 1
 
 
 @pytest.mark.django_db

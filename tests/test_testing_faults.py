@@ -1,22 +1,15 @@
 """The test kit: what a test lets go wrong, and what is promised all the same."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, StopTheLine, handler
 from django_rmq_retry.errors import CallUnanswered, MessageNacked, MessageUnsent, PublishUnknown
-from django_rmq_retry.testing import Fault, RmqTest, isolated_handlers
+from django_rmq_retry.testing import Fault, RmqTest
+from tests.messages.exceptions import BankDown
 
-
-class BankDown(Exception): ...
-
-
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture

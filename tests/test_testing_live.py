@@ -30,17 +30,11 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.policies import Carrier
 from django_rmq_retry.testing import NeverQuiet, RmqTest
 from tests.embedded.served import served
+from tests.messages.exceptions import BankDown
 from tests.tooling.brokers import is_replaced
 from tests.tooling.vhosts import Vhost
 
-
-class BankDown(Exception): ...
-
-
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with registry.isolated():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture(params=["direct", "wire", "real"])
@@ -52,21 +46,6 @@ def rmq(request: pytest.FixtureRequest) -> Iterator[RmqTest]:
             "real": lambda: str(request.getfixturevalue("broker_url")),
         }
         yield stack.enter_context(RmqTest(url=urls[request.param](), patience=20))
-
-
-def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest) -> None:
-    @handler("payments.charge", policy=RetryThenPark(attempts=3, backoff=Exponential(0.2, factor=2)), name="charge")
-    def charge(_message: Delivery) -> None:
-        raise BankDown("timeout")
-
-    charge.publish({"payment": 7})
-    attempts = rmq.drain()
-    parked = rmq.parked(charge)
-
-    assert attempts == 3
-    assert [round(wait, 1) >= nominal for wait, nominal in zip(rmq.waits, (0.2, 0.4), strict=True)] == [True, True]
-    assert (parked.reason, parked.data) == ("Gave up after 3 attempts: BankDown: timeout", {"payment": 7})
-    assert [one.data for one in rmq.published(charge)] == [{"payment": 7}]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,15 @@ from django.utils import timezone
 
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, timeline
-from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import (
+    Action,
+    ConsumerProcess,
+    ErrorGroup,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
@@ -172,9 +180,9 @@ def test_the_audit_log_counts_actions(page: Client, settings: Any, language: str
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("name", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction"])
+@pytest.mark.parametrize("name", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction", "consumerprocess"])
 def test_missing_tables_are_a_503_that_names_migrate(page: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for model in (ParkedMessage, ErrorGroup, OperatorAction, RequeueRun):
+    for model in (ParkedMessage, ErrorGroup, OperatorAction, RequeueRun, ConsumerProcess):
         for field in model._meta.concrete_fields:
             assert field.cached_col is not None  # Django computes it once, with the table's name: not with this test's
         monkeypatch.setattr(model._meta, "db_table", f"missing_{model._meta.db_table}")

@@ -46,16 +46,6 @@ def go(client: Client, response: Any, words: str) -> Any:
     return client.get(link, follow=True)
 
 
-def test_a_pasted_table_with_a_header_is_refused(page: Client) -> None:
-    made.message(business_key="PAY-1")
-    told = pasted(page, "payment,amount\nPAY-1,100\n")
-
-    assert told.status_code == 422
-    assert "The text is a table of 2 columns with the header “payment, amount”." in Page(told).text
-    assert Page(told).form_with("Look up the keys")[1]["keys"].split() == ["payment,amount", "PAY-1,100"]
-    assert not KeyList.objects.exists()
-
-
 def test_the_key_list_page_is_one_click_away_and_explained(page: Client) -> None:
     for where in ("parkedmessage/", "errorgroup/", "livestatus/", "errorgroup/help/"):
         found = go(page, page.get(ADMIN + where), "A list of keys")
@@ -403,15 +393,6 @@ class TestAllExceptThese:
         press(page, rest, "Requeue 1 message")
 
         assert [item.message.business_key for item in RequeueItem.objects.all()] == ["PAY-2"]
-
-    def test_a_key_list_can_exclude_some_of_its_own_keys(self, page: Client) -> None:
-        for number in range(3):
-            made.message(business_key=f"PAY-{number}")
-        preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2"), "Discard 3")
-        rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
-        press(page, rest, "Discard 2 messages", category="test")
-
-        assert [state(f"PAY-{number}") for number in range(3)] == ["discarded", "parked", "discarded"]
 
     def test_excluded_keys_of_hidden_messages_are_reported_as_not_found(self, settings: Any) -> None:
         cause = made.group()

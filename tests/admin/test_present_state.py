@@ -104,19 +104,6 @@ def test_a_stalled_queue_is_healthy_on_no_page(
     assert "✓ payments.main" not in still[1]
 
 
-def test_a_paused_queue_is_not_reported_for_missing_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0)
-    made.broker_seen(monkeypatch, level)
-    preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
-    unread = shown(page, "livestatus/"), shown(page, preview)
-    QueueControl.objects.create(queue="payments.main", paused=True, by="lead", since=timezone.now())
-    paused = shown(page, "livestatus/"), shown(page, preview)
-
-    assert [text.count("no consumer reads") for text in unread] == [2, 2]
-    assert [text.count("no consumer reads") for text in paused] == [0, 0]
-    assert "0 consumers · paused by lead: messages will wait" in paused[1]
-
-
 def test_an_overdue_probe_does_not_hide_missing_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0))
     addresses = "livestatus/", f"requeuerun/preview/?sel={made.selected(made.message())}"
@@ -217,18 +204,6 @@ def found_for(client: Client, asked: object) -> list[str]:
 def listed(*keys: str) -> dict[str, int]:
     """A stored list of these keys."""
     return list_filter(store(keys, ANN, look_up(keys)))
-
-
-@pytest.mark.parametrize("by", ["numbers", "keys"])
-def test_a_message_left_unchanged_by_a_bulk_action_does_not_show_it(page: Client, by: str) -> None:
-    one, two, left = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
-    chosen = Selection.of_filter({LISTED: listed("PAY-1", "PAY-2", "PAY-3")})
-    if by == "numbers":
-        chosen = Selection.of_ids([one.pk, two.pk, left.pk])
-    discard_messages(chosen, allowed=lambda row: "no" if row.pk == left.pk else "")
-    counts = [len(found_for(page, f"%23{row.pk}")) for row in (one, two, left)]
-
-    assert counts == [1, 1, 0]
 
 
 @pytest.mark.parametrize("by", ["numbers", "keys"])

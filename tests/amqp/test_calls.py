@@ -1,7 +1,6 @@
 """Questions and answers over a real broker; the one who answers is played by the test."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp.caller import PikaCaller
-from django_rmq_retry.errors import CallUnanswered, MessageReturned
+from django_rmq_retry.errors import CallUnanswered
 from tests.amqp.live import calling, to
 from tests.tooling.waiting import longer
 
@@ -66,13 +65,6 @@ def ask(caller: PikaCaller, body: bytes = b"?", *, timeout: float = 5) -> bytes:
     return caller.call(question(body), timeout=timeout).body
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_a_call_returns_its_answer(broker_url: str, exclusive: bool) -> None:
-    with answering(broker_url), calling(broker_url, exclusive=exclusive) as caller:
-        assert ask(caller, b"a") == b"re: a"
-        assert ask(caller, b"b") == b"re: b"
-
-
 def test_each_call_gets_its_own_answer_in_any_order(broker_url: str) -> None:
     kept: list[tuple[pika.BasicProperties, bytes]] = []
 
@@ -87,21 +79,6 @@ def test_each_call_gets_its_own_answer_in_any_order(broker_url: str) -> None:
         answers = list(pool.map(lambda body: ask(caller, body), asked))
 
     assert answers == [b"re: " + body for body in asked]
-
-
-def test_a_call_that_no_queue_takes_is_returned_at_once(broker_url: str) -> None:
-    with calling(broker_url) as caller, pytest.raises(MessageReturned):
-        ask(caller)
-
-
-def test_a_call_without_an_answer_ends_at_its_timeout(broker_url: str, amqp: BlockingChannel) -> None:
-    amqp.queue_declare("asked")
-    with calling(broker_url) as caller:
-        began = time.monotonic()
-        with pytest.raises(CallUnanswered, match="its handler may have run"):
-            ask(caller, timeout=0.4)
-
-        assert time.monotonic() - began < 0.9
 
 
 def test_a_late_answer_is_dropped_and_not_taken_for_the_next(broker_url: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import frame, spec
-from pika.exceptions import ConnectionClosedByBroker
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import Outcome, PublishResult
@@ -65,19 +64,6 @@ class Confirms:
 def confirms() -> Iterator[Confirms]:
     with wire() as at:
         yield Confirms(at)
-
-
-def test_each_confirm_ends_its_own_publish(confirms: Confirms) -> None:
-    for name in "abc":
-        confirms.send(name)
-    confirms.feed(spec.Basic.Ack(2), spec.Basic.Nack(3), spec.Basic.Ack(1))
-
-    assert confirms.ends == [
-        ("b", Outcome.CONFIRMED, ""),
-        ("c", Outcome.NACKED, ""),
-        ("a", Outcome.CONFIRMED, ""),
-    ]
-    assert confirms.channel.forget(0.0) == NEVER
 
 
 @settings(max_examples=60)
@@ -225,15 +211,6 @@ def test_a_failing_result_callback_withholds_no_other_result(
     assert confirms.at.transport.failed is None
     [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert (getattr(record, "event", None), record.args) == ("result", ("q",))
-
-
-def test_a_lost_connection_ends_its_publishes_as_unknown(confirms: Confirms) -> None:
-    confirms.send("a")
-    channel: Any = confirms.channel._channel
-    # As pika does with each of its channels.
-    channel._inner._on_close_meta(ConnectionClosedByBroker(320, "CONNECTION_FORCED"))
-
-    assert confirms.ends == [("a", Outcome.UNKNOWN, "the connection was lost: CONNECTION_FORCED")]
 
 
 def test_a_publish_that_waits_for_its_channel_ends_at_its_deadline() -> None:

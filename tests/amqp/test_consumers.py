@@ -14,7 +14,7 @@ from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import CONFIRMED, Line
 from django_rmq_retry.amqp import source as room
 from django_rmq_retry.amqp.session import Named
-from django_rmq_retry.errors import BrokerRefused, QueueUnusable
+from django_rmq_retry.errors import QueueUnusable
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration
 from tests.amqp.line_between import between
@@ -316,13 +316,6 @@ def test_a_missing_read_right_raises_an_error_that_names_it(
     assert "Give the user the right to read it." in str(error)
 
 
-def test_wrong_credentials_at_the_start_are_an_error_at_once(broker_url: str) -> None:
-    with consuming(broker_url.replace("guest:guest", "guest:wrong"), LINE) as (_, seen):
-        (error,) = wait_until(lambda: seen.failures, 3)
-
-    assert isinstance(error, BrokerRefused)
-
-
 def test_heartbeats_survive_a_handler_that_takes_longer_than_several_of_them(
     broker_url: str, amqp: BlockingChannel
 ) -> None:
@@ -387,20 +380,6 @@ def test_a_line_halted_too_long_is_renewed_in_order(broker_url: str, amqp: Block
 
     assert attempts == [(b"1", False), (b"1", True), (b"1", True), (b"1", True)]
     assert following.body == b"2"
-
-
-def test_a_halted_message_is_redelivered_after_each_lost_connection(broker_url: str, amqp: BlockingChannel) -> None:
-    queue(amqp, ordered=True)
-    fill(amqp, b"1", b"2")
-    with between(broker_url) as line, consuming(line.url, ORDERED) as (source, seen):
-        arrivals = []
-        for _ in range(3):
-            arrival = seen.next()
-            arrivals.append((arrival.body, arrival.redelivered))
-            source.settle(arrival, Settlement(instruction=Instruction.KEEP, hold=60))
-            seen.io.call(line.cut)
-
-        assert arrivals == [(b"1", False), (b"1", True), (b"1", True)]
 
 
 def test_a_source_is_empty_only_when_nothing_is_ready_and_nothing_unacked(

@@ -44,33 +44,6 @@ def states(plan: Plan) -> dict[str, PlanState]:
 ORDERS = topology_of(extra=[Queue("orders", bindings=[Exchange("shop", "topic").bind("order.#")])])
 
 
-def test_a_plan_names_what_is_missing_and_writes_nothing(declarer: Declarer, vhost: Vhost) -> None:
-    plan = declarer.plan(ORDERS)
-
-    assert states(plan) == {
-        "shop": PlanState.CREATE,
-        "orders": PlanState.CREATE,
-        "shop → orders by 'order.#'": PlanState.CREATE,
-    }
-    assert not plan.fulfilled
-    assert (vhost.exchanges(), vhost.queues(), vhost.bindings()) == ({}, {}, set())
-
-
-def test_declaring_creates_exchange_queue_and_binding(declarer: Declarer, vhost: Vhost) -> None:
-    plan = declarer.declare(ORDERS)
-
-    assert plan.possible
-    assert vhost.exchanges()["shop"]["type"] == "topic"
-    assert vhost.queues()["orders"]["arguments"] == {"x-queue-type": "quorum", "x-delivery-limit": 1000000}
-    assert vhost.bindings() == {("shop", "orders", "order.#")}
-
-
-def test_declaring_twice_finds_nothing_to_do(declarer: Declarer) -> None:
-    declarer.declare(ORDERS)
-
-    assert set(states(declarer.declare(ORDERS)).values()) == {PlanState.SAME}
-
-
 def test_bindings_are_seen_through_the_management_api_only(declarer: Declarer, seeing: Declarer) -> None:
     declarer.declare(ORDERS)
 
@@ -138,27 +111,6 @@ def test_an_unknown_exchange_type_is_reported_and_the_rest_is_declared(declarer:
     assert "x-nonesuch" in plan.items[0].problem
     assert states(plan)["orders"] is PlanState.CREATE
     assert states(plan)["strange → orders by 'a'"] is PlanState.REFUSED
-
-
-def test_existing_queues_and_exchanges_are_checked_and_never_declared(declarer: Declarer, vhost: Vhost) -> None:
-    theirs = Exchange("theirs", "fanout", existing=True)
-    topology = topology_of(extra=[theirs, Queue("inbox", existing=True)])
-
-    plan = declarer.declare(topology)
-
-    assert states(plan) == {"theirs": PlanState.MISSING, "inbox": PlanState.MISSING}
-    assert not plan.possible
-    assert (vhost.exchanges(), vhost.queues()) == ({}, {})
-
-
-def test_an_external_queue_may_have_arguments_the_project_does_not_write(
-    declarer: Declarer, amqp: BlockingChannel
-) -> None:
-    amqp.queue_declare("inbox", durable=True, arguments={"x-max-length": 7})
-    amqp.exchange_declare("theirs", "headers")
-    topology = topology_of(extra=[Exchange("theirs", "headers", existing=True), Queue("inbox", existing=True)])
-
-    assert declarer.plan(topology).fulfilled
 
 
 @pytest.mark.parametrize(

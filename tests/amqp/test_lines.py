@@ -13,8 +13,6 @@ from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.messages import Instruction
 from tests.amqp.offline import Wire, delivery, method, wire
 
-TAGS = {Instruction.ACK: spec.Basic.Ack, Instruction.REQUEUE: spec.Basic.Nack, Instruction.REJECT: spec.Basic.Nack}
-
 
 class Owned:
     """A line on channel 2 and the calls to its owner."""
@@ -134,23 +132,6 @@ def test_a_closed_channel_confirms_no_instruction(owned: Owned) -> None:
     owned.line.when_processed(heard.append)
 
     assert heard == [False] * 3
-
-
-@pytest.mark.parametrize(
-    ("instruction", "name"),
-    [
-        (Instruction.ACK, "Basic.Ack"),
-        (Instruction.REQUEUE, "Basic.Nack"),
-        (Instruction.REJECT, "Basic.Nack"),
-        (Instruction.COUNTED_REQUEUE, "Basic.Reject"),
-    ],
-)
-def test_each_instruction_is_sent_as_its_amqp_method(owned: Owned, instruction: Instruction, name: str) -> None:
-    owned.subscribe().deliver(1)
-    owned.line.instruct(owned.arrivals[0], instruction)
-
-    assert owned.said() == [(name, 1)]
-    assert owned.line.in_flight == 0
 
 
 def test_no_instruction_is_sent_on_a_closed_channel(owned: Owned) -> None:

@@ -64,15 +64,6 @@ def gone() -> str:
     return f"amqp://guest:guest@127.0.0.1:{port}/%2F"
 
 
-def test_a_lost_connection_comes_back(broker_url: str) -> None:
-    with between(broker_url) as line, linked(line.url) as told:
-        wait_until(lambda: len(told.opened) == 1)
-        line.cut()
-        wait_until(lambda: len(told.opened) == 2)
-
-    assert [wait for _, wait in told.lost] == [FIRST_WAIT_SECONDS]
-
-
 def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[float, float]] = []
 
@@ -164,15 +155,6 @@ def test_a_virtual_host_that_is_refused_for_long_is_reported(vhost: Vhost, monke
         wait_until(lambda: told.refused, what="it is reported")
 
     assert "the virtual host does not exist" in str(told.refused[0])
-
-
-def test_a_port_that_does_not_speak_amqp_is_reported(vhost: Vhost) -> None:
-    # The management port speaks HTTP.
-    port = vhost.management.url.rpartition(":")[2]
-    with linked(f"amqp://guest:guest@127.0.0.1:{port}/%2F", connect_timeout=2) as told:
-        wait_until(lambda: told.refused or told.lost)
-
-    assert told.opened == []
 
 
 @contextmanager

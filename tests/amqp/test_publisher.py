@@ -1,24 +1,22 @@
 """The results of publishes, on a real broker."""
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Message
-from django_rmq_retry.amqp import Outcome, Publisher, PublishResult
+from django_rmq_retry.amqp import Outcome
 from django_rmq_retry.errors import MessageNacked, MessageReturned, MessageUnsent, PublishUnknown
-from django_rmq_retry.messages import Headers, Properties
+from django_rmq_retry.messages import Headers
 from tests.amqp.line_between import between
 from tests.amqp.live import io_thread, publisher_on, publishing, to
 from tests.tooling.node import Node, free_ports
 from tests.tooling.vhosts import Vhost
-from tests.tooling.waiting import longer, wait_until
+from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.contract
 
@@ -100,30 +98,6 @@ def test_a_missing_exchange_fails_only_publishes_to_it(broker_url: str, amqp: Bl
     # Of several in flight on one channel the broker may have routed some before the exchange was deleted.
     assert {end for exchange, end in ends if exchange} <= {Outcome.UNKNOWN, Outcome.RETURNED}
     assert depth(amqp, "q") == 12
-
-
-def test_no_stored_message_is_reported_as_returned_on_exchange_deletion(broker_url: str, amqp: BlockingChannel) -> None:
-    amqp.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
-    amqp.exchange_declare("pay", "fanout")
-    amqp.queue_bind("q", "pay")
-    ends: dict[int, Outcome] = {}
-    begun = threading.Event()
-
-    def done(number: int, result: PublishResult) -> None:
-        ends[number] = result.kind
-        begun.set()
-
-    with publishing(broker_url, publish_timeout=20) as publisher:
-        for number in range(1200):
-            publisher.send(to("k", b"%d" % number + b" " * 2000, exchange="pay"), partial(done, number))
-        assert begun.wait(longer(10))
-        amqp.exchange_delete("pay")
-        wait_until(lambda: len(ends) == 1200, 20)
-
-    got = iter(lambda: amqp.basic_get("q", auto_ack=True), (None, None, None))
-    stored = {int(body) for _, _, body in got if body}
-    assert {ends[number] for number in stored} <= {Outcome.CONFIRMED, Outcome.UNKNOWN}
-    assert {number for number, end in ends.items() if end is Outcome.CONFIRMED} <= stored
 
 
 def test_a_publish_succeeds_after_its_exchange_is_declared(broker_url: str, amqp: BlockingChannel) -> None:
@@ -255,17 +229,6 @@ def test_a_batch_whose_generator_fails_waits_for_messages_in_flight(broker_url: 
     assert broken.value.__notes__ == ["5 messages of this batch were confirmed."]
 
 
-def test_a_batch_with_an_unwritable_message_sends_those_before_it(broker_url: str, amqp: BlockingChannel) -> None:
-    classic(amqp, "q")
-    unwritable = Message(body=b"", routing_key="q", properties=Properties(message_id="m" * 300))
-    with publishing(broker_url) as publisher, within(5):
-        with pytest.raises(ValueError, match="300") as broken:
-            publisher.publish_many([to("q"), to("q"), unwritable, to("q")], window=10)
-
-        assert depth(amqp, "q") == 2
-    assert broken.value.__notes__ == ["2 messages of this batch were confirmed."]
-
-
 def test_a_window_of_zero_is_refused(broker_url: str) -> None:
     with publishing(broker_url) as publisher, within(0), pytest.raises(ValueError, match="window"):
         publisher.publish_many([to("q")], window=0)
@@ -302,43 +265,6 @@ def test_closing_a_publisher_ends_every_publish_in_flight(broker_url: str, amqp:
             )
         publisher.close()
         wait_until(lambda: len(ends) == 40, 5)
-
-
-def test_repeatedly_cut_connections_lose_no_publish(broker_url: str, amqp: BlockingChannel) -> None:
-    classic(amqp, "q")
-    ends: list[Outcome] = []
-    failures: list[str] = []
-    stop = threading.Event()
-
-    def publish(publisher: Publisher, number: int) -> None:
-        while not stop.is_set():
-            for exchange in ("", f"missing-{number}"):
-                try:
-                    publisher.publish(to("q", exchange=exchange), timeout=5)
-                except (PublishUnknown, MessageReturned, MessageUnsent):
-                    failures.append(exchange)
-                else:
-                    ends.append(Outcome.CONFIRMED)
-
-    with between(broker_url) as line, publishing(line.url) as publisher, ThreadPoolExecutor(3) as pool:
-        threads = [pool.submit(publish, publisher, number) for number in range(3)]
-        for _ in range(3):
-            wait_until(lambda seen=line.accepted: line.accepted > seen or len(ends) > 20, 10)  # type: ignore[misc]
-            ends_before = len(ends)
-            wait_until(lambda before=ends_before: len(ends) > before, 10)  # type: ignore[misc]
-            line.cut()
-        stop.set()
-        for thread in threads:
-            thread.result(15)
-
-    assert depth(amqp, "q") >= len(ends)
-
-
-def test_a_publisher_opens_no_connection_before_its_first_publish(broker_url: str) -> None:
-    with between(broker_url) as line, io_thread() as io:
-        publisher_on(io, line.url)
-
-        assert line.accepted == 0
 
 
 def test_a_waiting_publish_raises_when_the_io_thread_ends(broker_url: str, amqp: BlockingChannel) -> None:

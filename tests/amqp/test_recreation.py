@@ -6,16 +6,14 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Ladder, Queue, RetryThenPark
+from django_rmq_retry import Queue
 from django_rmq_retry.amqp import Secret
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.deletion import delete_queues, stale
+from django_rmq_retry.amqp.deletion import delete_queues
 from django_rmq_retry.amqp.inspection import WouldLose
 from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.recreation import Recreated, Recreation
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.handlers import Subscription
-from django_rmq_retry.policies import Carrier
 from django_rmq_retry.topology.declarations import NO_LIMIT
 from tests.amqp.declared import declare, ready, session_on
 from tests.amqp.recreated import NEW, OLD, SHOP, bodies, fill, publishing, recreate, yes
@@ -36,11 +34,6 @@ def session(broker_url: str) -> Iterator[Session]:
 @pytest.fixture
 def inspector(vhost: Vhost) -> Inspector:
     return Inspector(url=Secret(vhost.management.url), vhost=vhost.name)
-
-
-def subscribed(queue: str, via: Carrier) -> Subscription:
-    policy = RetryThenPark(via=via)
-    return Subscription(name="h", run=lambda _: None, queue=Queue(queue), policy=policy, park=f"{queue}.parked")
 
 
 def test_recreation_keeps_messages_in_order_and_leaves_no_other_queue(
@@ -122,14 +115,6 @@ def test_rejections_counted_by_the_broker_become_attempts_in_the_header(
     assert "x-death" not in delivery.headers
 
 
-def test_a_queue_with_a_consumer_is_left_alone(vhost: Vhost, session: Session, amqp: BlockingChannel) -> None:
-    declare(vhost, OLD)
-    amqp.basic_consume("orders", lambda *_: None)
-
-    with pytest.raises(WouldLose, match=r"'orders' was left as it is: it has 1 consumer\. Stop them first"):
-        recreate(session)
-
-
 def test_a_message_unacked_is_seen_through_the_management_api(
     vhost: Vhost, session: Session, amqp: BlockingChannel, inspector: Inspector
 ) -> None:
@@ -143,16 +128,6 @@ def test_a_message_unacked_is_seen_through_the_management_api(
     with pytest.raises(WouldLose, match="1 message of it are in a consumer's hand"):
         Recreation(declarer, NEW, "orders").run(yes)
     assert "1 message of it are in a consumer's hand" in delete_queues(declarer, ["orders"]).refused["orders"]
-
-
-def test_without_the_management_api_an_operator_is_asked(vhost: Vhost, session: Session) -> None:
-    declare(vhost, OLD)
-    asked: list[str] = []
-
-    Recreation(Declarer(session), NEW, "orders").run(asked.append)
-
-    ends = ["Are all consumers stopped?", "Are all publishers by its name stopped?"]
-    assert [question[-len(end) :] for question, end in zip(asked, ends, strict=True)] == ends
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.nightly)])
@@ -197,18 +172,6 @@ def test_recreation_with_invalid_arguments_changes_nothing(
     assert ready(amqp, "orders") == 3
 
 
-def test_the_messages_can_be_moved_to_another_queue_for_good(
-    vhost: Vhost, session: Session, amqp: BlockingChannel
-) -> None:
-    declare(vhost, OLD + topology_of(extra=[Queue("archive")]))
-    fill(amqp)
-
-    recreate(session, move_to="archive")
-
-    assert bodies(amqp) == []
-    assert bodies(amqp, "archive") == [b"0", b"1", b"2"]
-
-
 def test_a_target_that_refuses_stops_the_move_and_nothing_is_lost(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
@@ -220,24 +183,3 @@ def test_a_target_that_refuses_stops_the_move_and_nothing_is_lost(
 
     wait_until(lambda: ready(amqp, "orders") >= 2)
     assert {*bodies(amqp, "archive"), *bodies(amqp)} == {b"0", b"1", b"2"}
-
-
-def test_a_queue_with_messages_is_deleted_only_by_force(vhost: Vhost, session: Session, amqp: BlockingChannel) -> None:
-    declare(vhost, OLD)
-    fill(amqp)
-    declarer = Declarer(session)
-
-    refused = delete_queues(declarer, ["orders"])
-    forced = delete_queues(declarer, ["orders"], force=True)
-    again = delete_queues(declarer, ["orders"])
-
-    assert "it holds 3 messages" in refused.refused["orders"]
-    assert (forced.deleted, again.missing) == (["orders"], ["orders"])
-    assert vhost.queues() == {}
-
-
-def test_waiting_queues_of_earlier_back_offs_are_found_by_name() -> None:
-    work = topology_of(subscribed("orders", Ladder([5])))
-    there = ["orders", "orders.retry.5s", "orders.retry.30s", "other.retry.30s", "orders.retry.soon", "orders.parked"]
-
-    assert stale(work, there) == ["orders.retry.30s"]

@@ -196,15 +196,6 @@ def test_nothing_is_settled_on_a_closed_line(settlement: Settlement) -> None:
     assert (one.line.acked, one.line.told, one.again, one.copies.sent.empty()) == ([], [], [], True)
 
 
-def test_a_copy_confirmed_after_its_line_closed_acknowledges_nothing() -> None:
-    one = Settling()
-    one.settle(COPY)
-    one.line.open = False
-    one.end(Outcome.CONFIRMED)
-
-    assert (one.line.acked, one.line.told) == ([], [])
-
-
 def test_a_wait_for_copies_in_flight_does_not_count_later_ones() -> None:
     one, over = Settling(), list[str]()
     one.settle(COPY, b"1")
@@ -323,27 +314,6 @@ def test_a_stop_waits_for_the_confirm_of_a_copy_in_flight(
         source.stop()
         assert not seen.has_drained.wait(0.2)
         seen.io.call(lambda: done(CONFIRMED))
-        assert seen.has_drained.wait(longer(5))
-
-    assert depth(amqp) == 0
-
-
-@pytest.mark.contract
-def test_a_stop_acknowledges_messages_whose_copies_are_confirmed(broker_url: str, amqp: BlockingChannel) -> None:
-    queue(amqp)
-    fill(amqp, b"1", b"2")
-    held = Held()
-    with consuming(broker_url, LINE, publisher=held) as (source, seen):
-        for _ in range(2):
-            source.settle(seen.next(), COPY)
-        confirms = [held.sent.get(timeout=5)[1] for _ in range(2)]
-
-        def confirm_too_late() -> None:
-            source.stop()
-            for done in confirms:
-                done(CONFIRMED)
-
-        seen.io.call(confirm_too_late)
         assert seen.has_drained.wait(longer(5))
 
     assert depth(amqp) == 0

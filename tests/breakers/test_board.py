@@ -18,15 +18,13 @@ from django_rmq_retry.messages import Instruction
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies import ACK, Circuit, Kind, Verdict, retry
 from tests.handlers.factories import delivery, subscription
+from tests.messages.exceptions import BankDown
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 QUEUE = "payments"
 NOW = 1_800_000_000.0
-
-
-class BankDown(Exception): ...
 
 
 class RecordedControl:

@@ -26,10 +26,7 @@ from django_rmq_retry.policies import ACK, DUPLICATE, Circuit, Kind, Policy, Ver
 from django_rmq_retry.policies.breaker import CLOSED, End, FailureTally
 from django_rmq_retry.policies.policy import unbreakable, uncounted_retry
 from tests.handlers.factories import subscription
-
-
-class BankDown(Exception): ...
-
+from tests.messages.exceptions import BankDown
 
 NAMED = Breaker(on=BankDown)
 SHARE = Breaker(share=0.5, of=10)

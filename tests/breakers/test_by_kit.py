@@ -1,6 +1,5 @@
 """Breakers and rates by the test kit: everything on a virtual clock."""
 
-from collections.abc import Iterator
 from itertools import count, pairwise
 from typing import Any
 
@@ -22,18 +21,9 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.policies import Carrier, Policy
 from django_rmq_retry.testing import NeverQuiet, RmqTest, isolated_handlers
+from tests.messages.exceptions import BankDown
 
-
-class BankDown(Exception): ...
-
-
-class Refused(Exception): ...
-
-
-@pytest.fixture(autouse=True)
-def own_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def made(
@@ -118,32 +108,6 @@ def test_the_breaker_opens_although_nothing_ever_succeeded(rmq: RmqTest) -> None
     # The fifth opens it and is not counted; of the sixth, the probe, the same is true.
     assert len([one for one in rmq.attempts(charge) if one.error]) == 4
     assert rmq.all_parked(charge) == []
-
-
-def test_successes_among_the_last_attempts_keep_the_breaker_closed(rmq: RmqTest) -> None:
-    seen: list[Any] = []
-    charge = made(seen, RetryThenPark(attempts=1), breaker=Breaker(share=0.5, of=4))
-    for number in range(4):
-        rmq.fail_next(charge, ValueError("no"))
-        charge.publish(("bad", number))
-        rmq.drain()
-        for good in range(3):
-            charge.publish(("good", number, good))
-        rmq.drain()
-
-    assert len(rmq.all_parked(charge)) == 4
-    assert rmq.now == 0
-
-
-def test_a_non_retryable_error_does_not_open_the_breaker(rmq: RmqTest) -> None:
-    charge = made([], RetryThenPark(park_on=Refused), breaker=Breaker(share=0.5, of=4))
-    rmq.fail_next(charge, Refused("closed"), times=20)
-    for number in range(20):
-        charge.publish(number)
-    rmq.drain()
-
-    assert len(rmq.all_parked(charge)) == 20
-    assert rmq.now == 0
 
 
 def test_an_error_caused_by_an_outage_error_counts_too(rmq: RmqTest) -> None:

@@ -1,7 +1,6 @@
 """The system checks of breakers and rates."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,10 +8,7 @@ from django.core.checks import run_checks
 from django.test import override_settings
 
 from django_rmq_retry import Breaker, Delivery, OneShot, RetryThenPark, StopTheLine, handler
-from django_rmq_retry.testing import isolated_handlers
-
-
-class BankDown(Exception): ...
+from tests.messages.exceptions import BankDown
 
 
 class Timeout(BankDown): ...
@@ -21,10 +17,7 @@ class Timeout(BankDown): ...
 numbers = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def handle(queue: str, **options: Any) -> None:

@@ -53,14 +53,6 @@ def test_an_error_is_one_sentence_and_a_code(error: Exception, code: Exit) -> No
     assert raised.value.returncode == code
 
 
-def test_an_exit_code_is_the_exit_code_of_the_process() -> None:
-    with pytest.raises(SystemExit) as ended:
-        Command(Exit.UNHEALTHY).handle()
-
-    assert ended.value.code == 8
-    assert Command(Exit.DONE).handle() is None
-
-
 def test_ctrl_c_exits_with_130() -> None:
     with pytest.raises(SystemExit) as ended:
         Command(KeyboardInterrupt()).execute(no_color=True, force_color=False, skip_checks=True)
@@ -120,14 +112,6 @@ def test_a_row_is_cut_to_the_terminal_width_only_on_request() -> None:
     os.close(master)
 
     assert told.decode().splitlines() == ["1  abcdefgh…", "1  abcdefghi", "1  abcdefghijkl"]
-
-
-def test_a_table_is_aligned_on_a_terminal() -> None:
-    out = Terminal()
-
-    Command(stdout=out, no_color=True).table([("a", 1), ("bb", 22)])
-
-    assert out.getvalue() == "a    1\nbb  22\n"
 
 
 @pytest.mark.parametrize(

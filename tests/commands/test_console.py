@@ -70,12 +70,6 @@ def install(stream: io.StringIO, *, verbosity: int = 1, json_logs: bool = False)
     return terminal.install(stream, no_style(), verbosity=verbosity, json_logs=json_logs, with_pid=False)
 
 
-def test_a_verdict_is_one_line() -> None:
-    assert line(**VERDICT) == (
-        "✕ payments.transfer PAY-88121 attempt 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout"
-    )
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -94,25 +88,6 @@ def test_a_verdict_is_one_line() -> None:
 )
 def test_each_verdict_line_states_the_next_step_of_its_message(changed: dict[str, Any], said: str) -> None:
     assert said in line(**{**VERDICT, **changed})
-
-
-def test_a_business_key_stands_where_the_id_would() -> None:
-    said = line(**{**VERDICT, "message_id": "0e6f", "key": "PAY-7"})
-
-    assert said.startswith("✕ payments.transfer PAY-7 attempt 5/5 30.0 s → parked: ")
-
-
-def test_a_message_without_a_handler_shows_no_attempt() -> None:
-    said = line(**{**VERDICT, "handler": "-", "attempt": 0, "attempts": None, "reason": "no_handler"})
-
-    assert said.startswith("✕ payments PAY-88121 no attempt 30.0 s → parked: ")
-
-
-def test_ascii_replaces_signs_that_the_encoding_lacks() -> None:
-    said = line(plain=True, **VERDICT)
-
-    assert said.isascii()
-    assert said.startswith("x payments.transfer PAY-88121 attempt 5/5 30.0 s -> parked: ")
 
 
 def test_with_several_processes_each_line_has_its_pid() -> None:
@@ -258,7 +233,3 @@ def test_a_broken_log_stream_does_not_fail_the_consumer(capsys: pytest.CaptureFi
 
     # Without its own handleError, logging would write a traceback for each line.
     assert capsys.readouterr().err == ""
-
-
-def test_control_characters_are_escaped() -> None:
-    assert terminal.printable("payments\x1b[2J\r\x00\u202e · ✕") == "payments\\x1b[2J\\r\\x00\\u202e · ✕"

@@ -1,10 +1,8 @@
 """``rmq_status --consumers``: exit codes, refusals, and a database that is away or has no tables."""
 
 import pytest
-from django.db import connection
 from django.test import override_settings
 
-from django_rmq_retry.models import ConsumerProcess
 from tests.admin.made import consumer, in_flight
 from tests.commands.running import Exit, run
 
@@ -16,15 +14,6 @@ def test_nothing_found_is_an_exit_code_of_its_own() -> None:
 
     assert (told.code, told.out, data.code, data.data["items"]) == (Exit.NOTHING, "", Exit.NOTHING, [])
     assert told.err == "No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume\n"
-
-
-def test_consumers_are_shown_without_a_broker() -> None:
-    consumer(in_flight=[in_flight(seconds=9, timeout=3.0)])
-    told = run("rmq_status", "--consumers")
-
-    assert (told.code, told.err) == (Exit.DONE, "")
-    assert [row[0] for row in told.lines] == ["PROCESS", "worker-3:4711", "", "PROCESS", "worker-3:4711"]
-    assert told.lines[-1][-1] == "✕ beyond its deadline of 3 s"
 
 
 def test_a_large_installation_is_shown_by_its_troubled_part() -> None:
@@ -83,17 +72,3 @@ def test_a_watch_repeats_the_tables_until_ctrl_c(monkeypatch: pytest.MonkeyPatch
     told = run("rmq_status", "--consumers", "--watch", "2.5")
 
     assert (told.code, pauses, told.out.count("worker-3:4711\trunning")) == (Exit.DONE, [2.5, 2.5], 2)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_missing_table_is_one_sentence() -> None:
-    with connection.schema_editor() as editor:
-        editor.delete_model(ConsumerProcess)
-    try:
-        told = run("rmq_status", "--consumers")
-    finally:
-        with connection.schema_editor() as editor:
-            editor.create_model(ConsumerProcess)
-
-    assert (told.code, told.out) == (Exit.ERROR, "")
-    assert told.err == "Database: the tables are missing in 'default': manage.py migrate"

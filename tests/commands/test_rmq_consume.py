@@ -436,14 +436,6 @@ def test_several_processes_end_when_all_queues_are_empty(shop: Shop, send: Send,
 
 
 @pytest.mark.slow
-def test_a_missing_queue_ends_all_processes(shop: Shop, amqp: BlockingChannel) -> None:
-    amqp.queue_delete(ORDERS)
-    told = shop.run("rmq_consume", "--processes", "2")
-
-    assert told.returncode == 4
-
-
-@pytest.mark.slow
 def test_a_code_change_lets_handlers_finish_and_restarts(shop: Shop, send: Send, tmp_path: Path) -> None:
     code, go = tmp_path / "fresh" / "handlers.py", tmp_path / "go"
     code.parent.mkdir()

@@ -75,23 +75,9 @@ def test_a_terminal_shows_the_banner_and_a_line_for_each_verdict(shop: Shop) -> 
     assert CODES.search(text)
 
 
-@pytest.mark.parametrize("changed", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_are_omitted_on_request(shop: Shop, changed: dict[str, str]) -> None:
-    text = seen(shop, **{"TERM": "xterm", "NO_COLOR": "", **changed})
-
-    assert "\x1b" not in text
-    assert "✕ tests.shop.handlers.order" in text
-
-
 def test_a_terminal_without_unicode_gets_ascii(shop: Shop) -> None:
     text = seen(shop, "--no-color", PYTHONIOENCODING="ascii")
 
     assert text.isascii()
     assert "x tests.shop.handlers.order" in text
     assert "-> parked: the customer is unknown" in text
-
-
-def test_json_lines_stay_json_on_a_terminal(shop: Shop) -> None:
-    lines = [json.loads(line) for line in seen(shop, "--json-logs").splitlines()]
-
-    assert [line["event"] for line in lines] == ["started", "connected", "ack", "park", "discard", "stopping"]

@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import DeadLetter, Delivery, Queue, RetryThenPark, handler
 from django_rmq_retry.amqp import inspection
 from tests.amqp.recreated import bodies, publishing
-from tests.commands.running import Exit, Terminal, run
+from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -114,24 +114,6 @@ def test_the_json_output_is_one_document_on_stdout(amqp: BlockingChannel) -> Non
     assert (ran.code, ran.err, ran.data["written"]) == (Exit.DRIFT, "", True)
     assert item["state"] == "differs"
     assert {"argument": "x-queue-type", "here": "quorum", "broker": "classic"} in item["differences"]
-
-
-@pytest.mark.on_both
-def test_on_a_terminal_the_columns_are_aligned_and_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-
-    ran = run("rmq_declare", "--plan", "--force-color", out=Terminal())
-
-    assert "\x1b[32;1m  +  exchange  payments " in ran.out
-    assert "\t" not in ran.out
-
-
-@pytest.mark.on_both
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    assert "\x1b" not in run("rmq_declare", "--plan", out=Terminal()).out
 
 
 @pytest.mark.on_both

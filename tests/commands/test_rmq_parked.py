@@ -55,21 +55,6 @@ def depth(amqp: BlockingChannel) -> int:
 
 
 class TestLooking:
-    def test_a_piped_list_has_full_words_and_utc_times(self) -> None:
-        one = record(key="payment:7", type="charge", error_text="no answer\nin time")
-        told = parked("list")
-
-        assert told.code == 0
-        assert told.lines[0] == ["ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR"]
-        assert told.lines[1][:2] == [str(one.pk), "parked"]
-        assert told.lines[1][2].endswith("Z")
-        assert told.lines[1][3:] == ["payment:7", "charge", QUEUE, "5", "BankDown: no answer in time"]
-
-    def test_a_list_on_a_terminal_shows_ages(self) -> None:
-        record()
-
-        assert "5 m ago" in parked("list", out=Terminal()).out
-
     @pytest.mark.parametrize(
         ("words", "count"),
         [
@@ -198,13 +183,6 @@ class TestLooking:
 
         assert "x-death          not readable" in parked("show", one).out
         assert parked("show", one, "--json").data["deaths"] is None
-
-    def test_a_body_that_would_take_too_many_lines_is_shown_unformatted(self) -> None:
-        body = b"[" * 8000 + b"]" * 8000
-        shown = parked("show", str(record(body=body).pk), "--body", "pretty", "--reveal")
-
-        assert body.decode() in shown.out
-        assert len(shown.out) < 20_000
 
     def test_terminal_control_characters_are_escaped(self) -> None:
         record(error="\x1b[2J", error_text="\x1b]0;x\x07")

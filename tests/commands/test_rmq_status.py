@@ -22,27 +22,6 @@ def put(channel: BlockingChannel, queue: str) -> None:
 
 
 @pytest.mark.on_both
-def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingChannel) -> None:
-    amqp.basic_consume("payments.charge", lambda *_: None)
-
-    ran = run("rmq_status")
-
-    assert ran.code == Exit.DONE
-    assert [head[0:2] for head in ran.lines[:3]] == [["Broker", "ok"], ["Database", "ok"], ["Topology", "ok"]]
-    assert ran.lines[2][2:] == ["6/6, 1 binding not visible"]
-    assert ran.lines[3:] == [
-        ["QUEUE", "ROLE", "READY", "CONS", "STATE"],
-        ["payments.charge", "work", "0", "1", "ok"],
-        ["payments.charge.retry.10s", "waiting", "0", "0", "ok"],
-        ["payments.charge.retry.30s", "waiting", "0", "0", "ok"],
-        ["payments.charge.quarantine", "quarantine", "0", "0", "ok"],
-        ["payments.charge.parked", "parked", "0", "0", "ok"],
-        ["Consumers 1 · parked 0 · requeue runs 0 active"],
-        ["No problems."],
-    ]
-
-
-@pytest.mark.on_both
 def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
     assert run("rmq_status", "--check").out == "OK\n"
 
@@ -145,15 +124,6 @@ def test_the_status_redelivers_no_message(amqp: BlockingChannel) -> None:
     method, _, _ = amqp.basic_get("payments.charge")
     assert method is not None
     assert method.redelivered is False
-
-
-@pytest.mark.on_both
-def test_the_json_status_is_one_document() -> None:
-    told = run("rmq_status", "--json").data
-
-    assert told["schema"] == "rmq_retry.status/1"
-    assert told["problems"] == []
-    assert told["queues"][0]["name"] == "payments.charge"
 
 
 def test_an_unavailable_broker_fails_a_probe_with_code_3(project: Any) -> None:

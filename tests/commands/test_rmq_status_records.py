@@ -160,14 +160,6 @@ def test_an_open_breaker_is_one_problem() -> None:
     assert told.lines[-1] == ["1 problem."]
 
 
-def test_an_expired_pause_does_not_excuse_missing_consumers(amqp: BlockingChannel) -> None:
-    QueueControl.objects.create(queue="payments.charge", paused=True, since=ago(hours=1), until=ago(minutes=1))
-    amqp.confirm_delivery()
-    amqp.basic_publish("", "payments.charge", b"{}")
-
-    assert run("rmq_status", "--check").out == "FAIL payments.charge: no consumer reads this queue\n"
-
-
 def test_a_queue_that_differs_from_its_declaration_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.retry.10s")
     amqp.queue_declare("payments.charge.retry.10s", durable=True)

@@ -17,29 +17,6 @@ def no_broker(settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
 
 
-def test_the_text_format_shows_sources_and_destinations() -> None:
-    ran = run("rmq_topology")
-
-    assert ran.out == (
-        "Exchanges\n"
-        "  payments  topic\n"
-        "Queues\n"
-        "  payments.charge             work · quorum\n"
-        "      ← payments by charge.#\n"
-        "      ⇢ dead letters to payments.charge.parked\n"
-        "      ⇒ copies to payments.charge.quarantine\n"
-        "      ⇒ copies to payments.charge.retry.10s\n"
-        "      ⇒ copies to payments.charge.retry.30s\n"
-        "  payments.charge.retry.10s   waiting · quorum · 10 s\n"
-        "      ⇢ dead letters to payments.charge\n"
-        "  payments.charge.retry.30s   waiting · quorum · 30 s\n"
-        "      ⇢ dead letters to payments.charge\n"
-        "  payments.charge.quarantine  quarantine · quorum\n"
-        "      ⇢ dead letters to payments.charge.parked\n"
-        "  payments.charge.parked      parked · quorum\n"
-    )
-
-
 def test_the_mermaid_format_is_a_flowchart() -> None:
     ran = run("rmq_topology", "--format", "mermaid")
 

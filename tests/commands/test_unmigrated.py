@@ -5,15 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.core.management import CommandError
 from django.db import connections
 from django.db.utils import ConnectionHandler
 from pytest_django import DjangoDbBlocker
 
 from tests.commands.running import Exit, run
-from tests.commands.test_database_away import Asking
 from tests.tooling import databases
-from tests.tooling.filled import registered
 
 COMMANDS = (
     *("rmq_parked list", "rmq_parked groups", "rmq_parked show 1"),
@@ -64,13 +61,3 @@ def test_a_command_names_migrate(command: str, tmp_path: Path) -> None:
 
     assert (told.code, told.out) == (Exit.ERROR, "")
     assert told.err.removesuffix("\n") == "Database: the tables are missing in 'default': manage.py migrate"
-
-
-def test_another_database_is_named_with_its_option(django_db_blocker: DjangoDbBlocker, tmp_path: Path) -> None:
-    fresh = registered(databases.settings(databases.SQLITE, name=str(tmp_path / "own.sqlite3")))
-    with django_db_blocker.unblock(), fresh, pytest.raises(CommandError) as raised:
-        Asking(connections["own"], "SELECT * FROM rmq_retry_parkedmessage").handle()
-
-    assert str(raised.value) == "Database: the tables are missing in 'own': manage.py migrate --database own"
-
-    assert raised.value.returncode == Exit.ERROR

@@ -452,12 +452,6 @@ def test_a_retried_message_is_not_answered_yet() -> None:
     assert settlement.answer is None
 
 
-def test_one_shot_answers_none_as_well() -> None:
-    settlement = Bench(policy=OneShot()).settle(delivery(reply_to=DIRECT))
-
-    assert answer_in(settlement) == (None, "ok")
-
-
 @pytest.mark.parametrize(("park", "routing_key"), [(False, None), (True, "payments.parked")])
 def test_one_shot_answers_with_the_error(park: bool, routing_key: str | None) -> None:
     bench = Bench(policy=OneShot(park=park), act=raising(Broken("no rate")))
@@ -489,12 +483,6 @@ def test_an_unencodable_answer_becomes_an_error_answer(policy: Policy, codec: Co
     assert settlement.instruction is Instruction.ACK
     assert settlement.copy is None
     assert answer_in(settlement)[1] == "error"
-
-
-def test_one_shot_with_raw_bodies_answers_with_its_error() -> None:
-    settlement = Bench(policy=OneShot(), codec=Raw(), act=raising(Broken("x"))).settle(delivery(reply_to=DIRECT))
-
-    assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "x"}}, "error")
 
 
 class Unable(Republish):

@@ -1,7 +1,6 @@
 """The consumer over a source of the test's own: no broker, real threads."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -191,23 +190,6 @@ def test_a_stop_finishes_running_handlers_and_requeues_the_rest() -> None:
         assert made.ended() == STOPPED
     assert made.tap.settled == [(b"1", DONE)]
     assert made.tap.returned == [b"2", b"3", b"4"]
-
-
-def test_handlers_that_miss_the_shutdown_timeout_make_the_exit_unclean(caplog: pytest.LogCaptureFixture) -> None:
-    go = threading.Event()
-
-    def make(_: Delivery) -> Settlement:
-        go.wait(5)
-        return DONE
-
-    with running(make, shutdown=0.05) as made:
-        made.tap.bring(b"1")
-        wait_until(lambda: made.consumer.running == 1)
-        made.consumer.stop("asked")
-
-        assert made.ended() == BROKEN
-        go.set()
-    assert "did not finish" in caplog.text
 
 
 def test_unconfirmed_last_acks_make_the_exit_unclean() -> None:
@@ -478,15 +460,6 @@ def test_a_message_parked_after_failures_shows_its_handlers_result(error: BaseEx
     assert (runs, found.reason, found.detail) == ([b"1"], "unsettled", detail)
 
 
-def test_max_messages_ends_the_consumer_and_requeues_the_rest() -> None:
-    with running(threads=3, messages=5) as made:
-        made.tap.bring(*(str(number).encode() for number in range(9)))
-
-        assert made.ended() == STOPPED
-    assert len(made.tap.settled) == 5
-    assert len(made.tap.settled) + len(made.tap.returned) == 9
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_messages_without_handler_do_not_count_for_max_messages(threads: int) -> None:
     with running(threads=threads, messages=2) as made:
@@ -522,84 +495,12 @@ def test_max_messages_takes_no_message_after_the_last_has_begun() -> None:
     assert made.tap.settled == [(b"1", DONE)]
 
 
-def test_max_runtime_ends_the_consumer() -> None:
-    with running(seconds=0.05) as made:
-        assert made.ended() == STOPPED
-        assert made.consumer.why == "the limit of 0.05 s is reached"
-
-
-def test_a_burst_ends_when_everything_is_empty() -> None:
-    ticked = threading.Event()
-    with running(burst=True, watchers=Watchers(ticked=ticked.set)) as made:
-        assert ticked.wait(5)
-        assert made.codes == []
-        made.tap.is_empty = True
-
-        assert made.ended() == STOPPED
-
-
-def test_an_external_stop_reason_ends_the_consumer() -> None:
-    reasons: list[str] = []
-    with running(also=[lambda: reasons[0] if reasons else None]) as made:
-        reasons.append("too much memory")
-
-        assert made.ended() == STOPPED
-        assert made.consumer.why == "too much memory"
-
-
-def test_a_consumer_waits_for_the_broker_unless_fail_fast_is_set() -> None:
-    with running() as made:
-        online = [made.consumer.online]
-        made.tap.receiver.connected(RABBIT)
-        online.append(made.consumer.online)
-        made.tap.receiver.lost("refused", 0.5)
-        online.append(made.consumer.online)
-        assert online == [False, True, False]
-        assert made.codes == []
-    with running(fail_fast=True) as made:
-        made.tap.receiver.lost("refused", 0.5)
-
-        assert made.ended() == NO_BROKER
-
-
 def test_the_first_reason_is_the_one_that_counts() -> None:
     with running() as made:
         made.consumer.stop("first")
         made.consumer.stop("second", BROKEN)
 
         assert (made.ended(), made.consumer.why) == (STOPPED, "first")
-
-
-def test_a_hanging_handler_ends_the_process_and_settles_its_message_once() -> None:
-    held, others = threading.Lock(), threading.Event()
-    held.acquire()
-
-    def act(message: Delivery) -> None:
-        held.acquire() if message.body == b"1" else others.wait(5)
-
-    found = work_queues_of([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
-    tap = Tap()
-    limits = ConsumerLimits(shutdown=5.0)
-    consumer = Consumer(found, tap, Attempts(found, surroundings()), threads=2, prefetch=2, limits=limits)
-    made = Running(tap, consumer)
-    made.thread.start()
-    wait_until(lambda: tap.receiver)
-    tap.bring(b"1")
-    wait_until(lambda: consumer.why)
-    others.set()
-    code = made.ended()
-    held.release()
-    wait_until(lambda: not consumer.running)
-
-    assert (code, consumer.hung) == (BROKEN, True)
-    assert (
-        "did not end within twice its timeout of 0.05 s: a call that Python cannot interrupt, "
-        "or the handler caught DeadlineExceeded. It is at " in consumer.why
-    )
-    [(body, settlement)] = tap.settled
-    assert settlement.copy is not None
-    assert (body, settlement.copy.routing_key) == (b"1", "payments.retry.30s")
-    assert settlement.copy.headers["rmq-retry-attempts"] == 1
 
 
 def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -635,42 +536,6 @@ def test_each_hanging_handler_is_logged_with_its_line(caplog: pytest.LogCaptureF
         ("ledger", "wait_for_ledger"),
     ]
     assert f"{__file__}:" in said[1]
-
-
-def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    expire, died, ended = Deadlines._expire, threading.Event(), threading.Event()
-
-    def fail_once(self: Deadlines, run: TimedRun) -> None:
-        if died.is_set():
-            expire(self, run)
-            return
-        died.set()
-        raise MemoryError
-
-    def turn(_: Delivery) -> None:
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            pass
-        ended.set()
-
-    # What the thread dies of is shown by threading, as it must; only this test need not see it.
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(Deadlines, "_expire", fail_once)
-    found, tap = work_queues_of([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
-    made = Running(
-        tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=ConsumerLimits())
-    )
-    made.thread.start()
-    wait_until(lambda: tap.receiver)
-    tap.bring(b"1")
-    [(_, settlement)] = wait_until(lambda: tap.settled, timeout=10)
-    made.consumer.stop("seen")
-    made.ended()
-
-    assert died.is_set()
-    assert not ended.is_set()
-    assert settlement.copy is not None
-    assert settlement.copy.routing_key == "payments.retry.30s"
 
 
 class HangingGate:

@@ -13,7 +13,6 @@ from django_rmq_retry.amqp import Line
 from django_rmq_retry.consumer import drainer
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.errors import BrokerRefused
-from django_rmq_retry.messages import DONE
 from django_rmq_retry.parked.store import Stored, StoreUnavailable
 from django_rmq_retry.topology import Server
 from tests.consumer.test_consumer import Tap
@@ -144,15 +143,6 @@ def draining(chores: Sequence[Chore] = (), **told: Any) -> Iterator[Stage]:
         if stage.shelf.gate is not None:
             stage.shelf.gate.set()
         assert stage.drainer.stop(timeout=10)
-
-
-def test_a_parked_message_is_acknowledged_once_stored() -> None:
-    with draining() as stage:
-        stage.tap.bring(b"1", b"2")
-        wait_until(lambda: len(stage.settled()) == 2)
-
-        assert stage.tap.settled == [(b"1", DONE), (b"2", DONE)]
-        assert (stage.shelf.stored, stage.tap.lines) == ([b"1", b"2"], tuple(LINES))
 
 
 def test_no_parked_message_is_acknowledged_before_it_is_stored() -> None:

@@ -105,16 +105,6 @@ def test_successes_are_noted_only_for_logs_or_observers() -> None:
         logging.getLogger("django_rmq_retry").setLevel(logging.NOTSET)
 
 
-def test_observers_are_called_and_verdicts_counted() -> None:
-    seen: list[Kind] = []
-    events = Events(lambda: 1.0, [lambda one: seen.append(one.verdict.kind)])
-    for verdict in (ACK, ACK, retry(1, NOTE)):
-        events.note(attempt(verdict))
-
-    assert seen == [Kind.ACK, Kind.ACK, Kind.RETRY]
-    assert (events.counts[Kind.ACK], events.counts[Kind.RETRY], events.counts[Kind.PARK]) == (2, 1, 0)
-
-
 def failing(_delivery: Delivery) -> str:
     raise KeyError("payment")
 

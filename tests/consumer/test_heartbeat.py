@@ -102,17 +102,6 @@ def test_a_message_in_flight_is_in_the_row_until_its_handler_ends(bank: Bank) ->
     assert rows() == []
 
 
-def test_a_stopping_consumer_with_a_running_handler_is_marked(bank: Bank) -> None:
-    with at_work(bank, "payments", PAYMENT) as consumer:
-        consumer.process.send_signal(signal.SIGTERM)
-        found = row(lambda one: one.stopping)
-        assert [entry["key"] for entry in found.in_flight] == ["PAY-1"]
-        (bank.folder / "go").touch()
-        assert consumer.process.wait(60) == 0
-
-    assert rows() == []
-
-
 def test_a_killed_consumer_leaves_its_row_and_another_one_gets_the_message(bank: Bank) -> None:
     with at_work(bank, "payments", PAYMENT) as consumer:
         found = in_flight()

@@ -1,10 +1,7 @@
-import json
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,10 +37,6 @@ def alive(path: Path, io: Io) -> Pulse:
     return Pulse([file.beat], ask=io.asked.append)
 
 
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
 def test_no_heartbeat_is_written_before_the_io_thread_answers(path: Path, io: Io) -> None:
     live = alive(path, io)
 
@@ -67,14 +60,6 @@ def test_each_answer_allows_one_heartbeat(path: Path, io: Io) -> None:
     assert (deaf, path.exists()) == (False, True)
 
 
-def test_the_liveness_file_has_pid_and_time(path: Path) -> None:
-    liveness.write(path, {"queues": ("payments.charge",)})
-    told = read(path)
-
-    assert told["queues"] == ["payments.charge"]
-    assert (told["pid"], abs(told["beat"] - time.time()) < 60) == (os.getpid(), True)
-
-
 def test_a_write_leaves_nothing_else_behind(path: Path) -> None:
     liveness.write(path, {})
     with pytest.raises(TypeError):
@@ -94,15 +79,6 @@ def test_a_file_that_cannot_be_written_is_reported_once(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_the_liveness_file_is_removed_at_the_end(path: Path) -> None:
-    live = LivenessFile(path, dict)
-    liveness.write(path, {})
-    live.end()
-    live.end()
-
-    assert not path.exists()
-
-
 def test_old_and_missing_files_are_not_fresh(path: Path, tmp_path: Path) -> None:
     liveness.write(path, {})
     new = liveness.fresh([path])
@@ -117,11 +93,3 @@ def test_a_process_measures_its_memory() -> None:
 
     wait_until(lambda: memory.used() - before > 50 * memory.MB, timeout=2)
     assert len(held) == 64 * memory.MB
-
-
-def test_too_much_memory_is_a_reason_to_stop() -> None:
-    little, much = memory.MemoryLimit(1), memory.MemoryLimit(100_000)
-    why = little() or ""
-
-    assert (why.endswith("MB of memory are in use, and the limit is 1 MB"), little.exceeded) == (True, True)
-    assert (much(), much.exceeded) == (None, False)

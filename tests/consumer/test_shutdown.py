@@ -25,26 +25,6 @@ def stops() -> "queue.SimpleQueue[str]":
     return queue.SimpleQueue()
 
 
-@pytest.mark.parametrize("number", supervisor.SIGNALS)
-def test_the_first_signal_stops_the_process_by_its_name(
-    number: signal.Signals, stops: "queue.SimpleQueue[str]"
-) -> None:
-    supervisor.listen(stops.put, at_once=lambda _: pytest.fail("too early"))
-    signal.raise_signal(number)
-
-    assert stops.get(timeout=PATIENCE) == number.name
-
-
-@pytest.mark.parametrize("second", supervisor.SIGNALS)
-def test_the_second_signal_ends_the_process_at_once(second: signal.Signals, stops: "queue.SimpleQueue[str]") -> None:
-    codes: list[int] = []
-    supervisor.listen(stops.put, at_once=codes.append)
-    signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(second)
-
-    assert (stops.get(timeout=PATIENCE), stops.empty(), codes) == ("SIGTERM", True, [130])
-
-
 def test_listening_unblocks_a_blocked_signal(stops: "queue.SimpleQueue[str]") -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
     signal.raise_signal(signal.SIGTERM)

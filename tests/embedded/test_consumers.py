@@ -120,18 +120,6 @@ def test_a_quorum_queue_without_delivery_limit_requeues_last_on_3_10(rig: Rig) -
     assert "".join(one.text for one in found if one) == ("abc" if rig.version >= (4, 0) else "bca")
 
 
-def test_a_classic_queue_requeues_messages_to_their_old_places(rig: Rig) -> None:
-    client = rig.connect()
-    filled(client, "classic", "abcd")
-    held = [client.get("q") for _ in range(3)]
-    for one in (held[2], held[0]):
-        assert one is not None
-        client.reject(one)
-    found = [client.get("q") for _ in range(3)]
-
-    assert "".join(one.text for one in found if one) == "acd"
-
-
 def test_unacked_messages_are_redelivered_after_a_cut(rig: Rig, kind: str) -> None:
     client, other = rig.connect(), rig.connect()
     filled(other, kind, "abcdef", **({"delivery_limit": 9} if kind == "quorum" else {}))
@@ -293,18 +281,6 @@ def test_a_forged_delivery_count_is_overwritten_on_3_10_and_shown_later(rig: Rig
     assert (second.headers["x-delivery-count"], second.headers["mine"]) == (1, 1)
 
 
-def test_a_declaration_counts_the_messages_that_are_ready(rig: Rig, kind: str) -> None:
-    client = rig.connect()
-    filled(client, kind, "abc")
-    held = client.get("q")
-    told = client.queue("q", passive=True)
-    assert held is not None
-
-    assert told.messages == 2
-    assert client.purge("q") == 2
-    assert client.queue("q", passive=True).messages == 0
-
-
 def test_an_empty_name_means_the_last_server_named_queue(rig: Rig) -> None:
     client = rig.connect()
     first = client.queue("", exclusive=True, durable=False)
@@ -400,19 +376,6 @@ def test_replies_have_delivery_tags_of_the_channel_since_version_4_3(rig: Rig) -
     own = client.take("rpc")
 
     assert [*tags, own.tag] == ([1, 2, 3] if rig.version >= (4, 3) else [1, 1, 1])
-
-
-def test_several_are_rejected_at_once(rig: Rig, kind: str) -> None:
-    client = rig.connect()
-    filled(client, kind, "abcd", dead_letter_exchange="", dead_letter_routing_key="dead")
-    client.queue("dead")
-    held = [client.get("q") for _ in range(4)]
-    assert held[2] is not None
-    client.nack(held[2], multiple=True, requeue=False)
-    dead = [client.get("dead") for _ in range(3)]
-
-    assert "".join(sorted(one.text for one in dead if one)) == "abc"
-    assert client.queue("q", passive=True).messages == 0
 
 
 def test_a_cancelled_consumer_keeps_its_unacked_messages(rig: Rig, kind: str) -> None:

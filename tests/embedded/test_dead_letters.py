@@ -172,20 +172,6 @@ def test_an_x_death_that_a_client_sent_counts_on_3_10_only(rig: Rig) -> None:
     assert client.take("dead").deaths == [("main", "rejected", 100 if rig.version < (4, 0) else 1)]
 
 
-def test_a_dead_letter_is_routed_by_its_cc_keys_too(rig: Rig) -> None:
-    client = rig.connect()
-    client.exchange("dlx", "direct")
-    client.queue("main", {"x-dead-letter-exchange": "dlx"})
-    for name in ("one", "two"):
-        client.queue(name)
-        client.bind(name, "dlx", "main" if name == "one" else "copy")
-    client.publish("main", "x", headers={"CC": ["copy"]})
-    client.reject(client.take("main"), requeue=False)
-    found = [client.take("one"), client.take("two")]
-
-    assert [one.headers["x-death"][0]["routing-keys"] for one in found] == [["main", "copy"]] * 2
-
-
 def test_a_dead_letter_routing_key_replaces_the_cc_keys(rig: Rig) -> None:
     client = rig.connect()
     client.queue("main", AWAY)

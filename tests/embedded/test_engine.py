@@ -172,29 +172,6 @@ def test_at_least_once_resends_only_missing_copies_after_3_minutes() -> None:
     assert rig.vhost.router.queues["main"].pending == 0
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\x80",
-        b"\x80\0",
-        b"\x80\0\x05ab",
-        b"\0\1",
-        b"\x20\0\0\0\0\x09\x01aS",
-        b"\x20\0\0\0\0\x03\x01aZ",
-        b"\0\0xyz",
-    ],
-)
-def test_malformed_properties_are_refused_and_change_nothing(raw: bytes) -> None:
-    channel = ClientSession(vhost()).channel(1)
-    channel.queue_declare("q")
-    with pytest.raises(RequestRefused) as refused:
-        channel.publish("", "q", raw, b"x")
-
-    assert (refused.value.code, refused.value.hard) == (502, True)
-    assert channel.queue_declare("q", passive=True).messages == 0
-
-
 def test_dead_lettering_keeps_the_publishers_properties() -> None:
     channel = ClientSession(vhost()).channel(1)
     channel.queue_declare("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"})

@@ -21,19 +21,6 @@ def test_requeued_messages_keep_the_order_of_their_return(rig: Rig) -> None:
     assert "".join(one.text for one in found if one) == "cad"
 
 
-def test_several_returned_at_once_keep_their_order(rig: Rig) -> None:
-    client = rig.connect()
-    client.queue("q", {**QUORUM, "x-delivery-limit": 9})
-    for body in "abcd":
-        client.publish("q", body)
-    held = [client.get("q") for _ in range(3)]
-    assert held[2] is not None
-    client.nack(held[2], multiple=True)
-    found = [client.get("q") for _ in range(4)]
-
-    assert "".join(one.text for one in found if one) == "abcd"
-
-
 def test_a_full_queue_accepts_publishes_again_at_four_fifths(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**QUORUM, "x-max-length": 10, "x-overflow": "reject-publish"})

@@ -213,17 +213,6 @@ def test_deleted_objects_are_not_restored(store: FileStore) -> None:
         assert everything(restored(store)) == before
 
 
-def test_a_queue_that_is_recreated_has_none_of_the_old_messages(store: FileStore) -> None:
-    channel = ClientSession(EngineRig("4.0", store).vhost).channel(1)
-    for body in (b"old", b"new"):
-        channel.queue_delete("q")
-        channel.queue_declare("q", durable=True)
-        channel.publish("", "q", LASTING, body)
-        found = restored(store).router.queues["q"]
-
-    assert [one.message.body for one in found.ready] == [b"new"]
-
-
 def test_any_names_and_arguments_are_restored(store: FileStore) -> None:
     odd = {
         "text": "é\udcff",

@@ -19,34 +19,6 @@ def counts(client: Client, *names: str) -> list[int]:
     return [client.queue(name, passive=True).messages for name in names]
 
 
-def test_a_direct_exchange_routes_by_the_whole_key(rig: Rig) -> None:
-    client = rig.connect()
-    client.exchange("e", "direct")
-    queues(client, "one", "two")
-    client.bind("one", "e", "a")
-    client.bind("two", "e", "b")
-    client.bind("two", "e", "a")
-
-    assert [client.publish(key, "x", exchange="e", mandatory=True) for key in ("a", "b", "a.b")] == [
-        "ack",
-        "ack",
-        "returned",
-    ]
-    assert counts(client, "one", "two") == [1, 2]
-
-
-def test_a_fanout_exchange_gives_each_queue_one_copy(rig: Rig) -> None:
-    client = rig.connect()
-    client.exchange("e", "fanout")
-    queues(client, "one", "two")
-    for key in ("a", "b"):
-        client.bind("one", "e", key)
-    client.bind("two", "e")
-    client.publish("whatever", "x", exchange="e")
-
-    assert counts(client, "one", "two") == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("pattern", "key", "passes"),
     [
@@ -172,34 +144,11 @@ def test_an_alternate_exchange_gets_unroutable_messages(rig: Rig) -> None:
     assert counts(client, "q", "rest") == [1, 1]
 
 
-def test_cc_and_bcc_add_routing_keys_and_bcc_is_removed(rig: Rig) -> None:
-    client = rig.connect()
-    queues(client, "q", "cc", "bcc")
-    client.publish("q", "x", headers={"CC": ["cc", "nowhere"], "BCC": ["bcc"], "mine": 1})
-    found = [client.get(name) for name in ("q", "cc", "bcc")]
-
-    assert [one and (one.key, dict(one.headers)) for one in found] == [
-        ("q", {"CC": ["cc", "nowhere"], "mine": 1}),
-    ] * 3
-
-
 def test_the_predeclared_exchanges_are_there(rig: Rig) -> None:
     client = rig.connect()
     for name, kind in {"direct": "direct", "topic": "topic", "fanout": "fanout", "match": "headers"}.items():
         client.exchange(f"amq.{name}", kind, durable=True)
     client.exchange("amq.headers", "headers", durable=True)
-
-
-def test_an_unbound_queue_gets_nothing_more(rig: Rig) -> None:
-    client = rig.connect()
-    client.exchange("e", "direct")
-    queues(client, "q")
-    client.bind("q", "e", "a")
-    client.bind("q", "e", "a")
-    client.unbind("q", "e", "a")
-    client.unbind("q", "e", "a")
-
-    assert client.publish("a", "x", exchange="e", mandatory=True) == "returned"
 
 
 def test_a_deleted_queue_takes_its_bindings_along(rig: Rig) -> None:

@@ -3,10 +3,6 @@
 import pytest
 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, V4_3, behaviour
-from tests.embedded.engine_rig import EngineRig
-from tests.embedded.rig import QUORUM
-
-DELAYED = {**QUORUM, "x-delayed-retry-type": "all", "x-delayed-retry-min": 300, "x-delayed-retry-max": 700}
 
 
 @pytest.mark.parametrize(
@@ -20,17 +16,3 @@ def test_a_version_behaves_as_the_newest_known_one_before_it(asked: str, found: 
 def test_a_version_older_than_any_known_is_refused() -> None:
     with pytest.raises(ValueError, match=r"behaves as RabbitMQ 4\.0 or 4\.3, not as '3\.13'\."):
         behaviour("3.13")
-
-
-def test_the_engines_delayed_retry_grows_up_to_its_maximum() -> None:
-    rig = EngineRig("4.3")
-    client = rig.connect()
-    client.queue("q", DELAYED)
-    client.publish("q", "x")
-    times = []
-    for _ in range(4):
-        found = client.take()
-        times.append(round(rig.vhost.clock.now, 3))
-        client.reject(found)
-
-    assert times == [0.0, 0.3, 0.9, 1.6]

@@ -159,14 +159,6 @@ def test_every_exchange_option_becomes_a_declaration() -> None:
     }
 
 
-def test_existing_queues_and_exchanges_are_marked_existing() -> None:
-    theirs = Exchange("theirs", existing=True)
-    topology = laid_out(subscription(OneShot(), queue=Queue("payments", bindings=[theirs.bind("a")], existing=True)))
-
-    assert topology.exchanges["theirs"].existing
-    assert topology.queues["payments"].existing
-
-
 def test_handlers_on_one_queue_share_it_with_all_their_waiting_queues() -> None:
     topology = laid_out(
         subscription(RetryThenPark(attempts=2, backoff=Fixed(5)), name="a", match=Match(type="a")),

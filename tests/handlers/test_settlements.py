@@ -1,7 +1,6 @@
 """From verdict to settlement: what is parked keeps its content and says why, and nothing keeps it from being parked."""
 
 import random
-import struct
 import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,17 +26,13 @@ from django_rmq_retry.messages import (
 from django_rmq_retry.messages.history import OURS, STAMPED
 from django_rmq_retry.policies import ACK, Failure, Policy, Verdict, discard, halt, park, retry
 from tests.handlers.factories import NOW, arrived, delivery, settled, subscription, unattempted
+from tests.messages.exceptions import BankDown
 
 CHARGE = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
 FRAME = 131_072 - 8 - 12
 GAVE_UP = park(
     Reason.EXHAUSTED, "Gave up after 5 attempts: BankDown: timeout", ErrorNote(kind="BankDown", text="timeout")
 )
-TOO_LATE = Headers(b"\x04when" + b"T\xff\xff\xff\xff\xff\xff\xff\xff")
-
-
-class BankDown(Exception):
-    pass
 
 
 def parked_copy(one: Delivery, verdict: Verdict = GAVE_UP) -> Message:
@@ -71,12 +66,6 @@ class TestVerdicts:
         line = subscription(StopTheLine())
 
         assert settled(halt(7.5), delivery(), line) == Settlement(instruction=Instruction.KEEP, hold=7.5)
-
-    def test_a_retry_goes_by_the_carrier_of_its_policy(self) -> None:
-        copy = settled(retry(30), delivery(), CHARGE).copy
-
-        assert copy is not None
-        assert copy.routing_key == "payments.retry.30s"
 
     def test_the_first_copy_records_exchange_and_routing_key(self) -> None:
         first = settled(retry(30), delivery(exchange="main", routing_key="pay.cash"), CHARGE).copy
@@ -289,63 +278,12 @@ class TestParking:
 
 
 class TestHostileContent:
-    @pytest.mark.parametrize(
-        "raw",
-        [
-            struct.pack(">HI", 0x2000, 3) + b"\x01aZ",
-            struct.pack(">HI", 0x2000, 99) + b"x",
-            struct.pack(">H", 0x0001),
-            b"",
-            b"\x20",
-        ],
-        ids=["unknown type", "cut off", "unknown flags", "nothing", "one byte"],
-    )
-    def test_properties_that_cannot_be_read_are_parked_as_bytes(self, raw: bytes) -> None:
-        copy = parked_copy(delivery(raw=raw, body=b"\xff"), park(Reason.UNDECODABLE_HEADERS, "cut off"))
-
-        assert copy.body == b"\xff"
-        assert copy.headers["rmq-retry-properties"] == raw
-        assert copy.headers["rmq-retry-reason"] == "undecodable_headers"
-        assert copy.headers["rmq-retry-queue"] == "payments"
-        assert copy.properties.delivery_mode == 2
-
-    def test_a_header_that_cannot_be_read_is_parked_as_it_came(self) -> None:
-        copy = parked_copy(delivery(headers=TOO_LATE), park(Reason.UNDECODABLE_HEADERS, "the year 9999"))
-
-        assert copy.headers.raw.startswith(TOO_LATE.raw)
-        assert "rmq-retry-properties" not in copy.headers
-
     def test_an_undecodable_retry_header_is_replaced(self) -> None:
         forged = Headers(b"\x12rmq-retry-attempts" + b"T\xff\xff\xff\xff\xff\xff\xff\xff")
         copy = parked_copy(delivery(headers=forged), park(Reason.UNDECODABLE_HEADERS, "the year 9999"))
 
         copy.headers.check()
         assert copy.headers["rmq-retry-attempts"] == 1
-
-    def test_nesting_of_five_thousand_levels_is_parked_byte_for_byte(self) -> None:
-        deep = b""
-        for _ in range(5000):
-            deep = b"\x01n" + b"F" + struct.pack(">I", len(deep)) + deep
-        copy = parked_copy(delivery(headers=Headers(deep)), park(Reason.UNDECODABLE_HEADERS, "deep"))
-
-        assert copy.headers.raw.startswith(deep)
-
-    def test_an_exception_text_of_a_megabyte_is_parked_in_under_four_kilobytes(self) -> None:
-        copy = failing(BankDown("€" * 1_000_000), RetryThenPark(), delivery())
-
-        assert len(encode_properties(copy.properties)) < 4096
-        assert str(copy.headers["rmq-retry-message"]).endswith("€…")
-
-    def test_an_exception_with_a_failing_str_is_parked(self) -> None:
-        class Broken(Exception):
-            def __str__(self) -> str:
-                raise SystemExit
-
-        copy = failing(Broken(), RetryThenPark(), delivery())
-
-        assert copy.headers["rmq-retry-detail"] == (
-            "Gave up after 1000000 attempts: Broken: (its text cannot be read: SystemExit)"
-        )
 
     def test_nul_and_lone_surrogates_are_parked_readably(self) -> None:
         copy = failing(BankDown("a\0b\ud800c"), RetryThenPark(), delivery())

@@ -13,7 +13,6 @@ from django_rmq_retry import (
     Fixed,
     InPlace,
     Ladder,
-    OneShot,
     Queue,
     Republish,
     RetryThenPark,
@@ -242,23 +241,12 @@ def test_a_transient_queue_refuses_policies_it_cannot_serve(queue: Queue, option
 
 
 class TestOrder:
-    def test_an_ordered_policy_sets_a_single_active_consumer(self) -> None:
-        assert handler("a", StopTheLine()).queue.single_active_consumer
-        assert not handler("a").queue.single_active_consumer
-
     def test_a_quorum_queue_keeps_order_only_with_a_delivery_limit(self) -> None:
         with pytest.raises(
             ConfigurationError, match="Handler a keeps order, but queue 'payments' has delivery_limit=None"
         ):
             handler("a", StopTheLine(), queue=Queue("payments", delivery_limit=None))
         handler("a", StopTheLine(), queue=Queue("payments", type="classic", delivery_limit=None))
-
-
-def test_a_route_has_queue_parked_queue_attempts_and_back_offs() -> None:
-    queue = Queue("payments", bindings=[Exchange("main").bind("pay")])
-    route = subscription(RetryThenPark(attempts=3, backoff=Fixed(5)), queue=queue).route
-
-    assert (route.work, route.park, route.attempts, route.backoffs) == (queue, "payments.parked", 3, (Fixed(5),))
 
 
 def test_an_unsuitable_carrier_is_refused_with_the_handlers_name() -> None:
@@ -269,7 +257,3 @@ def test_an_unsuitable_carrier_is_refused_with_the_handlers_name() -> None:
             RetryThenPark(via=DeadLetter(exchange="retry", queue="wait", after=5)),
             queue=Queue("payments", message_ttl=60),
         )
-
-
-def test_one_shot_has_no_back_offs() -> None:
-    assert subscription(OneShot()).route.backoffs == ()

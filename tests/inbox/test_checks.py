@@ -1,6 +1,5 @@
 """System checks of handlers with ``once``."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from django.test import override_settings
 from django_rmq_retry import AckFirst, Delivery, Exponential, Fixed, OneShot, RetryThenPark, Schedule, handler
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.testing import isolated_handlers
 
 
 class Nowhere:
@@ -21,10 +19,7 @@ class Nowhere:
         return app_label != "rmq_retry"
 
 
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def once(**options: Any) -> None:

@@ -1,6 +1,5 @@
 """A renamed handler with ``once`` recognizes what it handled under its earlier name."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -17,13 +16,7 @@ from django_rmq_retry.testing import RmqTest, isolated_handlers
 from tests.commands.running import run
 from tests.parked.made import parked
 
-pytestmark = [pytest.mark.database, pytest.mark.django_db]
-
-
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = [pytest.mark.database, pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 def handling(name: str, **options: Any) -> tuple[Any, list[object]]:

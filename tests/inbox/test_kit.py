@@ -1,7 +1,5 @@
 """The test kit and ``once``: a missing database raises a clear error in the test; it is no failure of a handler."""
 
-from collections.abc import Iterator
-
 import pytest
 from django.contrib.auth.models import Group
 from django.db import transaction
@@ -9,14 +7,10 @@ from django.test import SimpleTestCase, TestCase
 
 from django_rmq_retry import Delivery, Handler, handler
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.testing import RmqTest, RmqTestMixin, isolated_handlers
+from django_rmq_retry.testing import RmqTest, RmqTestMixin
 from django_rmq_retry.testing.driver import NoDatabase
 
-
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def charging(using: str = "") -> Handler[None]:

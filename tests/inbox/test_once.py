@@ -1,7 +1,6 @@
 """A handler with ``once``: its effects and its inbox entry are one commit, in tests and in production."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,10 @@ from django.db import transaction
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, signals
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.testing import RmqTest, isolated_handlers
+from django_rmq_retry.testing import RmqTest
 
-pytestmark = [pytest.mark.database, pytest.mark.django_db]
+pytestmark = [pytest.mark.database, pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(10))
-
-
-@pytest.fixture(autouse=True)
-def no_other_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
 
 
 @pytest.fixture
@@ -89,18 +82,6 @@ def test_a_message_is_handled_once_whatever_redelivers_it(rmq: RmqTest, charge: 
     rmq.drain()
 
     assert (done(), rmq.all_parked(charge)) == (["a 0"], [])
-
-
-def test_each_handler_handles_a_message_once(rmq: RmqTest, charge: Handler[None]) -> None:
-    @handler("mails", policy=POLICY, name="mail", once=True)
-    def mail(message: Delivery) -> None:
-        Group.objects.create(name=f"mail {message.data}")
-
-    charge.publish("a", message_id="m")
-    mail.publish("a", message_id="m")
-    rmq.drain()
-
-    assert done() == ["a 0", "mail a"]
 
 
 def test_an_async_handler_runs_in_the_same_transaction(rmq: RmqTest) -> None:

@@ -12,7 +12,7 @@ from django.db import connections
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import ParkedMessage, State
-from tests.inbox.conftest import BY_ID, BY_NUMBER, Send, Till, done, left, wait_for_done
+from tests.inbox.conftest import BY_NUMBER, Send, Till, done, left, wait_for_done
 from tests.tooling import clocks, databases
 from tests.tooling.filled import VARIABLE
 from tests.tooling.proxy import Mode, Proxy, proxy_to
@@ -247,18 +247,6 @@ def test_a_copy_parked_while_its_twin_runs_is_closed_by_itself(
     assert (done(), left(amqp)) == ([1], 0)
 
 
-def test_a_failed_message_is_parked_once_requeued_and_handled_once(
-    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
-) -> None:
-    send(1, do="fail without", mark=str(tmp_path / "mark"))
-    assert till.run(*QUIET).returncode == 0
-    (tmp_path / "mark").touch()
-
-    requeue(till)
-    assert till.run(*QUIET).returncode == 0
-    assert (done(), parked(), left(amqp)) == ([1], [("retries_exhausted", State.PROCESSED)], 0)
-
-
 def requeue(till: Till) -> "CompletedProcess[str]":
     record = ParkedMessage.objects.using("own").get(state=State.PARKED)
     return till.run("rmq_parked", "requeue", str(record.pk), "--reason", "looked at", "--yes", "--wait", "0")
@@ -288,12 +276,3 @@ def test_two_equal_messages_without_an_id_are_parked_for_an_operator(
     requeue(till)
     assert till.run(*QUIET).returncode == 0
     assert (done(), parked(), left(amqp)) == ([1, 1], [("possible_duplicate", State.PROCESSED)], 0)
-
-
-def test_a_business_name_deduplicates_messages_with_new_ids(till: Till, send: Send, amqp: BlockingChannel) -> None:
-    send(1, id="one", queue=BY_NUMBER)
-    send(1, id="two", queue=BY_NUMBER)
-    send(1, id=None, queue=BY_NUMBER)
-
-    assert till.run(*QUIET).returncode == 0
-    assert (done(), parked(), left(amqp, BY_NUMBER), left(amqp, BY_ID)) == ([1], [], 0, 0)

@@ -280,20 +280,6 @@ def test_a_verdict_raised_by_the_handler_after_a_lost_connection_counts() -> Non
     connection.close()
 
 
-def test_a_connection_lost_before_the_commit_is_resolved_by_the_redelivery() -> None:
-    not_on(SQLITE)
-
-    def is_cut_off_at_last(_message: Delivery) -> None:
-        Group.objects.create(name="a")
-        kill_own()
-
-    with pytest.raises(Unready):
-        run(is_cut_off_at_last)
-    run(lambda _: Group.objects.create(name="c"))
-
-    assert (committed(), InboxEntry.objects.count()) == (["c"], 1)
-
-
 def end_own(_message: Delivery) -> None:
     """Lose the connection by a statement of the handler."""
     with connection.cursor() as cursor:

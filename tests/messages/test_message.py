@@ -5,18 +5,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from django_rmq_retry import Delivery, Message
+from django_rmq_retry import Delivery
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages import Headers, Properties
+from django_rmq_retry.messages import Properties
 from tests.handlers.factories import delivery
-
-
-def test_a_message_is_mandatory_unless_it_states_otherwise() -> None:
-    assert Message(body=b"{}").mandatory
-
-
-def test_a_message_shows_its_headers() -> None:
-    assert Message(body=b"", properties=Properties(headers=Headers.of({"a": 1}))).headers["a"] == 1
 
 
 def test_a_delivery_without_properties_has_none() -> None:
@@ -26,19 +18,6 @@ def test_a_delivery_without_properties_has_none() -> None:
     assert one.properties == Properties()
     assert one.attempt == 1
     assert not one.redelivered
-
-
-def test_a_delivery_shows_its_properties() -> None:
-    one = delivery(message_id="m-1", type="charge", correlation_id="c-1", reply_to="answers", headers={"a": 1})
-
-    assert (one.id, one.type, one.correlation_id, one.reply_to) == ("m-1", "charge", "c-1", "answers")
-    assert one.headers["a"] == 1
-
-
-def test_properties_are_decoded_once() -> None:
-    one = delivery(message_id="m-1")
-
-    assert one.properties is one.properties
 
 
 def test_a_delivery_with_undecodable_headers_can_be_created() -> None:

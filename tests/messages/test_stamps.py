@@ -93,19 +93,6 @@ def test_a_forged_summary_of_a_hundred_thousand_lines_is_cut_at_once() -> None:
     assert stamp.summary.strip() == "#1 BankDown: timeout, waits 30 s"
 
 
-def test_parked_headers_give_reason_error_and_handler() -> None:
-    verdict = park(Reason.EXHAUSTED, "Gave up after 5 attempts: BankDown: timeout", TIMEOUT)
-
-    assert parked_headers(verdict, handler="payments.handlers.charge", now=NOW, nonce=0) == {
-        "rmq-retry-reason": "retries_exhausted",
-        "rmq-retry-detail": "Gave up after 5 attempts: BankDown: timeout",
-        "rmq-retry-error": "BankDown",
-        "rmq-retry-message": "timeout",
-        "rmq-retry-handler": "payments.handlers.charge",
-        "rmq-retry-parked-at": NOW,
-    }
-
-
 def test_every_written_header_is_in_the_list_of_retry_headers() -> None:
     full = Stamp(**CARRIED)
     verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")

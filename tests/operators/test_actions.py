@@ -1,20 +1,18 @@
 """Discard, restore, hold, release and notes: what changes, what is counted, and what the audit log says of it."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked import actions
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold, unhold_due
-from django_rmq_retry.parked.groups import annotate, mute
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.retention import purge, purge_audit
+from django_rmq_retry.parked.retention import purge
 from django_rmq_retry.parked.selection import Selection
-from tests.operators.invariants import check_audit_log, check_books, check_counters
-from tests.operators.made import ANN, again, group, group_of, record
+from tests.operators.invariants import check_books, check_counters
+from tests.operators.made import ANN, again, group_of, record
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 HOUR = timedelta(hours=1)
@@ -37,46 +35,6 @@ def test_a_discarded_message_can_be_restored() -> None:
     assert (again(one).state, again(one).resolution, again(one).resolved_at) == (State.PARKED, "", None)
     assert acts() == [("discard", "duplicate", 1), ("restore", "it was none", 1)]
     check_counters()
-
-
-@pytest.mark.parametrize(
-    ("category", "text", "said"), [("other", " ", "explanation"), ("boredom", "", "Valid categories: duplicate")]
-)
-def test_a_discard_needs_a_reason(category: str, text: str, said: str) -> None:
-    one = record()
-
-    with pytest.raises(Refused, match=said):
-        discard(chosen(one), ANN, category=category, text=text)
-    assert again(one).state == State.PARKED
-
-
-@pytest.mark.parametrize("state", [State.REQUEUEING, State.REQUEUED, State.PROCESSED, State.DISCARDED])
-def test_only_open_messages_are_discarded(state: State) -> None:
-    one = record(state=state)
-
-    assert discard(chosen(one), ANN, category="test") == Done(left=1)
-    assert acts() == []
-
-
-def test_a_message_changed_after_its_selection_is_not_discarded() -> None:
-    one, two = record(), record()
-    selection = chosen(one, two)
-    annotate_revision(one)
-
-    assert discard(selection, ANN, category="test") == Done(changed=1, left=1)
-    assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
-
-
-def annotate_revision(message: ParkedMessage) -> None:
-    ParkedMessage.objects.filter(pk=message.pk).update(revision=message.revision + 1)
-
-
-def test_the_permit_setting_is_called_for_each_message() -> None:
-    one, two = record(type="payment"), record(type="refund")
-    allowed = lambda message: "" if message.type == "refund" else "No."  # noqa: E731
-
-    assert discard(chosen(one, two), ANN, category="test", allowed=allowed) == Done(changed=1, refused=1)
-    assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
 
 
 def test_a_large_discard_is_committed_and_logged_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,25 +71,6 @@ def test_a_hold_expires_and_the_message_is_parked_again() -> None:
     check_counters()
 
 
-@pytest.mark.parametrize("until", [timedelta(seconds=-5), -HOUR, timedelta(days=400)])
-def test_a_hold_must_end_within_a_year(until: timedelta) -> None:
-    with pytest.raises(Refused, match="within a year"):
-        hold(chosen(record()), ANN, until=timezone.now() + until)
-
-
-def test_a_group_note_stores_its_author_and_owner() -> None:
-    known = group(note="old")
-    annotate(known.pk, ANN, note="bank confirmed outage", owner="payments")
-    annotate(known.pk, ANN, owner="payments")
-    mute(known.pk, ANN)
-    now = ErrorGroup.objects.get()
-
-    assert (now.note, now.owner, now.noted_by, now.muted) == ("bank confirmed outage", "payments", "ann", True)
-    assert [one.action for one in OperatorAction.objects.order_by("number")] == ["note", "mute"]
-    first: Any = OperatorAction.objects.get(action="note").facts
-    assert first["before"] == {"note": "old", "owner": ""}
-
-
 def old(state: State, *, days: int) -> ParkedMessage:
     return record(state=state, resolved_at=timezone.now() - timedelta(days=days))
 
@@ -152,14 +91,3 @@ def test_purge_refuses_open_messages_of_any_age() -> None:
     for state in ("parked", "on_hold", "requeueing", "requeued"):
         with pytest.raises(Refused, match="are kept, whatever their age"):
             purge(ANN, older_than=timedelta(0), states=[state], dry=False)
-
-
-def test_the_audit_log_still_verifies_after_its_old_rows_are_purged() -> None:
-    for _ in range(3):
-        discard(chosen(record()), ANN, category="test")
-    ages = dict(OperatorAction.objects.values_list("number", "at"))
-
-    assert purge_audit(ANN, older_than=timezone.now() - ages[2]) == 2
-    assert purge_audit(ANN, older_than=timezone.now() - ages[2], dry=False) == 2
-    assert [one.action for one in OperatorAction.objects.order_by("number")] == ["discard", "purge"]
-    check_audit_log()

@@ -45,27 +45,11 @@ def test_an_untouched_audit_log_verifies() -> None:
     assert [action.number for action in OperatorAction.objects.order_by("number")] == [1, 2, 3]
 
 
-def test_the_check_detects_a_changed_row() -> None:
-    acts()
-
-    tamper("UPDATE rmq_retry_operatoraction SET reason = 'other' WHERE number = 2")
-
-    assert list(verify()) == ["Row 2 was changed after it was written."]
-
-
 def test_the_check_detects_a_row_with_a_forged_seal() -> None:
     acts()
     tamper("UPDATE rmq_retry_operatoraction SET seal = 'made up' WHERE number = 2")
 
     assert "Row 3 does not follow row 2: one of them was changed or inserted later." in list(verify())
-
-
-def test_the_check_detects_a_missing_row() -> None:
-    acts()
-
-    tamper("DELETE FROM rmq_retry_operatoraction WHERE number = 2")
-
-    assert list(verify()) == ["The rows between 1 and 3 are missing."]
 
 
 def test_the_check_detects_missing_last_rows() -> None:
@@ -95,17 +79,6 @@ def test_the_check_detects_a_row_above_the_head() -> None:
     tamper("UPDATE rmq_retry_audithead SET number = 2")
 
     assert list(verify()) == ["The log ends at row 3, but 2 rows were written: the last rows are missing."]
-
-
-def test_deleting_an_account_keeps_its_name_and_the_log_verifies() -> None:
-    user = User.objects.create(username="bob")
-    log_action(Actor(name="bob", user_id=user.pk), Action.REQUEUE)
-
-    user.delete()
-
-    kept = OperatorAction.objects.get()
-    assert (kept.actor_id, kept.actor_name) == (None, "bob")
-    assert list(verify()) == []
 
 
 def test_the_orm_refuses_to_change_or_delete_audit_rows() -> None:

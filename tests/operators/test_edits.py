@@ -6,12 +6,12 @@ import pytest
 
 from django_rmq_retry import Delivery, handler
 from django_rmq_retry.messages import decode_properties
-from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.difference import DiffLine, Sign
 from django_rmq_retry.parked.edit import HeaderKind, Proposal, editable, propose, rows, store, text_of
-from django_rmq_retry.parked.operators import Outdated, Refused
-from tests.operators.made import ANN, BOB, again, record
+from django_rmq_retry.parked.operators import Refused
+from tests.operators.made import ANN, again, record
 
 pytestmark = pytest.mark.django_db
 BODY = b'{"amount": 100.00, "id": 12345678901234567890}'
@@ -50,16 +50,6 @@ def test_an_edit_keeps_numbers_digit_by_digit() -> None:
 
     assert made.body == b'{"amount": 1.10, "id": 12345678901234567890}'
     assert made.problems == ()
-
-
-def test_the_second_of_two_editors_gets_an_outdated_error() -> None:
-    one = payment()
-    mine, theirs = edited(one, '{"a": 1}'), edited(one, '{"a": 2}')
-    store(one.pk, BOB, theirs, version=1, reason="x")
-
-    with pytest.raises(Outdated, match="bob stored version 2 meanwhile"):
-        store(one.pk, ANN, mine, version=1, reason="x")
-    assert MessageVersion.objects.count() == 1
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_rmq_retry.models import OperatorAction, ParkedMessage
+from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.transfer import Payload, audit_lines, export, import_lines, neutral
+from django_rmq_retry.parked.transfer import Payload, export, import_lines, neutral
 from tests.operators.made import ANN, record
 
 pytestmark = pytest.mark.django_db
@@ -32,32 +32,12 @@ def test_an_exported_cell_is_never_a_formula(cell: str) -> None:
     assert (neutral(-5), neutral(None), neutral("a=b")) == ("-5", "", "a=b")
 
 
-def test_an_export_is_logged_as_an_action() -> None:
-    record()
-    export(Selection.of_filter(EVERYTHING), ANN, reason="for the bank")
-    act = OperatorAction.objects.get()
-
-    assert (act.action, act.reason, act.count, act.actor_name) == ("export", "for the bank", 1, "ann")
-
-
 def test_an_export_without_the_contents_permission_holds_no_contents() -> None:
     record(body=b'{"secret-word": 1}', headers={"tenant": "hidden-word"}, error_text="hidden-word")
 
     told = json.dumps(exported())
     assert "secret-word" not in told
     assert "hidden-word" not in told
-
-
-def test_a_masked_export_hides_masked_fields() -> None:
-    record(
-        body=b'{"card": {"pan": "4111222233334444"}, "amount": 1.10}',
-        headers={"authorization": "Bearer x", "tenant": "a"},
-    )
-    [row] = exported(Payload.MASKED)
-
-    assert row["body"] == '{"card": {"pan": "•••"}, "amount": 1.10}'
-    assert row["headers"] == {"authorization": "•••", "tenant": "a"}
-    assert "properties_base64" not in row
 
 
 def test_an_export_reads_one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,15 +58,6 @@ def test_a_whole_export_has_the_exact_bytes() -> None:
     assert base64.b64decode(row["properties_base64"]) == bytes(ParkedMessage.objects.get().properties)
     assert (row["schema"], row["id"], row["keys"]) == ("rmq_retry.parked/1", one.pk, ["payment:7"])
     assert row["parked_at"].endswith("Z")
-
-
-def test_the_audit_log_can_be_exported() -> None:
-    record()
-    export(Selection.of_filter(EVERYTHING), ANN, reason="=cmd()")
-    [head, first, second] = list(csv.reader("".join(audit_lines(OperatorAction.objects.all(), ANN)).splitlines()))
-
-    assert dict(zip(head, first, strict=True))["reason"] == "'=cmd()"
-    assert dict(zip(head, second, strict=True))["subject"] == "audit log"
 
 
 def whole() -> list[str]:

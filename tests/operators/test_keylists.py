@@ -11,7 +11,6 @@ from django_rmq_retry.models import (
     BusinessKey,
     KeyList,
     ListedKey,
-    OperatorAction,
     ParkedMessage,
     RequeueItem,
     RequeueRun,
@@ -22,8 +21,8 @@ from django_rmq_retry.parked.key_text import MOST_TEXT, parse, written
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.selection import LISTED, Selection
-from django_rmq_retry.parked.transfer import COLUMNS, csv_lines, export
-from tests.operators.made import ANN, again, discard_messages, driver_of, group, record, requeue_run
+from django_rmq_retry.parked.transfer import COLUMNS, csv_lines
+from tests.operators.made import ANN, again, discard_messages, driver_of, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -134,10 +133,6 @@ class TestReading:
         with pytest.raises(Refused, match="The list has 10001 keys; at most 10000 are allowed"):
             parse("\n".join([*keys, "one more"]))
 
-    def test_a_text_above_the_limit_is_refused_with_a_clear_error(self) -> None:
-        with pytest.raises(Refused, match="The text has 4000001 characters; at most 4000000 are allowed"):
-            parse("x" * (MOST_TEXT + 1))
-
     def test_a_key_of_four_million_characters_is_parsed_fast(self) -> None:
         assert [len(key) for key in parse('"' + "x," * 5000)] == [2, 1]
         assert len(parse("K" * MOST_TEXT)[0].encode()) <= 255
@@ -166,17 +161,6 @@ class TestLookingUp:
         one = record(key=parse(long)[0])
 
         assert look_up(parse(long)) == {parse(long)[0]: [one.pk]}
-
-    def test_messages_hidden_from_the_operator_are_not_found(self) -> None:
-        hidden, shown = record(key="PAY-1"), record(key="PAY-2")
-        keys = ["PAY-1", "PAY-2", "pay-1", "pay-2"]
-
-        def seen(row: ParkedMessage) -> bool:
-            return row.pk != hidden.pk
-
-        assert look_up(keys, seen) == {"PAY-2": [shown.pk]}
-        assert alike(["pay-1", "pay-2"], seen) == {"pay-2": ["PAY-2"]}
-        assert matches_of_list(named("PAY-1", "PAY-2"), seen).missing == ["PAY-1"]
 
     def test_ten_thousand_keys_are_looked_up_in_at_most_40_queries(self, django_assert_max_num_queries: Any) -> None:
         one = record(key="PAY-7777")
@@ -213,24 +197,6 @@ def test_the_look_up_reports_the_state_of_each_key() -> None:
 
 
 class TestOnlyThese:
-    def test_exactly_the_listed_messages_are_discarded(self) -> None:
-        one, two, other = record(key="PAY-1"), record(key="PAY-2"), record(key="PAY-3")
-        record(key="PAY-4", state=State.PROCESSED)
-        done = discard_messages(only("PAY-2", "PAY-1", "PAY-4", "PAY-9"), category="handled elsewhere")
-
-        assert done.changed == 2
-        assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
-
-    def test_the_audit_row_counts_and_keeps_the_listed_keys(self) -> None:
-        record(key="PAY-1")
-        discard_messages(only("PAY-1", "PAY-9"))
-        act = OperatorAction.objects.get()
-        listed = act.facts["selection"]["filter"][LISTED]
-
-        assert (act.count, listed["count"]) == (1, 2)
-        assert keys_of(listed["list"]) == ["PAY-1", "PAY-9"]
-        assert KeyList.objects.get().kept
-
     def test_a_message_parked_after_the_look_up_is_not_discarded(self) -> None:
         one = record(key="PAY-1")
         chosen = only("PAY-1")
@@ -248,13 +214,6 @@ class TestOnlyThese:
         assert discard_messages(chosen).changed == 1
         assert [again(row).state for row in (one, two)] == ["requeued", "discarded"]
 
-    def test_an_export_by_key_holds_exactly_the_listed_messages(self) -> None:
-        record(key="PAY-1")
-        record(key="PAY-2")
-        lines = list(export(only("PAY-2"), ANN, form="csv"))
-
-        assert [line.split(",")[3] for line in lines] == ["business_key", "PAY-2"]
-
     def test_a_requeue_run_by_key_has_exactly_the_listed_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_rmq_retry.parked.items.LISTED_AT_ONCE", 1)
         wanted = [record(key=f"PAY-{number}").pk for number in range(3)]
@@ -266,19 +225,6 @@ class TestOnlyThese:
 
 
 class TestAllButThese:
-    def test_one_key_list_excludes_thirty_messages_of_a_group(self) -> None:
-        cause = group("bank")
-        for number in range(40):
-            record(key=f"PAY-{number}", group=cause)
-        chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]})
-        paid = [f"PAY-{number}" for number in range(30)]
-        rest = chosen.leaving_out(list_filter(store(paid, ANN)))
-        run = requeue_run(rest)
-
-        assert (chosen.count, rest.count, run.total) == (40, 10, 10)
-        assert keys_in(run) == [f"PAY-{number}" for number in range(30, 40)]
-        assert rest.leaving_out(None).count == 40
-
     def test_a_message_id_or_any_business_key_excludes_a_message(self) -> None:
         one, two, three = record(key="PAY-1"), record(message_id="9f3c-2"), record(key="PAY-3")
         BusinessKey.objects.create(message=one, value="CUST-7")
@@ -293,14 +239,6 @@ class TestAllButThese:
         rest = Selection.of_filter({}).leaving_out(list_filter(store(["pay-1", "PAY-1 ", "9f3c-2"], ANN)))
 
         assert rest.count == 2
-
-    def test_a_key_list_excludes_messages_from_a_selection_by_id(self) -> None:
-        one, two = record(key="PAY-1"), record(key="PAY-2")
-        chosen = Selection.of_ids([one.pk, two.pk]).leaving_out(list_filter(store(["PAY-1"], ANN)))
-        read = Selection.read(chosen.token())
-
-        assert (read, read.count, list(read.queryset())) == (chosen, 1, [two])
-        assert requeue_run(read).total == 1
 
     def test_a_late_message_with_an_excluded_key_is_excluded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its row may have been numbered and dated before the preview, and committed after it."""
@@ -335,12 +273,6 @@ class TestAllButThese:
 
         assert list(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == [two.pk]
         assert list(Selection.of_filter(rest.filter).queryset()) == [two]
-
-    def test_a_key_list_can_exclude_every_message(self) -> None:
-        record(key="PAY-1")
-        rest = Selection.of_filter({}).leaving_out(list_filter(store(["PAY-1"], ANN)))
-
-        assert rest.count == 0
 
 
 class TestKeeping:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +50,6 @@ from tests.tooling.owned import routed
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own"), *NIGHTLY_ON_SQLITE]
-ROOT = Path(__file__).parents[2]
 PEOPLE = 6
 ENDS_ONCE = ("at the end", 2)
 WAITS_FOR_US = "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"

@@ -10,7 +10,7 @@ from django_rmq_retry.models import ItemReason, ItemState, OperatorAction, Parke
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
-from tests.operators.made import QUEUE, again, drive_run, group_of, hold_messages, record, requeue_run
+from tests.operators.made import QUEUE, again, drive_run, group_of, record, requeue_run
 from tests.parked.arrivals import ticket_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -64,19 +64,6 @@ def test_requeueing_an_in_flight_message_sends_nothing(wired: BlockingChannel) -
     assert run.state == RunState.FINISHED
 
 
-def test_a_message_on_hold_is_requeued_only_if_it_is_included(wired: BlockingChannel) -> None:
-    one = record()
-    hold_messages([one.pk])
-    run = requeue([one], by="nightly")
-
-    assert depth(wired) == 0
-    assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.ON_HOLD)]
-    assert (again(one).state, run.state) == (State.ON_HOLD, RunState.FINISHED)
-
-    requeue([one], by="nightly", include=["on_hold"])
-    assert (depth(wired), again(one).state) == (1, State.REQUEUED)
-
-
 def test_a_message_changed_after_the_preview_is_not_sent(wired: BlockingChannel) -> None:
     one, two = record(), record()
     selection = Selection.of_ids([one.pk, two.pk])
@@ -96,16 +83,6 @@ def test_a_message_changed_after_the_start_is_not_sent() -> None:
 
     assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.CHANGED)]
     assert (run.state, run.skipped, again(one).state) == (RunState.FINISHED, 1, State.PARKED)
-
-
-@pytest.mark.usefixtures("wired")
-def test_a_frozen_filter_excludes_messages_parked_later() -> None:
-    record()
-    selection = Selection.read(Selection.of_filter({"state": ["parked"]}).token())
-    later = record()
-    run = drive_run(requeue_run(selection))
-
-    assert (run.total, run.sent, again(later).state) == (1, 1, State.PARKED)
 
 
 def test_a_missing_queue_leaves_the_message_parked_unchanged(wired: BlockingChannel) -> None:
@@ -141,15 +118,6 @@ def test_another_declared_queue_can_be_the_target(wired: BlockingChannel, settin
     assert (depth(wired), depth(wired, "payments.slow"), run.sent) == (0, 1, 1)
     with pytest.raises(Refused, match="'made-up' is not a declared queue"):
         requeue([record()], by="ann", target="made-up")
-
-
-@pytest.mark.usefixtures("wired")
-def test_more_than_100_messages_need_a_reason() -> None:
-    several = Selection.of_ids([record().pk for _ in range(101)])
-
-    with pytest.raises(Refused, match="it is required for more than 100 messages"):
-        requeue_run(several)
-    assert requeue_run(several, reason="INC-1").total == 101
 
 
 @pytest.mark.usefixtures("wired")

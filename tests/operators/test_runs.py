@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from django.utils import timezone, translation
+from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import (
@@ -124,18 +124,6 @@ class TestRate:
 
 class TestSteering:
     @pytest.mark.usefixtures("wired")
-    def test_a_paused_run_sends_nothing_until_it_is_resumed(self) -> None:
-        run = started(2, rate=100)
-        pause(run.pk, BOB, reason="look first")
-        assert states(drive_run(run)) == ["pending", "pending"]
-        assert (now(run).state, now(run).note) == (RunState.PAUSED, "look first")
-        resume(run.pk, BOB)
-        drive_run(run)
-
-        assert states(run) == ["sent", "sent"]
-        assert [one.action for one in OperatorAction.objects.order_by("number")] == ["requeue", "pause", "resume"]
-
-    @pytest.mark.usefixtures("wired")
     def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
         run, clock = started(2), Clock()
         driver_of(run, clock=clock, targets=Targets()).step()
@@ -232,18 +220,6 @@ class TestGuards:
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
 
     @pytest.mark.usefixtures("wired")
-    def test_failures_before_a_resume_do_not_count_for_the_guard(self) -> None:
-        run = started(2, stop_at=20, rate=100)
-        RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, wait=RunWait.GUARD)
-        resumed = resume(run.pk, ANN)
-
-        assert not resumed.guard_exceeded
-        assert resumed.guarded_outcomes == (0, 0)
-        RequeueRun.objects.filter(pk=run.pk).update(failed=6, processed=5)
-        assert now(run).guarded_outcomes == (5, 1)
-        assert not now(run).guard_exceeded
-
-    @pytest.mark.usefixtures("wired")
     def test_the_run_sends_the_rest_after_its_first_message_succeeds(self) -> None:
         run, clock = started(3, canary=True, rate=100), Clock()
         one = driver_of(run, clock=clock, targets=Targets())
@@ -271,24 +247,6 @@ class TestGuards:
         drive_run(run)
 
         assert states(run) == ["failed", "sent", "sent"]
-
-    @pytest.mark.usefixtures("wired")
-    def test_a_run_paused_by_its_canary_resumes_in_any_language(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        run, clock = started(2, canary=True, rate=100), Clock()
-        one = driver_of(run, clock=clock, targets=Targets())
-        one.step()
-        outcome(run, 1, good=False)
-        clock.now += 1
-        with translation.override("de"):
-            one.step()
-        paused = now(run)
-        monkeypatch.setattr(RunWait.CANARY_FAILED, "_label_", "The text of a later version.")
-        with translation.override("fr"):
-            resume(run.pk, ANN)
-        drive_run(run)
-
-        assert (paused.state, paused.wait, paused.note) == ("paused", "canary_failed", "")
-        assert states(run) == ["failed", "sent"]
 
     @pytest.mark.usefixtures("wired")
     def test_an_operators_note_and_the_drivers_code_are_separate(self) -> None:

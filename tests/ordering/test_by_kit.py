@@ -245,15 +245,6 @@ def test_with_once_a_duplicate_is_skipped_and_its_key_resumes(rmq: RmqTest) -> N
     assert (made.posted, blocked(), waiting()) == ([1, 2], {}, [])
 
 
-def test_the_test_kit_lists_blocked_keys(bank: Bank, rmq: RmqTest) -> None:
-    bank.closed.add(1)
-    bank.publish(1, 2)
-    rmq.drain()
-
-    row = BlockedKey.objects.get()
-    assert (str(row), row.queue, row.handler) == ("post A", QUEUE, "post")
-
-
 def test_a_message_whose_key_changed_unblocks_its_old_key(rmq: RmqTest) -> None:
     renamed: dict[str, str] = {}
     bank = Bank(order_by=lambda message: renamed.get(message.data["account"], message.data["account"]))

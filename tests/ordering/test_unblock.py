@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
 from django.urls import reverse
@@ -268,20 +267,6 @@ def test_the_figures_of_blocked_keys_are_counted(settings: Any) -> None:
 
     settings.RMQ_RETRY = {"URL": "embedded://", "BLOCKED_PER_KEY": 2}
     assert keys.blocked_figures().full
-
-
-def test_the_command_lists_and_unblocks_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    standstill()
-    call_command("rmq_blocked", "list")
-    listed = capsys.readouterr().out
-    call_command("rmq_blocked", "unblock", "charge", "A", "--yes", "--reason", "booked by hand")
-    said = capsys.readouterr().err
-
-    assert [line.split()[:4] for line in listed.splitlines()] == [
-        ["HANDLER", "KEY", "FIRST", "MESSAGE"],
-        ["charge", "A", "m1", "yes"],
-    ]
-    assert ("m2 is first now, 1 wait behind it" in said, sent()) == (True, [(QUEUE, "m2")])
 
 
 def page(client: Client, name: str, *args: object) -> str:

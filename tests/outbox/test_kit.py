@@ -49,20 +49,6 @@ def test_a_lost_confirm_sends_the_message_twice_with_one_id(rmq: RmqTest, charge
 
 
 @pytest.mark.django_db
-def test_an_uncommitted_message_is_not_sent(
-    rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
-) -> None:
-    with transaction.atomic():
-        charge.publish({"payment": 7})
-    assert (rmq.drain(), kept()) == (0, ["outbox.charge"])
-
-    with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
-        charge.publish({"payment": 8})
-    assert rmq.drain() == 1
-    assert [one.message.data for one in rmq.attempts(charge)] == [{"payment": 8}]
-
-
-@pytest.mark.django_db
 def test_a_failing_publish_does_not_mark_the_broker_unavailable(
     rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
 ) -> None:

@@ -1,10 +1,8 @@
 """Real processes, a real broker and a real database: kills between the steps, an unreachable broker, the commands."""
 
-import errno
 import os
 import queue
 import resource
-import selectors
 import signal
 import subprocess
 import sys
@@ -291,18 +289,6 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_a_relay_with_many_open_files_still_waits_between_rounds(rounds: list[float]) -> None:
-    woken_once(relay_thread.RelayThread(), rounds)
-
-    assert len(rounds) == 2
-
-
-def test_a_relay_that_cannot_watch_connections_waits_between_rounds(
-    rounds: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def selector() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(selectors, "DefaultSelector", selector)
     woken_once(relay_thread.RelayThread(), rounds)
 
     assert len(rounds) == 2

@@ -112,17 +112,6 @@ def test_a_failing_row_blocks_only_its_own_ordering_key(post: Post) -> None:
     assert kept("own") == ["bad", "a2"]
 
 
-def test_rows_behind_a_leased_row_of_their_ordering_key_wait(post: Post) -> None:
-    left("a1", "a2", order_key="a")
-    ROWS.filter(routing_key="a1").update(due_at=timezone.now() + timedelta(seconds=60))
-    emptied(relay())
-    assert post.keys == []
-
-    due_again()
-    emptied(relay())
-    assert post.keys == ["a1", "a2"]
-
-
 def test_rows_behind_a_row_that_is_not_due_wait(post: Post) -> None:
     left("a1", "a2", "a3", order_key="a")
     ROWS.filter(routing_key="a2").update(due_at=timezone.now() + timedelta(seconds=60))

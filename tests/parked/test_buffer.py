@@ -225,26 +225,6 @@ def test_a_database_lost_among_refused_rows_loses_no_attempt() -> None:
     assert table.names == ["m-0", "m-1", "m-2"]
 
 
-def test_outcomes_are_retried_until_the_database_accepts_them() -> None:
-    told: list[int] = []
-    errors = iter([OperationalError("gone"), None])
-    buffer = filled(Table())
-
-    def tell() -> None:
-        error = next(errors)
-        if error:
-            raise error
-        told.append(7)
-
-    buffer.add_outcome(tell)
-    with pytest.raises(OperationalError):
-        buffer.flush()
-    assert (len(buffer), told) == (1, [])
-
-    buffer.flush()
-    assert (len(buffer), told) == (0, [7])
-
-
 def test_an_outcome_that_can_never_be_stored_is_logged_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     buffer = filled(table, "m-0")

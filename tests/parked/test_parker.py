@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
-from django_rmq_retry.messages import Headers, Properties, decode_properties
+from django_rmq_retry.messages import Properties, decode_properties
 from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.parked import database
@@ -68,13 +68,6 @@ class TestHostile:
 
         assert store(told) == [parking.Stored()]
         assert all("\0" not in text and len(text.encode()) <= 10_000 for text in all_texts(the_record()))
-
-    def test_undecodable_headers_are_stored(self) -> None:
-        absurd = Headers(b"\x04when" + b"T" + b"\xff" * 8)
-        one = foreign(headers=absurd)
-
-        assert store(one) == [parking.Stored()]
-        assert absurd.raw in bytes(the_record().properties)
 
     @pytest.mark.parametrize("raw", [b"", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a"])
     def test_invalid_properties_are_stored(self, raw: bytes) -> None:

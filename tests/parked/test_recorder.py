@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_rmq_retry import Discard
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.parked import claims, history, log_lines
+from django_rmq_retry.parked import claims, history
 from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
 from django_rmq_retry.policies import discard, park, retry
@@ -21,6 +21,8 @@ from tests.messages.exceptions import BankDown, caught, post
 from tests.parked.arrivals import ticket_header
 from tests.parked.attempted import failure, success
 from tests.parked.made import group, parked
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -71,17 +73,6 @@ def fields(attempt: Any) -> dict[str, Any]:
     return {name: getattr(attempt, name) for name in ("delivery", "verdict", "subscription", "seconds", "error")}
 
 
-def test_the_log_lines_of_a_failure_are_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
-    with recorder.recording():
-        log_lines.begin()
-        logging.getLogger("bank").warning("asked")
-        recorder.note(failure())
-        recorder.note(success(delivery(attempt=2)))
-        recorder.buffer.flush()
-
-    assert [row.logs.partition(" ")[2] for row in rows] == ["WARNING bank: asked", ""]
-
-
 def test_a_failing_recorder_loses_no_message(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,7 +108,6 @@ def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
     return record, delivery(message_id="m-1", headers=ticket_header(record.pk, 2))
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder, rows: list[AttemptRow]) -> None:
     record, arrival = requeued()
     recorder.note(success(arrival))
@@ -130,8 +120,6 @@ def test_a_requeued_attempt_ends_when_its_outcome_is_recorded(recorder: Recorder
     assert abs(ended - noted) < timedelta(microseconds=10)
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_the_success_of_a_requeued_copy_closes_its_record_at_once(recorder: Recorder, rows: list[AttemptRow]) -> None:
     record, copy = requeued()
 
@@ -144,8 +132,6 @@ def test_the_success_of_a_requeued_copy_closes_its_record_at_once(recorder: Reco
     assert [(row.cycle, row.number, row.verdict) for row in rows] == [(2, 1, "ack")]
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("other", [{"message_id": "m-2"}, {"message_id": "m-1", "body": b"[]"}, {"queue": "refunds"}])
 def test_headers_copied_into_another_message_close_no_record(recorder: Recorder, other: dict[str, Any]) -> None:
     record, copy = requeued()
@@ -159,8 +145,6 @@ def test_headers_copied_into_another_message_close_no_record(recorder: Recorder,
     assert record.state == State.REQUEUED
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_a_requeued_copy_discarded_by_its_handler_is_resolved(recorder: Recorder) -> None:
     record, copy = requeued()
 
@@ -170,8 +154,6 @@ def test_a_requeued_copy_discarded_by_its_handler_is_resolved(recorder: Recorder
     assert record.state == State.PROCESSED
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_a_requeued_copy_discarded_by_its_policy_is_open_again(recorder: Recorder) -> None:
     record, copy = requeued()
     error = caught(post)
@@ -182,8 +164,6 @@ def test_a_requeued_copy_discarded_by_its_policy_is_open_again(recorder: Recorde
     assert (record.state, record.error) == (State.PARKED, "BankDown")
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_a_requeued_copy_that_is_retried_or_parked_changes_no_record(recorder: Recorder) -> None:
     record, copy = requeued()
 
@@ -194,8 +174,6 @@ def test_a_requeued_copy_that_is_retried_or_parked_changes_no_record(recorder: R
     assert (record.state, len(recorder.buffer)) == (State.REQUEUED, 2)
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_an_outcome_refused_by_the_database_is_retried(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     record, copy = requeued()
     errors = iter([OperationalError("gone"), None])
@@ -217,8 +195,6 @@ def test_an_outcome_refused_by_the_database_is_retried(recorder: Recorder, monke
     assert record.state == State.PROCESSED
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_no_worker_queries_a_database_known_to_be_unavailable(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,8 +208,6 @@ def test_no_worker_queries_a_database_known_to_be_unavailable(
     assert (asked, len(recorder.buffer)) == ([], 2)
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_an_outcome_is_not_written_into_a_transaction_left_open_by_a_handler(recorder: Recorder) -> None:
     record, copy = requeued()
 
@@ -254,8 +228,6 @@ def real() -> Recorder:
     return made
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_a_record_finds_all_attempts_after_its_requeue(real: Recorder) -> None:
     record, copy = requeued()
 
@@ -269,8 +241,6 @@ def test_a_record_finds_all_attempts_after_its_requeue(real: Recorder) -> None:
     assert ErrorGroup.objects.get().processed == 1
 
 
-@pytest.mark.database
-@pytest.mark.django_db(transaction=True)
 def test_without_tables_attempts_stay_buffered(
     real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,7 +4,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +17,7 @@ from django_rmq_retry.messages import Instruction
 from django_rmq_retry.messages.properties import milliseconds
 from django_rmq_retry.policies import Backoff, retry
 from tests.handlers.factories import arrived, delivery, hop, route, sent_on, settled, subscription, topology_of
-
-
-class BankDown(Exception):
-    pass
+from tests.messages.exceptions import BankDown
 
 
 @dataclass
@@ -111,17 +108,6 @@ def allowed(policy: RetryThenPark) -> int:
     return max(spans[0][1], *(rung - step for step, rung in spans))
 
 
-@given(BACKOFFS, ATTEMPTS, LADDERS, st.floats(0, 1, exclude_max=True), st.integers(1, 9))
-def test_a_single_message_returns_exactly_after_its_back_off(
-    backoff: Backoff, attempts: int, ladder: Ladder, chance: float, attempt: int
-) -> None:
-    made = Simulation(subscription(RetryThenPark(attempts=attempts, backoff=backoff, via=ladder)))
-    asked = [(0, backoff.delay(attempt, chance))]
-    made.run(asked)
-
-    assert lateness(made, asked) == [0]
-
-
 @given(BACKOFFS, ATTEMPTS, LADDERS, st.floats(0, 1500))
 def test_a_single_message_returns_exactly_after_the_delay_of_its_handler(
     backoff: Backoff, attempts: int, ladder: Ladder, delay: float
@@ -143,20 +129,6 @@ def test_no_message_returns_early_or_later_than_one_step_or_the_jitter(
 
     late = lateness(made, asked)
     assert all(0 <= one <= allowed(policy) for one in late)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(SECONDS, min_size=1, max_size=6),
-    st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 900)), max_size=30),
-)
-def test_without_jitter_no_message_is_later_than_the_smallest_step(
-    steps: list[float], asked: list[tuple[int, float]]
-) -> None:
-    made = Simulation(subscription(RetryThenPark(attempts=9, backoff=Steps(steps))))
-    made.run(asked)
-
-    assert all(0 <= one <= milliseconds(min(steps)) for one in lateness(made, asked))
 
 
 @settings(deadline=None, max_examples=60)
@@ -232,17 +204,6 @@ def test_the_waiting_queues_of_a_quorum_queue_are_safe_and_return_to_it_alone() 
     }
 
 
-def test_the_waiting_queues_of_a_classic_queue_are_classic_too() -> None:
-    added = Ladder().additions(route(type="classic", attempts=3, backoffs=(Fixed(30),)))
-
-    assert dict(added.topology.queues["payments.retry.30s"].arguments) == {
-        "x-queue-type": "classic",
-        "x-message-ttl": 30_000,
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": "payments",
-    }
-
-
 def test_a_queue_with_drop_head_parks_the_dropped_messages() -> None:
     added = Ladder().additions(route(max_length=5, overflow="drop-head", attempts=3, backoffs=(Fixed(30),)))
 
@@ -290,20 +251,6 @@ def test_a_wait_uses_the_longest_fitting_queue_and_the_copy_has_the_rest(
     assert (carried.copy.exchange, carried.copy.routing_key) == ("", queue)
     assert carried.copy.properties.expiration == expiration
     assert carried.copy.headers.get("rmq-retry-wait", 0) == rest
-
-
-def test_the_ladder_counts_attempts_in_its_own_header() -> None:
-    charge = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
-    counted = []
-    one = delivery()
-    for _ in range(4):
-        one = replace(one, attempt=charge.policy.via.attempt(charge.route, one))
-        counted.append(one.attempt)
-        copy = settled(retry(30), one, charge).copy
-        assert copy is not None
-        one = arrived(copy, queue="payments")
-
-    assert counted == [1, 2, 3, 4]
 
 
 def test_a_further_hop_counts_no_attempt_and_keeps_the_summary() -> None:
@@ -376,12 +323,3 @@ def test_a_ladder_without_a_back_off_and_without_steps_is_refused() -> None:
     assert Ladder().refusal(route()) == (
         "The policy has no back-off to take waits from; name them with via=Ladder([…])."
     )
-
-
-def test_a_delayed_publish_uses_the_waiting_queues() -> None:
-    charge = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
-    delayed = charge.policy.via.delayed(charge.route, 45)
-
-    assert delayed is not None
-    exchange, key, expiration, stamp = delayed
-    assert (exchange, key, expiration, stamp.wait) == ("", "payments.retry.30s", None, 15_000)

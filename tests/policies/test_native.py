@@ -10,10 +10,6 @@ from django_rmq_retry.messages import Instruction, Settlement
 from tests.handlers.factories import delivery, hop, route, subscription
 
 
-def test_native_needs_rabbitmq_4_3() -> None:
-    assert Native(5).needs == (4, 3)
-
-
 def test_native_declares_a_linear_wait_up_to_the_cap() -> None:
     assert Native(5, cap=60).additions(route()).arguments == {
         "x-delayed-retry-type": "failed",

@@ -10,19 +10,6 @@ from django_rmq_retry import Discard, Park, Retry
 from django_rmq_retry.policies.verdict import Overrule
 
 
-def test_an_overrule_keeps_its_reason() -> None:
-    assert Park("The account is frozen").reason == "The account is frozen"
-    assert str(Discard("Superseded")) == "Superseded"
-    assert Retry().reason == ""
-
-
-def test_a_retry_keeps_its_delay() -> None:
-    assert Retry(after=30).after == 30
-    assert Retry("busy", after=0).after == 0
-    assert Retry("busy").after is None
-    assert Retry(after=315_360_000).after == 315_360_000
-
-
 def test_a_delay_may_be_a_timedelta() -> None:
     assert Retry(after=timedelta(minutes=2)).after == 120
 
@@ -33,19 +20,6 @@ def test_a_delay_may_be_a_timedelta() -> None:
 def test_an_invalid_delay_is_refused(after: Any) -> None:
     with pytest.raises(ValueError, match=r"Retry\(after=…\) takes seconds from 0 to ten years, or a timedelta, not "):
         Retry(after=after)
-
-
-def test_an_overrule_subclass_need_not_call_super_init() -> None:
-    class Frozen(Park):
-        def __init__(self, account: int) -> None:
-            self.account = account
-
-    class Busy(Retry):
-        def __init__(self, account: int) -> None:
-            self.account = account
-
-    assert Frozen(7).reason == ""
-    assert (Busy(7).reason, Busy(7).after) == ("", None)
 
 
 def test_all_overrules_can_be_caught_as_one() -> None:

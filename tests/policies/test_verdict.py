@@ -6,12 +6,9 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.policies import Kind, discard, halt, park, retry
+from django_rmq_retry.policies import discard, halt, park
 from django_rmq_retry.policies.verdict import DETAIL_BYTES
-
-
-class BankDown(Exception):
-    pass
+from tests.messages.exceptions import BankDown
 
 
 class Broken(Exception):
@@ -79,15 +76,3 @@ def test_a_short_valid_text_is_kept(text: str) -> None:
 def test_details_are_cut_too() -> None:
     for verdict in (park(Reason.REQUESTED, "d" * 10**6), discard("d" * 10**6), halt(1, detail="d" * 10**6)):
         assert verdict.detail == "d" * (DETAIL_BYTES - 3) + "…"
-
-
-def test_each_kind_of_verdict_has_its_facts() -> None:
-    note = ErrorNote.of(BankDown("timeout"))
-
-    assert (retry(30.0, note).kind, retry(30.0, note).after, retry(30.0, note).error) == (Kind.RETRY, 30.0, note)
-    assert (park(Reason.PERMANENT, "no", note).kind, park(Reason.PERMANENT, "no").reason) == (
-        Kind.PARK,
-        "permanent",
-    )
-    assert discard("enough").kind is Kind.DISCARD
-    assert (halt(5).kind, halt(5).after) == (Kind.HALT, 5)

@@ -19,7 +19,7 @@ from structlog.testing import CapturingLogger
 from django_rmq_retry import Delivery, Fixed, Handler, OneShot, RetryThenPark, handler
 from django_rmq_retry.hooks import AroundAttempt, current
 from django_rmq_retry.telemetry.log_fields import LogFields, bind
-from django_rmq_retry.testing import RmqTest, isolated_handlers
+from django_rmq_retry.testing import RmqTest
 
 BIND = "django_rmq_retry.telemetry.log_fields.bind"
 FORMAT = "%(message)s|%(message_id)s|%(key)s|%(attempt)s|%(queue)s|%(handler)s"
@@ -28,10 +28,7 @@ log = logging.getLogger("payments")
 Start = Callable[[], RmqTest]
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture

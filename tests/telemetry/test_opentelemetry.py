@@ -43,7 +43,7 @@ from django_rmq_retry.hooks import Around, AroundPublish, current
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.telemetry.opentelemetry import SCHEMA, Tracing
-from django_rmq_retry.testing import RmqTest, isolated_handlers
+from django_rmq_retry.testing import RmqTest
 
 OTHERS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Spans = Sequence[ReadableSpan]
@@ -109,10 +109,7 @@ def tracing(**options: Any) -> tuple[Tracing, Traced]:
     return Tracing(tracer_provider=provider, **of_hook), Traced(provider, exporter)
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture(autouse=True)

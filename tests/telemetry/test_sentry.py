@@ -21,7 +21,7 @@ from sentry_sdk.transport import Transport
 from django_rmq_retry import Delivery, Discard, Fixed, Handler, OneShot, Park, Retry, RetryThenPark, handler
 from django_rmq_retry.hooks import AroundAttempt, AroundPublish, current
 from django_rmq_retry.telemetry.sentry import Reporting
-from django_rmq_retry.testing import RmqTest, isolated_handlers
+from django_rmq_retry.testing import RmqTest
 
 REPORT = "django_rmq_retry.telemetry.sentry.report"
 SECRET = "4000-0000-0000-9995"
@@ -64,10 +64,7 @@ Init = Callable[..., Kept]
 Start = Callable[..., RmqTest]
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    with isolated_handlers():
-        yield
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 @pytest.fixture
@@ -226,19 +223,6 @@ def test_without_tracing_errors_still_belong_to_the_trace_of_the_publish(init: I
     assert [one["contexts"]["trace"]["trace_id"] for one in kept.events] == [trace]
 
 
-def test_a_nested_publish_is_a_child_of_the_attempt(kept: Kept, start: Start) -> None:
-    rmq = start()
-    mail = handler("mail.send", name="mail", policy=OneShot())(lambda _message: None)
-    charge = charging(lambda _message: mail.publish({}))
-    charge.publish({})
-    rmq.drain()
-
-    [charged, mailed] = kept.transactions
-    [publish] = charged["spans"]
-    assert publish["data"]["messaging.destination.name"] == "mail.send"
-    assert mailed["contexts"]["trace"]["parent_span_id"] == publish["span_id"]
-
-
 def test_coroutines_that_publish_together_have_sibling_spans(kept: Kept, start: Start) -> None:
     rmq = start()
     mail = handler("mail.send", name="mail", policy=OneShot())(lambda _message: None)
@@ -293,21 +277,6 @@ def test_one_group_of_parked_messages_is_one_issue_and_retries_are_not_reported(
     assert (error["type"], error["mechanism"]["type"]) == ("TimeoutError", "django_rmq_retry")
     assert kept.events[0]["level"] == "error"
     assert kept.events[0]["contexts"]["rmq_retry"]["attempts"] == 3
-
-
-def test_different_groups_are_different_issues(kept: Kept, start: Start) -> None:
-    rmq = start()
-
-    def freeze(message: Any) -> None:
-        raise Park("The account is frozen") if message.data else ValueError("no data")
-
-    charge = charging(freeze, policy=RetryThenPark(attempts=1))
-    charge.publish({"account": 1})
-    charge.publish({})
-    rmq.drain()
-
-    assert [one["exception"]["values"][0]["type"] for one in kept.events] == ["Park", "ValueError"]
-    assert len({tuple(one["fingerprint"]) for one in kept.events}) == 2
 
 
 def test_each_attempt_is_reported_if_asked_for(kept: Kept, start: Start) -> None:
@@ -473,18 +442,6 @@ def test_without_an_initialised_sdk_nothing_is_added(start: Start) -> None:
 
     assert [dict(one.message.headers) for one in rmq.attempts(charge)] == [{}]
     assert current().failures == {}
-
-
-@pytest.mark.usefixtures("kept")
-def test_headers_without_place_for_the_trace_cost_the_trace_and_not_the_message(start: Start) -> None:
-    rmq = start()
-    charge = charging(lambda _message: None)
-    with sentry_sdk.start_transaction(op="task", name="nightly"):
-        charge.publish({}, headers={"large": "x" * 126_900})
-    rmq.drain()
-
-    assert [list(one.message.headers) for one in rmq.attempts(charge)] == [["large"]]
-    assert list(current().failures.values()) == [1]
 
 
 def test_two_worker_threads_do_not_mix_their_tags(kept: Kept) -> None:

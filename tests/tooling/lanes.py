@@ -40,8 +40,8 @@ WITHOUT_DJANGO = tuple(
     for name in (
         *("amqp", "chaos", "consumer", "embedded", "faults", "handlers", "messages", "policies", "topology"),
         *("operators/test_races.py", "parked/test_drainers.py"),
-        *("test_architecture.py", "test_layers.py", "test_package.py", "test_processes.py"),
-        *("test_servers.py", "test_tooling.py", "test_translations.py"),
+        *("test_architecture.py", "test_layers.py", "test_package.py"),
+        *("test_tooling.py", "test_translations.py"),
         *("test_workflows.py",),
     )
 )

@@ -17,7 +17,6 @@ from tests.upgrading import scenes
 from tests.upgrading.old_reader import KNOWN, Read, read
 from tests.upgrading.recorded_messages import FLIGHTS, landed, properties
 
-HOMES = {"payments.parked": "payments"}
 CAME_BY = ("main", "pay.cash")
 FAILED = ("retries_exhausted", "BankDown", "timeout")
 NEWER: dict[str, str] = {
