@@ -282,7 +282,6 @@ class Settings:
 
     @property
     def limits(self) -> BodyLimits:
-        """The limits on a body that is decoded."""
         return BodyLimits(most_bytes=self.body_bytes, most_elements=self.body_elements)
 
     def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:

@@ -138,15 +138,13 @@ class OperatorActionAdmin(Pages):
     @admin.display(description=gettext_lazy("Subject"))
     def about(self, action: OperatorAction) -> SafeString | str:
         """Return a link to the action's object; the link's text stays readable after the object is deleted."""
-        for number, page in (
-            (action.message, "parkedmessage"),
-            (action.run, "requeuerun"),
-            (action.group, "errorgroup"),
+        for number, page, name in (
+            (action.message, "parkedmessage", cut(action.subject) or f"#{action.message}"),
+            (action.run, "requeuerun", _("requeue run %(number)d") % {"number": action.run or 0}),
+            (action.group, "errorgroup", _("group #%(number)d") % {"number": action.group or 0}),
         ):
             if number is not None:
-                return format_html(
-                    '<a href="{}">{}</a>', self.address(f"{page}_change", number), _subject(action, number)
-                )
+                return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), name)
         return cut(action.subject) or NOTHING
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -235,11 +233,10 @@ def _naming(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tup
 
 def _newest(actions: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
     """Yield the actions, newest first, by one statement per slice: some databases return a whole result at once."""
-    rows = actions.order_by("-number").values_list("number", "pk", "facts")
-    chunk = list(rows[:READ_AT_ONCE])
-    while chunk:
+    rest = rows = actions.order_by("-number").values_list("number", "pk", "facts")
+    while chunk := list(rest[:READ_AT_ONCE]):
         yield from ((pk, facts) for _number, pk, facts in chunk)
-        chunk = list(rows.filter(number__lt=chunk[-1][0])[:READ_AT_ONCE])
+        rest = rows.filter(number__lt=chunk[-1][0])
 
 
 def _named_in(facts: object) -> Iterator[int]:
@@ -258,11 +255,3 @@ def _inside(facts: object, *names: str) -> Mapping[str, Any]:
     for name in names:
         facts = facts.get(name) if isinstance(facts, Mapping) else None
     return facts if isinstance(facts, Mapping) else {}
-
-
-def _subject(action: OperatorAction, number: int) -> str:
-    if action.message is not None:
-        return cut(action.subject) or f"#{number}"
-    if action.run is not None:
-        return _("requeue run %(number)d") % {"number": number}
-    return _("group #%(number)d") % {"number": number}

@@ -53,12 +53,12 @@ class BlockedKeyAdmin(Pages):
         if request.method == "POST":
             try:
                 self._unblock(request, row)
-                return HttpResponseRedirect(self.address("blockedkey_changelist"))
             except Outdated as refusal:
                 messages.warning(request, str(refusal))
-                return HttpResponseRedirect(self.address("blockedkey_changelist"))
             except Refused as refusal:
                 wrong = str(refusal)
+            if not wrong:
+                return HttpResponseRedirect(self.address("blockedkey_changelist"))
         return self.page(
             request,
             "blockedkey/unblock.html",
@@ -74,11 +74,10 @@ class BlockedKeyAdmin(Pages):
         if request.POST.get("first") != row.name:
             raise Outdated(_("Nothing was changed: another message now goes first on this key."))
         now = unblock(row, Actor.of_request(request), reason=request.POST.get("text", ""))
-        if now is None:
-            messages.success(request, _("Key %(key)s is unblocked: no message waits behind it.") % {"key": row.key})
-        else:
+        text = _("Key %(key)s is unblocked: no message waits behind it.")
+        if now is not None:
             text = _("Key %(key)s is unblocked: %(message)s now goes first.")
-            messages.success(request, text % {"key": row.key, "message": now.blocker})
+        messages.success(request, text % {"key": row.key, "message": now and now.blocker})
 
 
 def _seen(request: HttpRequest, record: ParkedMessage | None) -> ParkedMessage | None:

@@ -28,8 +28,6 @@ KNOWN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The result of one look at the broker."""
-
     at: datetime
     unreachable: str = ""
     """The reason that the broker cannot be reached; empty if it can."""

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -46,12 +46,10 @@ class LeftOut:
         """Return the remarks about the keys: severity, sentence and keys of each."""
         if self.effect is None:
             return []
-        missing, alike, elsewhere, several = (
-            self.effect.missing,
-            [f"{key} → {', '.join(others)}" for key, others in self.effect.alike.items()],
-            [f"{key} ({State(one.state).label})" for key, one in self.effect.elsewhere.items()],
-            [f"{key} ({count})" for key, count in self.effect.several.items()],
-        )
+        missing = self.effect.missing
+        alike = [f"{key} → {', '.join(others)}" for key, others in self.effect.alike.items()]
+        elsewhere = [f"{key} ({State(match.state).label})" for key, match in self.effect.elsewhere.items()]
+        several = [f"{key} ({count})" for key, count in self.effect.several.items()]
         not_found = ngettext(
             "%(count)d key was not found, so no message is left out for it",
             "%(count)d keys were not found, so no message is left out for them",
@@ -113,14 +111,12 @@ def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable
 
 
 def _named(request: HttpRequest) -> Selection | None:
-    group, message, run = (number_in(request.GET.get(name, "")) for name in ("group", "message", "failed_of_run"))
-    if group is not None:
-        return Selection.of_filter({"group": group, "state": [State.PARKED]})
-    if message is not None:
-        return Selection.of_ids([message])
-    if run is not None:
-        return Selection.of_filter({"failed_of_run": run, "state": [State.PARKED]})
-    return None
+    message = number_in(request.GET.get("message", ""))
+    for name in ("group", "failed_of_run"):
+        number = number_in(request.GET.get(name, ""))
+        if number is not None:
+            return Selection.of_filter({name: number, "state": [State.PARKED]})
+    return None if message is None else Selection.of_ids([message])
 
 
 def _query(request: HttpRequest, selection: Selection) -> str:
@@ -174,6 +170,23 @@ def unchecked(request: HttpRequest, selection: Selection) -> str:
         "left out when the requeue run sends them."
     )
     return text % {"count": MOST_CHECKED}
+
+
+def asking(
+    pages: Pages, request: HttpRequest, template: str, selection: Selection, *, wrong: str, **context: Any
+) -> HttpResponse:
+    """Show the page that asks before an action; ``wrong`` is the reason that the button did nothing."""
+    return pages.page(
+        request,
+        f"parkedmessage/{template}.html",
+        status=422 if wrong else 200,
+        selection=selection,
+        token=selection.token(),
+        sample=sample(request, selection),
+        typed=request.POST or request.GET,
+        wrong={"all": wrong} if wrong else {},
+        **context,
+    )
 
 
 def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:

@@ -25,8 +25,6 @@ BADGES: Mapping[ProcessState, tuple[str, str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
-    """One process, as the page shows it."""
-
     process: Process
     kind: str
     sign: str
@@ -43,8 +41,6 @@ class ProcessRow:
 
 @admin.register(ConsumerProcess)
 class ConsumerProcessAdmin(Pages):
-    """One page, in the place of the model's list."""
-
     sees = "view_status"
     one_page = True
 

@@ -46,8 +46,6 @@ PROPERTIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A body as a page shows it."""
-
     formatted: str = ""
     exact: str = ""
     hex: str = ""
@@ -76,7 +74,6 @@ def body_of(data: bytes, content_type: str, *, whole: bool, shown: Collection[st
 
 
 def dump(data: bytes) -> str:
-    """Return a hex dump, with ASCII characters beside it."""
     lines = []
     for start in range(0, min(len(data), HEX_LIMIT), HEX_WIDTH):
         part = data[start : start + HEX_WIDTH]
@@ -112,8 +109,6 @@ def _shown(text: str) -> Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """One header."""
-
     name: str
     value: str
     kind: str
@@ -151,8 +146,6 @@ class DeathEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """The headers and properties of a message."""
-
     headers: tuple[Header, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
     deaths: tuple[DeathEntry, ...] = ()
@@ -178,9 +171,7 @@ def heading_of(raw: bytes, *, whole: bool, shown: Collection[str] = ()) -> Headi
         properties = decode_properties(raw)
     except UndecodableHeaders as error:
         text = _("They cannot be decoded: %(why)s") % {"why": error}
-        if not whole:
-            return Heading(why=text)
-        return Heading(raw=raw[:VALUE_LIMIT].hex(" "), why=text)
+        return Heading(raw=raw[:VALUE_LIMIT].hex(" ") if whole else "", why=text)
     values = [(name, getattr(properties, name)) for name in PROPERTIES]
     entries = deaths(properties.headers)
     return Heading(
@@ -203,7 +194,10 @@ def _headers(properties: Properties, *, whole: bool, shown: Collection[str]) -> 
             yield Header(name=visible(name), value=text, kind="?", section=_section(name))
             continue
         hidden = place not in shown and hides([name], masks)
-        seen = HIDDEN if hidden else _text(value if place in shown else without(value, [name], masks))
+        seen = HIDDEN
+        if not hidden:
+            text = visible(plain(value if place in shown else without(value, [name], masks)))
+            seen = text if len(text) <= VALUE_LIMIT else f"{text[:VALUE_LIMIT]}…"
         yield Header(
             name=visible(name),
             value=seen,
@@ -222,8 +216,3 @@ def _section(name: str) -> str:
 
 def _short(text: str) -> str:
     return visible(text) if len(text) <= NAME_LIMIT else f"{visible(text[:NAME_LIMIT])}…"
-
-
-def _text(value: object) -> str:
-    text = visible(plain(value))
-    return text if len(text) <= VALUE_LIMIT else f"{text[:VALUE_LIMIT]}…"

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.admin.choice import LeftOut, choosing, counted, forbidden, sample
+from django_rmq_retry.admin.choice import LeftOut, asking, choosing, counted, forbidden
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
@@ -101,30 +101,16 @@ def _decided(
             return HttpResponseRedirect(_back(pages, selection))
         except Refused as refused:
             wrong = str(refused)
-    return pages.page(
-        request,
-        f"parkedmessage/{verb}.html",
-        status=422 if wrong else 200,
-        selection=selection,
-        token=selection.token(),
-        sample=sample(request, selection),
-        typed=request.POST or request.GET,
-        left=left,
-        forbidden=why_not,
-        wrong={"all": wrong} if wrong else {},
-        **context,
-    )
+    return asking(pages, request, verb, selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 
 @of_message("view", "restore")
 def restoring(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
-    """Undo a discard."""
     return _one(pages, request, message, restore, _("The message is parked again."))
 
 
 @of_message("view", "unhold")
 def ending_hold(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
-    """End a hold now."""
     return _one(pages, request, message, unhold, _("The hold has ended and the message is parked again."))
 
 

@@ -31,8 +31,6 @@ HEADER_FIELD = "header:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditForm:
-    """The submitted edit of a message."""
-
     text: str
     headers: dict[str, str | None]
     new_id: str

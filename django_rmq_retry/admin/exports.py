@@ -8,9 +8,9 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin.choice import MOST_CHECKED, LeftOut, choosing, counted, forbidden, named, sample
+from django_rmq_retry.admin.choice import MOST_CHECKED, LeftOut, asking, choosing, counted, forbidden, named
 from django_rmq_retry.admin.labels import LEFT_OUT
-from django_rmq_retry.admin.pages import Pages, needs, refusal
+from django_rmq_retry.admin.pages import Pages, needs, refusal, saved_as
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
@@ -38,21 +38,8 @@ def messages(pages: Pages, request: HttpRequest, selection: Selection, left: Lef
         except Refused as refused:
             wrong = str(refused)
     label = ngettext("Export %(count)d message", "Export %(count)d messages", count)
-    return pages.page(
-        request,
-        "parkedmessage/export.html",
-        title=label % {"count": count},
-        status=422 if wrong else 200,
-        selection=selection,
-        token=selection.token(),
-        sample=sample(request, selection),
-        count=count,
-        left=left,
-        typed=request.POST or request.GET,
-        forbidden=why_not,
-        no_whole=refusal(request, "view_payload"),
-        wrong={"all": wrong} if wrong else {},
-    )
+    context = {"title": label % {"count": count}, "count": count, "no_whole": refusal(request, "view_payload")}
+    return asking(pages, request, "export", selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 
 def _forbidden(request: HttpRequest, selection: Selection, count: int) -> str:
@@ -134,12 +121,4 @@ def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str])
 
 
 def _file(lines: Iterator[str], name: str, form: str) -> StreamingHttpResponse:
-    return StreamingHttpResponse(
-        lines,
-        content_type=FORMS[form],
-        headers={
-            "Content-Disposition": f'attachment; filename="{name}.{form}"',
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
-        },
-    )
+    return StreamingHttpResponse(lines, content_type=FORMS[form], headers=saved_as(f"{name}.{form}"))

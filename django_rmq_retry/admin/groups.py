@@ -40,7 +40,6 @@ MOST_SAMPLED = 2000
 
 @needs("view_group", "note")
 def note(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """Show the form for the note, or store it."""
     group = ErrorGroup.objects.filter(pk=pk).first()
     if group is None:
         raise Http404(_("There is no such error group."))

@@ -134,7 +134,6 @@ COLUMNS = tuple(cell.short_description for cell in CELLS)
 
 
 def cells(message: ParkedMessage) -> list[Any]:
-    """Return the cells of a row."""
     return [cell(message) for cell in CELLS]
 
 
@@ -180,8 +179,6 @@ class Trend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One error group in a list."""
-
     group: ErrorGroup
     trend: Trend
     plain: str

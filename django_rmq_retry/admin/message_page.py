@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
-from django_rmq_retry.admin.pages import Button, Pages, refusal
+from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.timeline import activity, timeline, with_reasons
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
@@ -91,7 +91,6 @@ def _deleted_page(pages: Pages, request: HttpRequest, number: int) -> HttpRespon
 
 @of_message("view")
 def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
-    """Show the page."""
     return _page(pages, request, message)
 
 
@@ -111,15 +110,8 @@ def download(_pages: Pages, request: HttpRequest, message: ParkedMessage) -> Htt
     number = 1 if request.POST.get("version") == "1" else message.version
     body = bytes(message.body) if number == 1 else contents(message).body
     _log(request, message, Action.DOWNLOAD, {"version": number, "sha256": message.sha256, "bytes": len(body)})
-    return HttpResponse(
-        body,
-        content_type="application/octet-stream",
-        headers={
-            "Content-Disposition": f'attachment; filename="message-{message.pk}-v{number}.bin"',
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
-        },
-    )
+    headers = saved_as(f"message-{message.pk}-v{number}.bin")
+    return HttpResponse(body, content_type="application/octet-stream", headers=headers)
 
 
 def _hidden_places(message: ParkedMessage) -> set[str]:
@@ -196,9 +188,7 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
     return [
         Button(label=_("Requeue…"), address=page_of("requeuerun_preview"), why=why_not("requeue"), kind="main"),
         Button(
-            label=_("Edit and requeue…"),
-            address=edit,
-            why=why_not("edit") or beyond_forms(message.pk, message.size),
+            label=_("Edit and requeue…"), address=edit, why=why_not("edit") or beyond_forms(message.pk, message.size)
         ),
         Button(label=_("Discard…"), address=page_of("parkedmessage_discard"), why=why_not("discard")),
         hold,

@@ -15,15 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import (
-    decisions,
-    edit_form,
-    exports,
-    key_lists,
-    labels,
-    message_list,
-    message_page,
-)
+from django_rmq_retry.admin import decisions, edit_form, exports, key_lists, labels, message_list, message_page
 from django_rmq_retry.admin.labels import CELLS
 from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
 from django_rmq_retry.admin.pages import Pages, migrated, refusal

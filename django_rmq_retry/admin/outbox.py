@@ -23,8 +23,6 @@ Rows = QuerySet[OutboxMessage]
 
 
 class ByOutboxState(admin.SimpleListFilter):
-    """A filter for failed rows or rows that still wait to be sent."""
-
     title = gettext_lazy("state")
     parameter_name = "state"
 

@@ -84,6 +84,12 @@ def _why_not(request: HttpRequest, verb: str) -> str:
     return why
 
 
+def saved_as(name: str) -> dict[str, str]:
+    """Return the headers of a file that a browser saves and does not display."""
+    disposition = f'attachment; filename="{name}"'
+    return {"Content-Disposition": disposition, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
 def frame_of(request: HttpRequest) -> dict[str, Any]:
     """Return the context for the frame of every page, including the admin's own lists."""
     known = settings()
@@ -114,9 +120,8 @@ def migrated(
         except DatabaseError:
             if not _tables_are_missing(pages.model):
                 raise
-            missing: HttpResponse = pages.page(
-                request, "unmigrated.html", title=_("The database tables are missing"), status=503
-            )
+            title = _("The database tables are missing")
+            missing: HttpResponse = pages.page(request, "unmigrated.html", title=title, status=503)
             return missing
 
     return answered

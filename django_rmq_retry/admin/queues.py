@@ -51,16 +51,8 @@ class Standing:
     @classmethod
     def of(cls, one: QueueState, now: float) -> "Standing":
         state, breaker = one.state(now), one.circuit.opened
-        kind, sign, label = BADGES[state]
-        return cls(
-            queue=one.queue,
-            state=state,
-            breaker=breaker,
-            kind=kind,
-            sign=sign,
-            label=label,
-            explanation=one.explanation(now),
-        )
+        shown = dict(zip(("kind", "sign", "label"), BADGES[state], strict=True))
+        return cls(queue=one.queue, state=state, breaker=breaker, explanation=one.explanation(now), **shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +75,11 @@ class Standstills:
         return cls(of=standings, excused=excused(still, now))
 
     def judged(self, levels: Sequence[Level]) -> list[Judged]:
-        """Return the queues with their problems."""
         return Queues(levels=levels, excused=self.excused).judged()
 
 
 @admin.register(QueueControl)
 class QueueControlAdmin(Pages):
-    """One page, in the place of the model's list."""
-
     sees = "view_queue"
     one_page = True
 
@@ -111,7 +100,6 @@ class QueueControlAdmin(Pages):
 
     @needs("view_queue", "pause_queue")
     def change_state(self, request: HttpRequest) -> HttpResponse:
-        """Pause or resume the queue, depending on the button."""
         queue, reason, action = (request.POST.get(name, "") for name in ("queue", "reason", "action"))
         _label, span = SPANS.get(request.POST.get("span", ""), SPANS[""])
         actor = Actor.of_request(request)

@@ -31,8 +31,6 @@ from django_rmq_retry.parked.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The contents of the form."""
-
     rate: float = 20.0
     max_depth: int | None = 1000
     stop_at: float | None = STOP_AT
@@ -101,6 +99,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
     queues = registry.topology().queues
+    others = [finding for finding in found.findings if finding.name != "permanent"]
     return pages.page(
         request,
         "requeuerun/preview.html",
@@ -112,12 +111,8 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         again=again(request, selection) if "all" in wrong else "",
         wish=wish,
         report=found,
-        findings=[
-            (with_seen_examples(request, one), one.name in wish.include)
-            for one in found.findings
-            if one.name != "permanent"
-        ],
-        permanent=next((one for one in found.findings if one.name == "permanent"), None),
+        findings=[(with_seen_examples(request, finding), finding.name in wish.include) for finding in others],
+        permanent=next((finding for finding in found.findings if finding.name == "permanent"), None),
         button=many % {"count": found.sendable},
         unchecked=unchecked(request, selection),
         typed_from=TYPED_FROM if found.sendable > TYPED_FROM else 0,

@@ -41,8 +41,6 @@ COUNTED = ("total", "sent", "processed", "failed", "skipped")
 
 @admin.register(RequeueRun)
 class RequeueRunAdmin(Pages):
-    """The requeue runs: selection, operator and outcomes."""
-
     sees = "view_run"
     list_display = (
         *("name", "status", "by", "chosen", "of_total", "of_sent", "of_processed", "of_failed", "of_skipped"),
@@ -76,7 +74,6 @@ class RequeueRunAdmin(Pages):
 
     @needs("control")
     def control(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Pause, resume, slow or stop the requeue run, depending on the button."""
         actor, reason, action = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("action")
         try:
             if action == "slow":
@@ -152,19 +149,11 @@ class RequeueRunAdmin(Pages):
                 add(_("Slow to %(rate)d per second") % {"rate": slower}, "slow", values={"rate": slower})
             add(_("Stop"), "stop", kind="danger")
         if run.failed:
+            label = _("Requeue the %(count)d that failed again…") % {"count": run.failed}
             again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
-            buttons.append(
-                Button(
-                    label=_("Requeue the %(count)d that failed again…") % {"count": run.failed},
-                    address=again,
-                    why=refusal(request, "requeue", count=run.failed),
-                )
-            )
+            buttons.append(Button(label=label, address=again, why=refusal(request, "requeue", count=run.failed)))
         export = self.address("requeuerun_export", run.pk)
-        return [
-            *buttons,
-            Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True),
-        ]
+        return [*buttons, Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True)]
 
 
 def _found(number: str) -> RequeueRun:
@@ -204,8 +193,6 @@ def _guard(run: RequeueRun) -> str:
     ended, failed = run.guarded_outcomes
     text = _("guard: pauses when more than %(most)s %% fail again") % most
     if ended:
-        text = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {
-            "share": round(100 * failed / ended),
-            **most,
-        }
-    return " · ".join([text, *([_("counted since it was resumed")] if run.spared_failed else [])])
+        share = {"share": round(100 * failed / ended)}
+        text = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {**share, **most}
+    return f"{text} · {_('counted since it was resumed')}" if run.spared_failed else text

@@ -130,8 +130,6 @@ def _too_many() -> str:
 
 @admin.register(LiveStatus)
 class LiveStatusAdmin(Pages):
-    """One page, in the place of the model's list."""
-
     sees = "view_status"
     one_page = True
 

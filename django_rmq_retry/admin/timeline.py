@@ -37,8 +37,6 @@ SAMPLED_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceLine:
-    """One line of a traceback."""
-
     file: str
     line: str
     function: str
@@ -46,15 +44,12 @@ class TraceLine:
     own: bool
 
     def __str__(self) -> str:
-        return f'  File "{self.file}", line {self.line}, in {self.function}' + (
-            f"\n    {self.code}" if self.code else ""
-        )
+        place = f'  File "{self.file}", line {self.line}, in {self.function}'
+        return f"{place}\n    {self.code}" if self.code else place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCause:
-    """One exception of a chain."""
-
     error: str
     text: str
     lines: tuple[TraceLine, ...]
@@ -82,7 +77,6 @@ class Trace:
 
 
 def trace_of(attempt: Attempt) -> Trace | None:
-    """Return the attempt's traceback, or None if none was stored."""
     causes = tuple(_causes(attempt.chain))
     return Trace(attempt=attempt, causes=causes) if causes else None
 
@@ -133,8 +127,6 @@ def _lines(frames: list[Any]) -> Iterator[TraceLine]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of the history."""
-
     at: datetime
     kind: str
     title: str
@@ -161,18 +153,12 @@ def timeline(
     return sorted(events, key=lambda event: event.at, reverse=True)
 
 
-def _parking_end(attempts: Sequence[Attempt]) -> datetime | None:
-    """Return the time at which the attempt ended that parked the message."""
-    last = next((attempt for attempt in attempts if attempt.verdict == "park"), None)
-    return _end_of(last) if last else None
-
-
 def _end_of(attempt: Attempt) -> datetime:
     return attempt.started_at + timedelta(seconds=attempt.seconds)
 
 
 def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]:
-    ended = _parking_end(attempts)
+    ended = next((_end_of(attempt) for attempt in attempts if attempt.verdict == "park"), None)
     if message.published_at:
         yield Event(at=message.published_at, kind="published", title=_("Published"))
     text = message.detail or message.error_text
@@ -236,5 +222,4 @@ def activity(request: HttpRequest, *, most: int = MOST_ACTIONS_SHOWN, **about: i
 
 
 def with_reasons(actions: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:
-    """Return each action with its reason in words."""
     return [(action, labels.action_reason(action)) for action in actions]

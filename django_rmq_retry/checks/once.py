@@ -5,11 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from django.apps import apps
-from django.core.checks import (
-    CheckMessage,  # Django's own name
-    Tags,
-    register,
-)
+from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.models import Model
@@ -148,7 +144,6 @@ def renamed(alias: str, handlers: Iterable[Subscription]) -> dict[str, list[str]
 
 
 def _databases(handlers: Iterable[Subscription]) -> dict[str, list[str]]:
-    """Return the names of the handlers of each database."""
     named: dict[str, list[str]] = {}
     for one in handlers:
         named.setdefault(one.using or DEFAULT_DB_ALIAS, []).append(one.name)

@@ -8,12 +8,7 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings as project
-from django.core.checks import (
-    CheckMessage,  # Django's own name
-    Error,  # Django's own name
-    Warning,  # noqa: A004  # Django's own name
-    register,
-)
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's own names
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models import Model

@@ -2,10 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from django.core.checks import (
-    CheckMessage,  # Django's own name
-    register,
-)
+from django.core.checks import CheckMessage, register
 
 from django_rmq_retry.checks.settings import TAG, error, warning, with_settings
 from django_rmq_retry.conf import Settings

@@ -58,8 +58,6 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The results of one survey of the database."""
-
     alias: str
     seconds: float
     """Seconds until the database's first answer."""
@@ -151,8 +149,6 @@ def blocked() -> Blocked:
 
 
 class Unanswered(Exception):
-    """A database that did not answer in time."""
-
     def __init__(self, alias: str, timeout: float) -> None:
         super().__init__(f"{alias!r} did not answer within {timeout:g} s")
 

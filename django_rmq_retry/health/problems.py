@@ -80,8 +80,6 @@ def blind(gauged: Gauged) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One queue with all its problems."""
-
     level: Level
     problems: tuple[Problem, ...]
 
@@ -151,10 +149,8 @@ class Queues:
     def _of_work(self, level: Level, problem: Callable[..., Problem]) -> Iterator[Problem]:
         ready, consumers, most = level.ready or 0, level.consumers or 0, self.limits.max_ready
         if not consumers and level.unacked:
-            yield problem(
-                code=Code.HELD,
-                values={"vhost": self.vhost, "unacked": plural(level.unacked, "unacked message")},
-            )
+            unacked = plural(level.unacked, "unacked message")
+            yield problem(code=Code.HELD, values={"vhost": self.vhost, "unacked": unacked})
         elif not consumers and not ready:
             yield problem(code=Code.IDLE)
         elif consumers and most is not None and ready > most:
@@ -180,9 +176,8 @@ class Queues:
             return problem(code=Code.RETURNING)
         # If other consumers read the home queue, the command refuses to move it; this queue can still be moved.
         moved = level.queue if returns else self._whole(level)
-        return problem(
-            code=Code.ABANDONED, values={"command": f"manage.py rmq_declare --recreate {moved} --move-to NEW"}
-        )
+        command = f"manage.py rmq_declare --recreate {moved} --move-to NEW"
+        return problem(code=Code.ABANDONED, values={"command": command})
 
     def _whole(self, level: Level) -> str:
         """Return the queue with which a former queue is deleted or moved."""
@@ -266,12 +261,8 @@ def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Proble
 
 
 def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
-    return {
-        "span": span(waited),
-        "seconds": waited.total_seconds(),
-        "limit": most.total_seconds(),
-        "most": span(most),
-    }
+    seconds = {"seconds": waited.total_seconds(), "limit": most.total_seconds()}
+    return {"span": span(waited), "most": span(most), **seconds}
 
 
 def _stopped(control: QueueControl, now: datetime) -> Problem:
@@ -304,7 +295,6 @@ def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:
 
 
 def in_blocked(blocked: Blocked) -> Iterator[Problem]:
-    """Yield the limits of blocked messages that are reached or near."""
     now = settings()
     for setting, count, limit, where in (
         ("BLOCKED_TOTAL", blocked.messages, now.blocked_total, "behind blocked keys"),
@@ -351,7 +341,6 @@ def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> It
 
 
 def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
-    """Yield the requeue runs that stand still."""
     for run in runs:
         since = run.leased_until or run.beat_at or run.created_at
         idle, explanation = now - since, run.explanation.removesuffix(".")
@@ -374,7 +363,6 @@ def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
 
 
 def unusable(alias: str, reason: str) -> Problem:
-    """Return the problem of a database that cannot be read."""
     return Problem(code=Code.DATABASE_UNUSABLE, subject=alias, values={"reason": reason})
 
 
@@ -388,6 +376,6 @@ def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limi
 
 def resting(survey: Survey | None) -> frozenset[str]:
     """Return the queues that need no consumer, by the pauses and breakers of a survey."""
-    return (
-        excused(map(state_of, survey.stopped), database_clock.now(survey.alias).timestamp()) if survey else frozenset()
-    )
+    if survey is None:
+        return frozenset()
+    return excused(map(state_of, survey.stopped), database_clock.now(survey.alias).timestamp())

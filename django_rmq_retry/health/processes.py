@@ -46,7 +46,6 @@ class InFlight:
 
     @property
     def seconds(self) -> int:
-        """The whole seconds of its length."""
         return int(self.length.total_seconds())
 
     @property
@@ -70,8 +69,6 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One consuming process."""
-
     row: ConsumerProcess
     state: ProcessState
     in_flight: tuple[InFlight, ...]

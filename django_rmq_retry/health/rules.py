@@ -435,12 +435,10 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """Its whole sentence."""
         return self._filled_in(self.rule.text) if self.rule.text else f"Queue {self.subject!r}: {self.row}."
 
     @property
     def why(self) -> str:
-        """Its consequence."""
         return self._filled_in(self.rule.why)
 
     @property

@@ -38,7 +38,7 @@ def age(text: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def _moment(text: str, *, ahead: bool) -> datetime:
+def moment(text: str, *, ahead: bool = False) -> datetime:
     if _AGE.fullmatch(text):
         return timezone.now() + age(text) if ahead else timezone.now() - age(text)
     at = parse_datetime(text)
@@ -47,39 +47,27 @@ def _moment(text: str, *, ahead: bool) -> datetime:
     return at if at.tzinfo else timezone.make_aware(at)
 
 
-def moment(text: str) -> datetime:
-    """Parse an argument: a time, or an age."""
-    return _moment(text, ahead=False)
-
-
 def later(text: str) -> datetime:
-    """Parse an argument: a time, or a duration from now."""
-    return _moment(text, ahead=True)
+    return moment(text, ahead=True)
+
+
+def whole(text: str, *, least: int = 0) -> int:
+    if not text.isascii() or not text.isdigit() or not least <= int(text) < HIGHEST_NUMBER:
+        raise argparse.ArgumentTypeError(f"takes a whole number of at least {least}, not {text!r}")
+    return int(text)
 
 
 def positive(text: str) -> int:
-    """Parse an argument: a number, at least 1."""
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < HIGHEST_NUMBER:
-        raise argparse.ArgumentTypeError(f"takes a whole number of at least 1, not {text!r}")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    """Parse an argument: a number, at least 0."""
-    if not text.isascii() or not text.isdigit() or int(text) >= HIGHEST_NUMBER:
-        raise argparse.ArgumentTypeError(f"takes a whole number of at least 0, not {text!r}")
-    return int(text)
+    return whole(text, least=1)
 
 
 def add_limit(parser: CommandParser, what: str, most: int) -> None:
-    """Add the option for the length of a list."""
     parser.add_argument(
         "--limit", type=positive, default=most, metavar="N", help=f"at most N {what}; {most} by default"
     )
 
 
 def seconds(text: str) -> float:
-    """Parse an argument: 0 or more."""
     number = float(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"takes seconds of at least 0, not {text}")

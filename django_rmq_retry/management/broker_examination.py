@@ -26,7 +26,6 @@ from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, re
 from django_rmq_retry.health.rules import API, LOGIN, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
-from django_rmq_retry.management.dead_letter_processes import dead_letter_processes
 from django_rmq_retry.management.examination import Finding, Found, Look, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.parked.declared import BrokerPlace, former_queues
@@ -50,6 +49,9 @@ ENDLESS = 2**53
 """The number above which a policy's value is a way to write that there is no limit; times end not far above it."""
 CONSUMER_TIMEOUT_MS = 1_800_000
 """RabbitMQ's own limit for an unacked message."""
+MANY_PROCESSES = 100
+"""The number of at-least-once queues from which a rolling update may strand some (rabbitmq-server#16652)."""
+NATIVE = (4, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,17 +300,10 @@ def _policies(sight: Sight, topology: Topology) -> Iterator[Found]:
         yield Finding.unseen(Area.POLICIES, sight.blind, fix=f"Set {API}, such as http://user:password@rabbit:15672.")
     else:
         harms = _harms(topology, sight.rows)
-        for (setter, key, value, harm), queues in harms.items():
+        for harm, queues in harms.items():
+            values = dict(zip(("setter", "key", "value", "harm"), harm, strict=True))
             names = listed(map(repr, queues))
-            values = {
-                "setter": setter,
-                "key": key,
-                "value": value,
-                "harm": harm,
-                "names": names,
-                "vhost": sight.vhost,
-            }
-            yield Problem(code=Code.POLICY_HARMS, values=values)
+            yield Problem(code=Code.POLICY_HARMS, values={**values, "names": names, "vhost": sight.vhost})
         if not harms:
             governed = sum(bool(row.get("policy") or row.get("operator_policy")) for row in _ours(topology, sight.rows))
             yield f"No policy changes how retries work; {plural(governed, 'queue')} with a policy."
@@ -349,13 +344,8 @@ def _permissions(sight: Sight, topology: Topology) -> Iterator[Found]:
     unwritten += [name for name in copied if row is not None and not _grants(row["write"], name)]
     for right, names in (("read", unread), ("write", unwritten)):
         if names:
-            values = {
-                "right": right,
-                "pattern": right.upper(),
-                "names": listed(map(repr, names)),
-                "vhost": sight.vhost,
-            }
-            yield Problem(code=Code.RIGHT_LACKING, subject=user, values={**values, "harm": LACKED[right]})
+            values = {"right": right, "pattern": right.upper(), "harm": LACKED[right], "vhost": sight.vhost}
+            yield Problem(code=Code.RIGHT_LACKING, subject=user, values={**values, "names": listed(map(repr, names))})
     if not unread and not unwritten:
         text = f"{user!r} may read {plural(len(consumed), 'queue')} and publish to the default exchange"
         yield f"{text}{_undeclared(row, topology)}."
@@ -415,8 +405,7 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Found]:
             what=f"{listed(map(repr, forbidden))}:",
             fix=f"Set {API}, or run manage.py rmq_declare --check as the user that declares.",
         )
-    rows = sight.rows.values() if sight.rows is not None else None
-    yield from dead_letter_processes(sight.it.session.server, topology, rows)
+    yield from _dead_letter_processes(sight, topology)
     same, unseen = len(plan.of(PlanState.SAME)), len(plan.of(PlanState.UNSEEN))
     if unseen:
         fix = "" if sight.embedded else f"Set {API}."
@@ -425,8 +414,29 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Found]:
         yield f"{same} of {len(plan.items)} queues, exchanges and bindings are known to match the code."
 
 
+def _dead_letter_processes(sight: Sight, topology: Topology) -> Iterator[Problem]:
+    """Warn of many quorum queues that dead-letter at least once: the broker runs a process for each."""
+    whose, rows = "of this virtual host", [*(sight.rows or {}).values()]
+    if sight.rows is None:
+        whose, declared = "of this project", (queue.arguments for queue in topology.queues.values())
+        rows = [{"type": arguments.get("x-queue-type"), "arguments": arguments} for arguments in declared]
+    count = sum(map(_is_careful, rows))
+    if count >= MANY_PROCESSES:
+        upgrade = "" if sight.it.session.server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
+        yield Problem(code=Code.MANY_DEAD_LETTER_PROCESSES, count=count, values={"whose": whose, "upgrade": upgrade})
+
+
+def _is_careful(row: Row) -> bool:
+    """True for a quorum queue that dead-letters at least once, by its argument or a policy."""
+    arguments, policy = row.get("arguments"), row.get("effective_policy_definition")
+    strategies = (
+        arguments.get("x-dead-letter-strategy") if isinstance(arguments, Mapping) else None,
+        policy.get("dead-letter-strategy") if isinstance(policy, Mapping) else None,
+    )
+    return row.get("type") == "quorum" and next(filter(None, strategies), None) == "at-least-once"
+
+
 def _unrecorded(sight: Sight, topology: Topology) -> Iterator[Problem]:
-    """Yield a problem for each queue of messages that the database refused."""
     for queue in topology.queues.values():
         if queue.role is not Role.PARKED:
             continue

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from django.db import connections, router
@@ -32,7 +33,7 @@ from django_rmq_retry.management.command import RmqCommand, declarer
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import BrokerPlace, former_queues
-from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
+from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
 WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
@@ -58,8 +59,6 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """The result of one look at broker, database and topology."""
-
     broker: str
     round_trip: float
     gauged: Gauged
@@ -78,8 +77,8 @@ class BrokerStatus:
 
     def stopped(self, row: Judged) -> QueueControl | None:
         """Return why an operator or a breaker has stopped a queue."""
-        known = self.survey.stopped if self.survey else ()
-        return next((one for one in known if one.queue == row.level.queue), None)
+        stopped = self.survey.stopped if self.survey else ()
+        return next((control for control in stopped if control.queue == row.level.queue), None)
 
     @property
     def consumers(self) -> int:
@@ -147,7 +146,6 @@ def round_trip(session: Session) -> float:
 
 
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
-    """Return a row each for broker, database and topology."""
     same, all_seen, unseen = seen.declared
     topology = "ok" if same == all_seen else "✕"
     hidden = f", {plural(unseen, 'binding')} not visible" if unseen else ""
@@ -171,15 +169,14 @@ def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
         return f"✕ {'; '.join(problem.row for problem in row.errors)}", "ERROR"
     if stopped := seen.stopped(row):
         return f"‖ {_why(stopped)}", "WARNING"
-    for one in seen.survey.halted if seen.survey else ():
-        if one.queue == row.level.queue:
-            at = clock(one.halted_at, terminal=False) if one.halted_at else ""
-            return f"■ halted since {at}, attempt {one.halted_attempt}: {one.halted_error}", "WARNING"
+    for control in seen.survey.halted if seen.survey else ():
+        if control.queue == row.level.queue:
+            at = clock(control.halted_at, terminal=False) if control.halted_at else ""
+            return f"■ halted since {at}, attempt {control.halted_attempt}: {control.halted_error}", "WARNING"
     return (f"! {row.remark}", "WARNING") if row.remark else ("ok", "")
 
 
 def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
-    """Return a queue's row of the table."""
     level = row.level
     return (
         level.queue,
@@ -204,51 +201,43 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
     ``Consumers 3 · parked 226 (+38 in 10 min) · requeue runs 1 active``
     """
     words = [f"Consumers {seen.consumers}"]
-    survey = seen.survey
-    if survey is not None:
-        parked = survey.parked
-        lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
-        oldest = f", oldest {clock(parked.oldest, terminal=terminal)}" if parked.oldest else ""
-        words += [f"parked {parked.count}{lately}{oldest}", f"requeue runs {survey.runs} active"]
+    if seen.survey is None:
+        yield words[0]
+        return
+    parked, outbox, blocked = seen.survey.parked, seen.survey.outbox, seen.survey.blocked
+
+    def age(oldest: datetime | None) -> str:
+        return f", oldest {clock(oldest, terminal=terminal)}" if oldest else ""
+
+    lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
+    words += [f"parked {parked.count}{lately}{age(parked.oldest)}", f"requeue runs {seen.survey.runs} active"]
     yield " · ".join(words)
-    if survey is not None:
-        yield from _waiting(survey, terminal=terminal)
-
-
-def _waiting(survey: Survey, *, terminal: bool) -> Iterator[str]:
-    outbox, blocked = survey.outbox, survey.blocked
     if outbox.waiting or outbox.failed:
-        oldest = f", oldest {clock(outbox.oldest, terminal=terminal)}" if outbox.oldest else ""
-        yield f"Outbox {outbox.waiting} waiting{oldest} · {outbox.failed} failed"
+        yield f"Outbox {outbox.waiting} waiting{age(outbox.oldest)} · {outbox.failed} failed"
     if blocked.keys:
-        oldest = f", oldest {clock(blocked.oldest, terminal=terminal)}" if blocked.oldest else ""
         counts = f"{blocked.messages} waiting, at most {blocked.most} behind one key"
-        yield f"Blocked {plural(blocked.keys, 'key')}{oldest} · {counts}"
+        yield f"Blocked {plural(blocked.keys, 'key')}{age(blocked.oldest)} · {counts}"
 
 
 def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
-    """Return the whole status as JSON data."""
     same, all_seen, unseen = seen.declared
-    return {
-        "broker": seen.broker,
-        "round_trip_seconds": round(seen.round_trip, 6),
-        "database": _database_data(seen),
-        "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
-        "queues": [_queue_data(seen, row) for row in seen.rows],
-        "consumers": seen.consumers,
-        **_survey_data(seen.survey),
-        "problems": seen.problems,
-        "blind": str(blind(seen.gauged)),
-    }
-
-
-def _database_data(seen: BrokerStatus) -> Mapping[str, object]:
     survey = seen.survey
-    return {
+    database = {
         "alias": survey.alias if survey else None,
         "round_trip_seconds": round(survey.seconds, 6) if survey else None,
         "clock_ahead_seconds": round(survey.apart.total_seconds(), 3) if survey else None,
         "problem": seen.trouble or None,
+    }
+    return {
+        "broker": seen.broker,
+        "round_trip_seconds": round(seen.round_trip, 6),
+        "database": database,
+        "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
+        "queues": [_queue_data(seen, row) for row in seen.rows],
+        "consumers": seen.consumers,
+        **_survey_data(survey),
+        "problems": seen.problems,
+        "blind": str(blind(seen.gauged)),
     }
 
 
@@ -322,16 +311,12 @@ def summary(plan: Plan, *, done: bool) -> str:
 
 def plan_as_data(plan: Plan) -> Iterator[dict[str, object]]:
     for item in plan.items:
-        yield {
-            "kind": item.kind,
-            "name": item.name,
-            "state": item.state.value,
-            "differences": [
-                {"argument": one.argument, "here": one.here, "broker": one.broker if one.reported else "unknown"}
-                for one in item.differences
-            ],
-            "problem": item.problem,
-        }
+        differences = [
+            {"argument": one.argument, "here": one.here, "broker": one.broker if one.reported else "unknown"}
+            for one in item.differences
+        ]
+        facts = {"kind": item.kind, "name": item.name, "state": item.state.value}
+        yield {**facts, "differences": differences, "problem": item.problem}
 
 
 def _detail(item: Item) -> str:
@@ -346,8 +331,4 @@ def _detail(item: Item) -> str:
         ttl = declaration.arguments.get("x-message-ttl")
         words = [declaration.role.value, str(kind), "existing" if declaration.existing else ""]
         return " ".join(word for word in (*words, f"ttl {ttl} ms" if ttl else "") if word)
-    return _arguments(declaration)
-
-
-def _arguments(binding: BindingDeclaration) -> str:
-    return ", ".join(f"{name}={shown(value)}" for name, value in binding.arguments.items())
+    return ", ".join(f"{name}={shown(value)}" for name, value in declaration.arguments.items())

@@ -37,8 +37,6 @@ API_TIMEOUT_SECONDS = 5.0
 
 
 class Exit(IntEnum):
-    """The exit codes, the same for all commands."""
-
     DONE = 0
     ERROR = 1
     USAGE = 2
@@ -134,13 +132,11 @@ class RmqCommand(BaseCommand):
             raise CommandError(error.sentence(), returncode=Exit.DRIFT) from error
         except WouldLose as error:
             raise CommandError(str(error), returncode=Exit.DRIFT) from error
-        except (RmqRetryError, ImproperlyConfigured) as error:
-            raise CommandError(str(error), returncode=Exit.ERROR) from error
+        except (RmqRetryError, ImproperlyConfigured, DatabaseAway) as error:
+            raise CommandError(printable(str(error)), returncode=Exit.ERROR) from error
         except Refused as error:
             codes = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNCONFIRMED}
             raise CommandError(str(error), returncode=codes.get(type(error), Exit.USAGE)) from error
-        except DatabaseAway as error:
-            raise CommandError(printable(str(error)), returncode=Exit.ERROR) from error
         except Unmigrated as error:
             raise CommandError(f"Database: {error}", returncode=Exit.ERROR) from error
         if code:
@@ -224,7 +220,6 @@ def add_json(parser: CommandParser) -> None:
 
 
 def add_option(parser: CommandParser, name: str, *, default: object) -> None:
-    """Add --timeout or --using."""
     if name == "timeout":
         known = f"; {default:g} by default" if isinstance(default, float) else ""
         text = f"seconds to wait for each answer of the broker{known}"
@@ -236,7 +231,6 @@ def add_option(parser: CommandParser, name: str, *, default: object) -> None:
 
 
 def patience(text: str) -> float:
-    """Parse an argument: the seconds to wait for an answer."""
     try:
         number = float(text)
     except ValueError:
@@ -250,14 +244,12 @@ def add_common(parser: CommandParser, common: Iterable[str] = ()) -> None:
     """Accept the common options after a subcommand's name too; Django accepts its own only before it."""
     for name in common:
         add_option(parser, name, default=argparse.SUPPRESS)
+    hidden: Any = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in ("--no-color", "--force-color", "--traceback"):
-        parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(name, action="store_true", **hidden)
     for name in ("--settings", "--pythonpath"):
-        parser.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    levels = range(4)
-    parser.add_argument(
-        "-v", "--verbosity", type=int, choices=levels, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
+        parser.add_argument(name, **hidden)
+    parser.add_argument("-v", "--verbosity", type=int, choices=range(4), **hidden)
 
 
 def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: Exit = Exit.USAGE) -> None:
@@ -284,16 +276,10 @@ def remembered(command: RmqCommand) -> list[Declared] | None:
 @contextmanager
 def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
     """Open a Declarer on a session of its own, with a timeout for each step if one is given, as for a probe."""
-    access = settings().access()
+    access, url = settings().access(), settings().operators.management_url
     if timeout is not None:
         access = replace(access, connect_timeout=timeout)
+    wait = timeout or API_TIMEOUT_SECONDS
+    inspector = None if url is None else Inspector(url=url, vhost=access.vhost, timeout=wait)
     with Session(access, purpose="command", patience=timeout or ANSWER_SECONDS) as session:
-        yield Declarer(session, inspector(timeout=timeout))
-
-
-def inspector(*, timeout: float | None = None) -> Inspector | None:
-    """Return the management API of RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]; None if that is not set."""
-    url = settings().operators.management_url
-    if url is None:
-        return None
-    return Inspector(url=url, vhost=settings().access().vhost, timeout=timeout or API_TIMEOUT_SECONDS)
+        yield Declarer(session, inspector)

@@ -19,7 +19,6 @@ Table = tuple[list[Sequence[object]], list[str]]
 
 
 def process_rows(found: Sequence[Process], *, terminal: bool) -> Table:
-    """Return one row for each process."""
     rows: list[Sequence[object]] = [_PROCESSES]
     for one in found:
         row = one.row
@@ -44,7 +43,6 @@ def in_flight_rows(found: Sequence[Process], *, terminal: bool) -> Table:
 
 
 def as_data(one: Process) -> Mapping[str, object]:
-    """Return a process as JSON data."""
     row = one.row
     names = ("host", "pid", "number", "version", "deploy", "broker", "queues", "threads", "waiting")
     return {

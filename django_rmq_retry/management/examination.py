@@ -39,8 +39,6 @@ MOST_GROUPS = 100
 
 
 class Grade(StrEnum):
-    """The grade of a finding."""
-
     OK = "ok"
     WARNING = "warning"
     ERROR = "error"
@@ -107,7 +105,6 @@ def one_line(error: BaseException) -> str:
 
 
 def examine_settings(*, deploy: bool) -> Iterator[Found]:
-    """Yield the problems that the system checks find."""
     problems = [one for one in run_checks(tags=[TAG]) if one.level >= WARNING and not one.is_silenced()]
     of_deployment = run_checks(tags=[TAG], include_deployment_checks=True) if deploy else []
     for problem in (*problems, *(one for one in of_deployment if one not in problems and not one.is_silenced())):
@@ -126,7 +123,6 @@ def examine_settings(*, deploy: bool) -> Iterator[Found]:
 
 
 def unapplied(alias: str) -> list[str]:
-    """Return the names of this package's migrations that a database lacks."""
     executor = MigrationExecutor(connections[alias])
     targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == LABEL]
     return [migration.name for migration, _ in executor.migration_plan(targets) if migration.app_label == LABEL]

@@ -42,7 +42,6 @@ _DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
-    """Add the subcommands with their options."""
     _add_changes(add)
     editing = add("edit", edit, help="store a new version of a message; requeue sends it")
     editing.add_argument("id", type=int, metavar="ID", help="the record's number")
@@ -103,7 +102,6 @@ def _add_changes(add: Callable[..., CommandParser]) -> None:
 
 
 def change(command: RmqCommand, options: Options) -> Exit:
-    """Discard, restore, hold or unhold the chosen messages."""
     name = options["subcommand"]
     states = {"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, OPEN_STATES)
     # A message on hold needs an operator's decision, so a list of keys alone does not select it.

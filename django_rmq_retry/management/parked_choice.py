@@ -37,7 +37,6 @@ MOST_NAMED = 20
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:
-    """Add the arguments by which messages are chosen."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="record numbers; - reads them from stdin")
     chosen = parser.add_argument_group("messages")
     for name, field in FIELDS.items():
@@ -179,7 +178,6 @@ def _states(matches: Sequence[KeyMatch]) -> str:
 
 
 def keys_data(lookup: Lookup) -> dict[str, Any]:
-    """Return the matches of each key as JSON data."""
     matches = {key: [_match(one) for one in lookup.matches.get(key, ())] for key in lookup.keys}
     return {
         "keys": len(lookup.keys),
@@ -196,7 +194,6 @@ def _match(one: KeyMatch) -> dict[str, object]:
 
 
 def excluded_data(left: Excluded) -> dict[str, Any]:
-    """Return the messages that keys took out as JSON data."""
     return {
         "keys": len(left.keys),
         "messages": left.messages,
@@ -233,7 +230,6 @@ def _ids(given: list[str]) -> list[int] | None:
 
 
 def add_act(parser: CommandParser) -> None:
-    """Add the options of an action on the chosen messages."""
     parser.add_argument("--reason", default="", help="the reason, kept in the audit log")
     parser.add_argument(
         "--dry-run", action="store_true", help="change nothing; show the messages and a token for --selection"

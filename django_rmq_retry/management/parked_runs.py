@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from operator import attrgetter
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -22,7 +24,7 @@ from django_rmq_retry.management.parked_choice import (
     selection_of,
     token_of,
 )
-from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
@@ -46,7 +48,6 @@ MOST_EXAMPLES = 3
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
-    """Add the subcommands with their options."""
     _add_requeue(add)
     _add_requeue_run(add)
     runs = add("requeue-runs", show_runs, help="list requeue runs, the latest first")
@@ -84,13 +85,7 @@ def _add_requeue(add: Callable[..., CommandParser]) -> None:
     )
     option("--planned", action="store_true", help="let a consumer start the requeue run once the broker is reachable")
     option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
-    option(
-        "--wait",
-        type=float,
-        default=OUTCOME_SECONDS,
-        metavar="S",
-        help="seconds to wait for outcomes after the last message; 60 by default",
-    )
+    _add_wait(parser)
     add_act(parser)
 
 
@@ -103,13 +98,12 @@ def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
     control.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
     control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
     run.add_argument("--reason", default="", help="the reason, kept in the audit log")
-    run.add_argument(
-        "--wait",
-        type=float,
-        default=OUTCOME_SECONDS,
-        metavar="S",
-        help=f"seconds to wait for outcomes after the last message; {OUTCOME_SECONDS:g} by default",
-    )
+    _add_wait(run)
+
+
+def _add_wait(parser: CommandParser) -> None:
+    text = f"seconds to wait for outcomes after the last message; {OUTCOME_SECONDS:g} by default"
+    parser.add_argument("--wait", type=float, default=OUTCOME_SECONDS, metavar="S", help=text)
 
 
 def requeue(command: RmqCommand, options: Options) -> Exit:
@@ -152,9 +146,8 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
         if options[name]:
             return _report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
     if options["rate"] is not None:
-        return _report_run(
-            command, steering.change_rate(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE
-        )
+        run = steering.change_rate(number, actor, rate=options["rate"], reason=reason)
+        return _report_run(command, run, options, Exit.DONE)
     if options["export"]:
         for line in run_lines(number, actor):
             command.stdout.write(line, ending="")
@@ -165,7 +158,6 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
 
 
 def percent(text: str) -> float:
-    """Parse an argument: ``20%`` or ``20``."""
     number = float(text.removesuffix("%"))
     if not 0 <= number <= 100:  # noqa: PLR2004 - percent
         raise argparse.ArgumentTypeError(f"takes 0% to 100%, not {text}")
@@ -180,39 +172,27 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
     elif runs:
         terminal = command.stdout.isatty()
         head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
-        cells = [_run_cells(run, terminal=terminal) for run in runs]
+        counts = ("total", "sent", "processed", "failed", "skipped")
+        cells = [
+            (run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *attrgetter(*counts)(run), run.reason)
+            for run in runs
+        ]
         command.table([head, *cells], cut=True)
     else:
         command.say("There are no requeue runs.")
     return Exit.DONE if runs else Exit.NOTHING
 
 
-def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
-    counts = (run.total, run.sent, run.processed, run.failed, run.skipped)
-    return run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *counts, run.reason
-
-
 def run_data(run: RequeueRun) -> Mapping[str, object]:
-    """Return a requeue run as JSON data."""
     names = ("state", "wait", "note", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
     counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
-    times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
-    known = {name: getattr(run, name) for name in (*names, *counts)}
-    return {"id": run.pk, **known, **{name: None if at == "-" else at for name, at in times.items()}}
+    times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "finished_at")}
+    return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
 
 
 def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, options: Options) -> None:
     if options["json"] and options["dry_run"]:
-        findings = [
-            {
-                "name": one.name,
-                "count": one.count,
-                "left_out": one.left_out,
-                "why": one.explanation,
-                "examples": one.examples,
-            }
-            for one in found.findings
-        ]
+        findings = [{**asdict(finding), "why": finding.explanation} for finding in found.findings]
         command.document(
             "parked_requeue_preview/1",
             total=found.total,
@@ -306,16 +286,12 @@ def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Ex
         command.line(summary(run))
         if run.explanation:
             command.say(run.explanation)
-        if run.state == RunState.PAUSED:
-            _say_steps(command, run)
+        paused = run.state == RunState.PAUSED
+        if paused and run.failed:
+            command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
+        for step in ("resume", "stop") if paused else ():
+            command.say(f"To {step} it: manage.py rmq_parked requeue-run {run.pk} --{step}")
     return code
-
-
-def _say_steps(command: RmqCommand, run: RequeueRun) -> None:
-    if run.failed:
-        command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
-    for step in ("resume", "stop"):
-        command.say(f"To {step} it: manage.py rmq_parked requeue-run {run.pk} --{step}")
 
 
 class Follower:

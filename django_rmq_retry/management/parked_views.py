@@ -36,7 +36,6 @@ BODIES = ("none", "exact", "pretty", "hex")
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
-    """Add the subcommands with their options."""
     listed = add("list", show_list, help="list messages, the latest first")
     add_choice(listed)
     listed.add_argument("--limit", type=positive, metavar="N", help=f"at most N messages; {MOST_LISTED} by default")
@@ -111,26 +110,22 @@ def show_keys(command: RmqCommand, options: Options) -> Exit:
     if options["json"]:
         command.document("parked_keys/1", **keys_data(lookup))
     else:
-        kinds = {key: kind for kind, some in _kinds(lookup) for key in some}
+        kinds = {
+            **dict.fromkeys(lookup.found, "found"),
+            **dict.fromkeys(lookup.missing, "not found"),
+            **dict.fromkeys(lookup.several, "several"),
+            **dict.fromkeys(lookup.closed, "not open"),
+        }
         rows = [(key, kinds[key], *cells) for key in lookup.keys for cells in _matched(lookup, key)]
         command.table([("KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE"), *rows])
     return Exit.DONE if lookup.complete else Exit.PARTLY if records else Exit.NOTHING
 
 
-def _kinds(lookup: Lookup) -> list[tuple[str, list[str]]]:
-    return [
-        ("found", lookup.found),
-        ("not found", lookup.missing),
-        ("several", lookup.several),
-        ("not open", lookup.closed),
-    ]
-
-
 def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
-    some: list[tuple[object, ...]] = [
-        (one.record, one.state, one.run or "-", "-") for one in lookup.matches.get(key, ())
+    cells: list[tuple[object, ...]] = [
+        (match.record, match.state, match.run or "-", "-") for match in lookup.matches.get(key, ())
     ]
-    return some or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-")]
+    return cells or [("-", "-", "-", " or ".join(lookup.alike.get(key, ())) or "-")]
 
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:
@@ -172,7 +167,6 @@ def _next_step(groups: Sequence[int]) -> str | None:
 
 
 def _group_data(row: ErrorGroup) -> Mapping[str, object]:
-    """Return an error group as JSON data."""
     names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
     times = {name: clock(getattr(row, name), terminal=False) for name in ("first_seen", "last_seen")}
     return {"id": row.pk, **{name: getattr(row, name) for name in names}, **times}

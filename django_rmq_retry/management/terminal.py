@@ -61,7 +61,8 @@ class Lines(logging.Formatter):
         limit = f"/{record.attempts}" if record.attempts else ""
         words = [name, getattr(record, "key", "") or record.message_id or "", f"{tried}{limit}", took(record.seconds)]
         text = " ".join(flat(word) for word in words if word)
-        end = " ".join(flat(self._ascii(part)) for part in _end(record) if part)
+        ends = (part.replace("→", "->") if self._plain else part for part in _end(record) if part)
+        end = " ".join(map(flat, ends))
         return f"{style(sign[1] if self._plain else sign[0])} {text}{' ' + style(end) if end else ''}"
 
     def _remark(self, record: logging.LogRecord) -> str:
@@ -69,9 +70,6 @@ class Lines(logging.Formatter):
         source = "" if record.name == NAME else f"{record.name}: "
         sign = "!" if record.levelno >= logging.WARNING else "-" if self._plain else "·"
         return f"{style(sign)} {style(flat(source + record.getMessage()))}"
-
-    def _ascii(self, text: str) -> str:
-        return text.replace("→", "->") if self._plain else text
 
 
 class Logfmt(logging.Formatter):
@@ -123,18 +121,13 @@ def install(stream: Any, style: Style, *, verbosity: int, json_logs: bool, with_
     handler = Console(stream)
     if settings().around:
         handler.addFilter(LogFields())
-    handler.setFormatter(_formatter(stream, style, json_logs=json_logs, with_pid=with_pid))
+    colored = Lines(style, plain=not shows_signs(stream), with_pid=with_pid) if stream.isatty() else Logfmt()
+    handler.setFormatter(JsonLines() if json_logs else colored)
     if any(map(_on_console, logging.getLogger("django").handlers)):
         # While DEBUG is on, Django writes its own records to the console itself.
         handler.addFilter(lambda record: record.name.partition(".")[0] != "django")
     (root if log.propagate else log).addHandler(handler)
     return True
-
-
-def _formatter(stream: Any, style: Style, *, json_logs: bool, with_pid: bool) -> logging.Formatter:
-    if json_logs:
-        return JsonLines()
-    return Lines(style, plain=not shows_signs(stream), with_pid=with_pid) if stream.isatty() else Logfmt()
 
 
 def shows_signs(stream: Any) -> bool:
@@ -199,7 +192,6 @@ def clock(at: datetime | None, *, terminal: bool) -> str:
 
 
 def utc(at: datetime | None) -> str | None:
-    """Return a time for JSON."""
     return None if at is None else clock(at, terminal=False)
 
 

@@ -19,8 +19,6 @@ SEALED = (
 
 
 class Action(models.TextChoices):
-    """The operator's action."""
-
     REQUEUE = "requeue", pgettext_lazy("action", "Requeue")
     EDIT = "edit", pgettext_lazy("action", "Edit")
     DISCARD = "discard", pgettext_lazy("action", "Discard")

@@ -122,8 +122,6 @@ class ErrorGroup(models.Model):
 
 
 class State(models.TextChoices):
-    """The state of a parked message."""
-
     PARKED = "parked", _("Parked")
     ON_HOLD = "on_hold", _("On hold")
     REQUEUEING = "requeueing", _("Requeueing")

@@ -11,8 +11,6 @@ MIN_OUTCOMES = 5
 
 
 class RunState(models.TextChoices):
-    """The state of a requeue run."""
-
     PLANNED = "planned", _("Starts when the broker is back")
     RUNNING = "running", _("Sending")
     PAUSED = "paused", _("Paused")
@@ -175,8 +173,6 @@ class RequeueRun(models.Model):
 
 
 class ItemState(models.TextChoices):
-    """The state of one message of a requeue run."""
-
     PENDING = "pending", _("Waiting to be sent")
     CLAIMED = "claimed", _("Being sent")
     SENT = "sent", _("Waiting for outcome")

@@ -1,7 +1,8 @@
 """The operators' actions on parked messages: discard, restore, hold and unhold."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,8 +23,8 @@ from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
 
 MESSAGES_AT_ONCE = 1000
-
 LONGEST_HOLD = timedelta(days=366)
+NOT_HELD: Mapping[str, Any] = {"held_until": None, "hold_reason": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +52,12 @@ class Change:
 def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allowed | None = None) -> Done:
     """Apply an action to a selection; each slice in which a message changes adds a row to the audit log."""
     selection.check(selection.queryset().count())
-    done = Done()
-    for ids in _slices(selection):
-        part = _slice(change, selection, actor, ids, allowed)
-        done = replace(
-            done,
-            changed=done.changed + part.changed,
-            left=done.left + part.left,
-            refused=done.refused + part.refused,
-        )
-    return done
-
-
-def _slices(selection: Selection) -> Iterator[list[int]]:
-    after = 0
+    done, after = Counter[str](), 0
     rows = selection.queryset().order_by("pk").values_list("pk", flat=True)
     while ids := list(rows.filter(pk__gt=after)[:MESSAGES_AT_ONCE]):
-        yield ids
+        done.update(asdict(_slice(change, selection, actor, ids, allowed)))
         after = ids[-1]
+    return Done(**done)
 
 
 @transaction_of(ParkedMessage)
@@ -118,15 +107,14 @@ def discard(
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
-    changes = {
-        "resolved_at": database_clock.now(database()),
-        "resolution": reason,
-        "held_until": None,
-        "hold_reason": "",
-    }
-    facts = {"category": str(category)}
+    resolved = {"resolved_at": database_clock.now(database()), "resolution": reason}
     change = Change(
-        action=Action.DISCARD, states=OPEN, state=State.DISCARDED, changes=changes, reason=reason, facts=facts
+        action=Action.DISCARD,
+        states=OPEN,
+        state=State.DISCARDED,
+        changes={**resolved, **NOT_HELD},
+        reason=reason,
+        facts={"category": str(category)},
     )
     return perform(change, selection, actor, allowed=allowed)
 
@@ -146,7 +134,6 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Al
 def hold(
     selection: Selection, actor: Actor, *, until: datetime, reason: str = "", allowed: Allowed | None = None
 ) -> Done:
-    """Put the open messages of a selection on hold until a time."""
     now = database_clock.now(database())
     if timezone.is_naive(until) or not now < until <= now + LONGEST_HOLD:
         raise Refused(_("A hold must end in the future, within a year."))
@@ -157,9 +144,7 @@ def hold(
 
 
 def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
-    """Take messages off hold before their hold ends."""
-    changes = {"held_until": None, "hold_reason": ""}
-    change = Change(action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason)
+    change = Change(action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=NOT_HELD, reason=reason)
     return perform(change, selection, actor, allowed=allowed)
 
 
@@ -170,4 +155,4 @@ def unhold_due() -> int:
     if not due.exists():
         return 0
     with transaction.atomic(using=using):
-        return due.update(state=State.PARKED, held_until=None, hold_reason="", revision=F("revision") + 1)
+        return due.update(state=State.PARKED, revision=F("revision") + 1, **NOT_HELD)

@@ -35,15 +35,10 @@ def add_entry(action: OperatorAction, using: str) -> None:
 
 def _changed_object(action: OperatorAction) -> tuple[type[models.Model], int]:
     """Return the model and primary key of the changed object; those of the action itself if there is no single one."""
-    if action.action not in READ_ONLY:
-        things: tuple[tuple[type[models.Model], int | None], ...] = (
-            (ParkedMessage, action.message),
-            (RequeueRun, action.run),
-            (ErrorGroup, action.group),
-        )
-        for model, number in things:
-            if number is not None:
-                return model, number
+    things = ((ParkedMessage, action.message), (RequeueRun, action.run), (ErrorGroup, action.group))
+    for model, number in things if action.action not in READ_ONLY else ():
+        if number is not None:
+            return model, number
     return OperatorAction, action.pk
 
 

@@ -103,8 +103,6 @@ def _frame(stack: Stack, place: int) -> dict[str, Any]:
 
 
 class AttemptRow(NamedTuple):
-    """The columns of an attempt's row."""
-
     identity: str
     queue: str
     handler: str

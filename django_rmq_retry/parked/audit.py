@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from django.db import router, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
@@ -160,11 +160,7 @@ def _next_head(using: str) -> AuditHead:
 
 
 def _in_order(using: str) -> Iterator[OperatorAction]:
-    after = 0
-    while True:
-        actions: QuerySet[OperatorAction] = OperatorAction.objects.using(using).filter(number__gt=after)
-        rows = list(actions.order_by("number")[:AUDIT_BATCH])
+    after, actions = 0, OperatorAction.objects.using(using).order_by("number")
+    while rows := list(actions.filter(number__gt=after)[:AUDIT_BATCH]):
         yield from rows
-        if len(rows) < AUDIT_BATCH:
-            return
         after = rows[-1].number

@@ -42,11 +42,20 @@ Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 
 IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
+RESTORED = ("state", "unconfirmed", "requeued_at", "requeued_by")
+"""The columns of a record that return to their values before the claim if nothing was sent."""
 NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, "held_until": None, "hold_reason": ""}
 """The columns of a record that is neither being sent nor on hold."""
 UNCONFIRMED: Mapping[str, Any] = {**NOT_WAITING, "unconfirmed": True}
 """The columns of a record whose copy may have been delivered. Only an operator may send it again."""
 COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
+FAILURES: Mapping[Outcome, tuple[ItemReason, bool]] = {
+    Outcome.RETURNED: (ItemReason.UNROUTABLE, True),
+    Outcome.NACKED: (ItemReason.QUEUE_FULL, False),
+    Outcome.TOO_LARGE: (ItemReason.UNWRITABLE, True),
+    Outcome.UNSENT: (ItemReason.NOT_SENT, False),
+}
+"""Why a message was not sent, by the result of its publish, and whether the run must not try it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,9 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
         if isinstance(prepared, ItemReason):
             left_out[item.pk] = prepared
         else:
-            claims.append(_claimed(item, message, prepared, now))
+            before = {name: getattr(message, name) for name in RESTORED}
+            facts = {"item": item.pk, "record": message.pk, "cycle": message.cycle + 1}
+            claims.append(Claim(**facts, copy=prepared, before=before, at=now))
     move(
         [messages[one.record] for one in claims],
         State.REQUEUEING,
@@ -105,12 +116,6 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
         transaction.set_rollback(True, using=using)
         return []
     return claims
-
-
-def _claimed(item: RequeueItem, message: ParkedMessage, copy: Message, at: datetime) -> Claim:
-    kept = ("state", "unconfirmed", "requeued_at", "requeued_by")
-    before = {name: getattr(message, name) for name in kept}
-    return Claim(item=item.pk, record=message.pk, cycle=message.cycle + 1, copy=copy, before=before, at=at)
 
 
 def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
@@ -152,9 +157,8 @@ def skip_items(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = 
 def end_expired_claims() -> int:
     """End the expired claims; return their number. Their records are open again, and a copy may have been delivered."""
     using = database()
-    stale = ParkedMessage.objects.using(using).filter(
-        state=State.REQUEUEING, claimed_until__lt=database_clock.now(database())
-    )
+    now = database_clock.now(using)
+    stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=now)
     total = 0
     while ids := list(stale.order_by("pk").values_list("pk", flat=True)[:EXPIRED_AT_ONCE]):
         total += _end_claims(ids)
@@ -179,8 +183,6 @@ def _end_claims(ids: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimResult:
-    """The result of publishing a claim."""
-
     claim: Claim
     result: PublishResult
 
@@ -191,13 +193,11 @@ class ClaimResult:
 
 @transaction_of(ParkedMessage)
 def store_results(run: int, results: Sequence[ClaimResult]) -> None:
-    """Store the results of publishing a slice."""
     rows = locked_messages([one.claim.record for one in results], whole=False)
-    mine = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
-    sent = [rows[one.claim.record] for one in mine if one.kind is Outcome.CONFIRMED]
-    move(sent, State.REQUEUED, **NOT_WAITING)
-    move([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN], State.PARKED, **UNCONFIRMED)
-    back = [one for one in mine if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
+    kept = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
+    move([rows[one.claim.record] for one in kept if one.kind is Outcome.CONFIRMED], State.REQUEUED, **NOT_WAITING)
+    move([rows[one.claim.record] for one in kept if one.kind is Outcome.UNKNOWN], State.PARKED, **UNCONFIRMED)
+    back = [one for one in kept if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
     _put_back(back, rows)
     _settle_items(run, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
@@ -256,16 +256,9 @@ def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int,
 
 def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:
     """Return why a message was not sent, and True if this run must not try it again."""
-    if answer.kind is Outcome.RETURNED:
-        return ItemReason.UNROUTABLE, True
-    if answer.kind is Outcome.NACKED:
-        return ItemReason.QUEUE_FULL, False
-    if answer.kind is Outcome.TOO_LARGE:
+    if answer.kind is Outcome.UNSENT and answer.result.cause is Cause.UNWRITABLE:
         return ItemReason.UNWRITABLE, True
-    if answer.kind is Outcome.UNSENT:
-        fits = answer.result.cause is not Cause.UNWRITABLE
-        return (ItemReason.NOT_SENT, False) if fits else (ItemReason.UNWRITABLE, True)
-    return None, False
+    return FAILURES.get(answer.kind, (None, False))
 
 
 def succeeded(ticket: Ticket, at: datetime) -> None:

@@ -30,7 +30,6 @@ def queues() -> tuple[str, ...]:
 
 
 def queue_states() -> list[QueueState]:
-    """Return the state of each work queue."""
     return list(states(queues()).values())
 
 
@@ -115,25 +114,16 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
     Raise Outdated, and change nothing, if the key's first message is no longer that of the given row.
     """
     if not reason.strip():
-        raise Refused(
-            _(
-                "Enter a reason: it is required because the next message is handled although the "
-                "first one is not resolved."
-            )
+        text = _(
+            "Enter a reason: it is required because the next message is handled although the first one is not resolved."
         )
+        raise Refused(text)
     now = locked(known.digest)
     if now is None or (now.name, now.since) != (known.name, known.since):
         raise Outdated(_("Nothing was changed: another message now goes first on this key."))
     following = pass_on(now)
-    facts = {
-        "handler": now.handler,
-        "key": now.key,
-        "queue": now.queue,
-        "unblocked": now.blocker,
-        "parked": now.parked,
-        "waiting": now.waiting,
-        "goes_first": following.shown if following else "",
-    }
+    facts = {name: getattr(now, name) for name in ("handler", "key", "queue", "parked", "waiting")}
+    facts |= {"unblocked": now.blocker, "goes_first": following.shown if following else ""}
     log_action(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
     return locked(known.digest)
 

@@ -25,7 +25,6 @@ GRACE_SECONDS = 2.0
 
 
 def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
-    """Return the copy of a message for a run, or the reason to leave it out."""
     target = run.target or message.queue
     if not target:
         return ItemReason.NO_QUEUE
@@ -56,24 +55,18 @@ def contents(message: ParkedMessage) -> Original:
 def publish(
     claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic
 ) -> list[ClaimResult]:
-    """Publish the claimed messages together; return the result of each."""
     ended: queue.SimpleQueue[ClaimResult] = queue.SimpleQueue()
     publisher = broker_connections.current.publisher
+
+    def end(claim: Claim, result: PublishResult) -> None:
+        ended.put(ClaimResult(claim=claim, result=result))
+
     for claim in claims:
         try:
-            publisher.send(claim.copy, partial(_ended, ended, claim), timeout=timeout)
+            publisher.send(claim.copy, partial(end, claim), timeout=timeout)
         except (TypeError, ValueError) as error:
-            _ended(ended, claim, unwritable(str(error)))
-    return _collected(claims, ended, clock() + timeout + GRACE_SECONDS, clock)
-
-
-def _ended(ended: "queue.SimpleQueue[ClaimResult]", claim: Claim, result: PublishResult) -> None:
-    ended.put(ClaimResult(claim=claim, result=result))
-
-
-def _collected(
-    claims: Sequence[Claim], ended: "queue.SimpleQueue[ClaimResult]", deadline: float, clock: Callable[[], float]
-) -> list[ClaimResult]:
+            end(claim, unwritable(str(error)))
+    deadline = clock() + timeout + GRACE_SECONDS
     results: dict[int, ClaimResult] = {}
     while len(results) < len(claims):
         try:

@@ -114,15 +114,11 @@ def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P,
                     with transaction.atomic(using=using):
                         return change(*args, **kwargs)
                 except OperationalError as error:
-                    if not left or not _is_conflict(error) or connections[using].in_atomic_block:
+                    conflict = any(words in str(error).lower() for words in CONFLICTS)
+                    if not left or not conflict or connections[using].in_atomic_block:
                         raise
             raise AssertionError("the last try returns or raises")
 
         return changed
 
     return wrapped
-
-
-def _is_conflict(error: OperationalError) -> bool:
-    text = str(error).lower()
-    return any(one in text for one in CONFLICTS)

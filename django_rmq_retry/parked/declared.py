@@ -8,12 +8,14 @@ from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, router, transaction
 
-from django_rmq_retry import database_clock
+from django_rmq_retry import __version__, database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import look_at_rest
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import (
@@ -107,7 +109,7 @@ def former_exchanges(known: Iterable[Declared], topology: Topology, place: Broke
     return [name for name in there if name not in topology.exchanges]
 
 
-def save(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, str], version: str) -> str:
+def save(it: Declarer, topology: Topology, plan: Plan) -> str:
     """Store the plan's declarations, and delete the rows of objects that are gone or belong to others.
 
     Return why the database could not do that; empty if it did, or if its table is missing and records are off.
@@ -119,7 +121,8 @@ def save(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, st
         known = {row.digest: row for row in Declared.objects.using(alias).filter(project=place.project)}
         known = {digest: row for digest, row in known.items() if place.has(row)}
         gone = [row.pk for row in known.values() if _is_gone(it, row, topology)]
-        rows = [_row(place, item, topology, homes, version) for item in plan.items if _is_ours(item)]
+        homes = homes_of(registry.work_queues())
+        rows = [_row(place, item, topology, homes) for item in plan.items if _is_ours(item)]
         _write(alias, known, rows)
         Declared.objects.using(alias).filter(pk__in=gone).delete()
     except (Error, ImproperlyConfigured, DeclarationsUnavailable) as error:
@@ -183,7 +186,7 @@ def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
         return False
 
 
-def _row(place: BrokerPlace, item: Item, topology: Topology, homes: Mapping[str, str], version: str) -> Declared:
+def _row(place: BrokerPlace, item: Item, topology: Topology, homes: Mapping[str, str]) -> Declared:
     declaration, now = item.declaration, database_clock.now(router.db_for_write(Declared))
     bindings = [
         [one.source, one.key, _plain(one.arguments)]
@@ -203,7 +206,7 @@ def _row(place: BrokerPlace, item: Item, topology: Topology, homes: Mapping[str,
         bindings=bindings,
         first_at=now,
         last_at=now,
-        version=version,
+        version=__version__,
     )
 
 

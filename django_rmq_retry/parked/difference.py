@@ -25,8 +25,6 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffLine:
-    """One line of a difference."""
-
     sign: Sign
     text: str = ""
 

@@ -98,7 +98,6 @@ class RunDriver(Recurring):
 
 
 def undriven(most: int) -> list[int]:
-    """Return runs that need a driver, oldest first."""
     if most <= 0:
         return []
     now = database_clock.now(database())

@@ -44,8 +44,6 @@ class HeaderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderRow:
-    """One header, as displayed."""
-
     name: str
     kind: HeaderKind
     text: str
@@ -89,7 +87,9 @@ def kind_of(name: str) -> HeaderKind:
     """Return the kind of a header: the system's, one that chooses a handler, or the sender's own."""
     if name.startswith((PREFIX, "x-")) or name in BROKERS_OWN:
         return HeaderKind.SYSTEM
-    return HeaderKind.ROUTING if name in _dispatched_by() else HeaderKind.CUSTOM
+    # Of all queues, because a message may be sent to any of them.
+    routing = (subscription.match.headers for subscription in registry.subscriptions())
+    return HeaderKind.ROUTING if any(name in headers for headers in routing) else HeaderKind.CUSTOM
 
 
 def changed_headers(
@@ -126,11 +126,6 @@ def _typed(text: str, kind: str) -> object:
             raise ValueError(text)
         return text.lower() == "true"
     return int(text) if kind == "int" else text
-
-
-def _dispatched_by() -> set[str]:
-    """Return the headers by which handlers are chosen, of all queues, because a message may be sent to any of them."""
-    return {name for one in registry.subscriptions() for name in one.match.headers}
 
 
 class _Forbidden(ValueError):
@@ -183,9 +178,8 @@ def editable(message: ParkedMessage) -> str:
     name = message.type or message.queue
     allowed = [yes for pattern, yes in settings().operators.editable.items() if fnmatchcase(name, pattern)]
     if not allowed or not all(allowed):
-        return _("This project does not allow messages of the type “%(type)s” to be edited (setting EDITABLE).") % {
-            "type": name
-        }
+        text = _("This project does not allow messages of the type “%(type)s” to be edited (setting EDITABLE).")
+        return text % {"type": name}
     if not message.open:
         return _("Only an open message can be edited.")
     if text_of(message) is None:

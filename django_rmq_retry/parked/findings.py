@@ -99,7 +99,6 @@ class RequeueFinding:
 
     @property
     def includable(self) -> bool:
-        """True if the operator may decide otherwise."""
         return self.name in INCLUDABLE
 
     @property
@@ -131,7 +130,6 @@ class RequeueReport:
 
 
 def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
-    """Return the findings on a selection, with counts and examples."""
     terms = terms or Terms()
     rows = selection.queryset().order_by()
     known = conditions(selection, terms)
@@ -194,7 +192,8 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     findings = {
         "resolved": ~Q(state__in=OPEN),
         "changed": _changed(selection),
-        "on_hold": _on_hold(),
+        # A hold whose time is over does not count: a consumer ends it only a little later.
+        "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(database())),
         "succeeded": Q(succeeded_at__isnull=False),
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS),
@@ -236,11 +235,6 @@ def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, 
     sent = {*terms.include, *(["permanent"] if terms.confirmed_permanent else [])} & {*INCLUDABLE}
     left_out = [name for name in FINDING_TEXTS if name in known and name in ItemReason.values and name not in sent]
     return [(ItemReason(name), known[name]) for name in left_out]
-
-
-def _on_hold() -> Q:
-    """Match the messages on hold. A hold whose time is over does not count: a consumer ends it only a little later."""
-    return Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(database()))
 
 
 def older_than(moment: datetime) -> Q:

@@ -59,8 +59,6 @@ def _recounted(groups: Collection[int]) -> int:
 
 @dataclass(slots=True)
 class _Change:
-    """The changes to one group in a transaction."""
-
     counters: Counter[str] = field(default_factory=Counter)
     seen: list[datetime] = field(default_factory=list)
     """Times at which messages of the group were parked."""

@@ -242,7 +242,6 @@ class Writer:
         self._scribe = scribe
 
     def __call__(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
-        """Add the drafts, all or none; ``plain`` replaces characters that some databases cannot store."""
         rows = [self._scribe.row(draft) for draft in drafts]
         records = {draft.ticket.record for draft in drafts if draft.ticket}
         if records:
@@ -264,7 +263,6 @@ def _known(drafts: Sequence[AttemptDraft], rows: list[AttemptRow], records: Coll
 
 
 def write(rows: Sequence[AttemptRow]) -> None:
-    """Add these rows, all or none."""
     alias = router.db_for_write(Attempt)
     with transaction.atomic(using=alias):
         insert(rows, using=alias)

@@ -108,7 +108,6 @@ class Choice:
 
 
 def pending(run: int) -> QuerySet[RequeueItem]:
-    """Return the unsent items of a run, in its order."""
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
 
@@ -184,7 +183,6 @@ def skip_unsent(run: int) -> bool:
 
 @transaction_of(ParkedMessage)
 def recount(run: int) -> None:
-    """Count the items of a run again, and store its counters."""
     known = locked_run(run)
     if known is not None:
         count(known)
@@ -194,10 +192,8 @@ def recount(run: int) -> None:
 def count(run: RequeueRun) -> None:
     items = RequeueItem.objects.using(database()).filter(run=run)
     counts = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
-    run.processed = counts.get(ItemState.PROCESSED, 0)
-    run.failed = counts.get(ItemState.FAILED, 0)
-    run.skipped = counts.get(ItemState.SKIPPED, 0)
-    run.unconfirmed = counts.get(ItemState.UNCONFIRMED, 0)
+    for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.SKIPPED, ItemState.UNCONFIRMED):
+        setattr(run, state.value, counts.get(state, 0))
     run.sent = counts.get(ItemState.SENT, 0) + run.processed + run.failed
 
 
@@ -250,7 +246,6 @@ def list_part(run: int, driver: str) -> None:
 
 
 def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:
-    """Return the selection and the terms with which the run was started."""
     facts = run.selection
     as_of = datetime.fromisoformat(facts["as_of"])
     selection = Selection(filter=facts["filter"], max_id=facts["max_id"], as_of=as_of, count=facts["count"])

@@ -170,18 +170,19 @@ def _tidy(using: str) -> None:
     due = KeyList.objects.using(using).filter(kept=False, created_at__lt=now - 2 * LIST_USABLE)
     numbers = list(due.order_by("pk").values_list("pk", flat=True)[:TIDIED_LISTS])
     if numbers:
-        ListedKey.objects.using(using).filter(list__in=numbers).delete()
-        KeyList.objects.using(using).filter(pk__in=numbers).delete()
+        _delete(numbers, using)
 
 
 def delete_before(before: datetime, using: str) -> None:
     """Delete the lists of actions that were purged from the audit log: each list is older than its actions."""
-    numbers = list(
-        KeyList.objects.using(using).filter(created_at__lt=before - 2 * LIST_USABLE).values_list("pk", flat=True)
-    )
-    for some in _chunks(numbers):
-        ListedKey.objects.using(using).filter(list__in=some).delete()
-        KeyList.objects.using(using).filter(pk__in=some).delete()
+    old = KeyList.objects.using(using).filter(created_at__lt=before - 2 * LIST_USABLE)
+    for numbers in _chunks(list(old.values_list("pk", flat=True))):
+        _delete(numbers, using)
+
+
+def _delete(numbers: Sequence[int], using: str) -> None:
+    ListedKey.objects.using(using).filter(list__in=numbers).delete()
+    KeyList.objects.using(using).filter(pk__in=numbers).delete()
 
 
 def list_filter(known: KeyList) -> dict[str, int]:
@@ -198,7 +199,6 @@ def mark_kept(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
 
 
 def keys_of(number: int) -> list[str]:
-    """Return the keys of a list, in its order."""
     rows = ListedKey.objects.using(database()).filter(list=number).order_by("place")
     return list(dict.fromkeys(rows.values_list("value", flat=True)))
 
@@ -258,10 +258,8 @@ def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Visible
 def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
     names = {}
     for some in _chunks(numbers):
-        items = RequeueItem.objects.using(database()).filter(
-            message__in=some, state__in=UNSETTLED, run__state__in=ACTIVE
-        )
-        runs = dict(items.order_by("pk").values_list("message", "run"))
+        items = RequeueItem.objects.using(database()).filter(message__in=some, state__in=UNSETTLED)
+        runs = dict(items.filter(run__state__in=ACTIVE).order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
             names[pk] = KeyMatch(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
     return names

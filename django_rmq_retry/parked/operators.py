@@ -37,7 +37,6 @@ class Actor:
 
     @classmethod
     def of_request(cls, request: HttpRequest) -> "Actor":
-        """Return the actor for the signed-in user."""
         user = request.user
         return cls(
             name=short(user.get_username(), NAME_LIMIT),

@@ -87,7 +87,6 @@ class Arrival:
         return short(self.parked.error or self.parked.reason, NAME_LIMIT)
 
     def failure(self) -> dict[str, Any]:
-        """Return the columns about the last failure."""
         parked = self.parked
         return {
             "parked_in": short(parked.parked_in, NAME_LIMIT),
@@ -105,7 +104,6 @@ class Arrival:
         }
 
     def contents(self) -> dict[str, Any]:
-        """Return the columns about the message itself."""
         parked, properties = self.parked, self.parked.properties
         return {
             "message_id": short(properties.message_id or "", NAME_LIMIT),
@@ -215,6 +213,7 @@ class Keys:
         """Return up to 20 distinct business keys; none if the body cannot be decoded."""
         if not self._any:
             return []
+        named, work_queue = self._named.get(parked.handler), self._work_queues.get(parked.queue)
         message = Delivery(
             queue=parked.queue,
             body=parked.body,
@@ -224,7 +223,7 @@ class Keys:
         )
         name = parked.handler or parked.queue
         try:
-            subscription = self._named.get(parked.handler) or self._chosen(message)
+            subscription = named or (None if work_queue is None else work_queue.choose(message))
             if subscription is None or subscription.keys is None:
                 return []
             name = subscription.name
@@ -236,10 +235,6 @@ class Keys:
         except BaseException as error:  # noqa: BLE001 - a function of the project, called with an arbitrary body
             self._log(name, error)
             return []
-
-    def _chosen(self, message: Delivery) -> Subscription | None:
-        work_queue = self._work_queues.get(message.queue)
-        return None if work_queue is None else work_queue.choose(message)
 
     def _log(self, name: str, error: BaseException) -> None:
         """Log an error as a warning once per handler and type: thousands of messages may be parked for one cause."""

@@ -103,9 +103,8 @@ def purge(
         raise Refused(text % {"resolved": ", ".join(RESOLVED)})
     if older_than < timedelta(0):
         raise Refused(_("The age must not be negative."))
-    due = ParkedMessage.objects.using(database()).filter(
-        state__in=list(states), resolved_at__lt=_agreed_time() - older_than
-    )
+    before = _agreed_time() - older_than
+    due = ParkedMessage.objects.using(database()).filter(state__in=list(states), resolved_at__lt=before)
     if dry:
         counted = due.order_by().values_list("state").annotate(count=Count("pk"))
         return Purged(counts=dict(counted), done=False)

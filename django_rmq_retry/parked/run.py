@@ -62,9 +62,8 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
     """Return why the rest waits for the first message, or None; and True if only an operator can end the wait."""
     if run.processed:
         return None, False
-    rows = (
-        RequeueItem.objects.using(database()).filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SKIPPED))
-    )
+    unsent = (ItemState.PENDING, ItemState.SKIPPED)
+    rows = RequeueItem.objects.using(database()).filter(run=run).exclude(state__in=unsent)
     states = set(rows.values_list("state", flat=True)[:MIN_OUTCOMES])
     if ItemState.FAILED in states:
         return RunWait.CANARY_FAILED, True
@@ -87,7 +86,6 @@ class RunPace:
         self._room = 1.0
 
     def room(self, rate: float) -> int:
-        """Return the number of messages that may be sent now."""
         now = self._clock()
         passed = 0.0 if self._at is None else now - self._at
         self._room = min(self._room + passed * rate, max(1.0, rate * SAVED_SECONDS))
@@ -150,7 +148,6 @@ class Drive:
         return self._slice(run)
 
     def _list_or_skip(self, run: RequeueRun) -> float | None:
-        """Write the next items of a run that is being listed, or skip the next unsent items of a stopped one."""
         if run.state == RunState.STOPPED:
             return 0.0 if skip_unsent(run.pk) else None
         list_part(run.pk, self.driver)

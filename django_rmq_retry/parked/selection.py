@@ -58,9 +58,8 @@ def narrowed(rows: QuerySet[ParkedMessage], filter: Mapping[str, Any]) -> QueryS
     """Return the rows that match a filter; raise ValueError for an unknown filter word."""
     for name, value in filter.items():
         if name not in FIELDS:
-            raise ValueError(
-                _("%(name)r is not a filter. Valid filters: %(known)s.") % {"name": name, "known": ", ".join(FIELDS)}
-            )
+            text = _("%(name)r is not a filter. Valid filters: %(known)s.")
+            raise ValueError(text % {"name": name, "known": ", ".join(FIELDS)})
         rows = rows.filter(FIELDS[name].narrow(value))
     return rows
 
@@ -89,9 +88,8 @@ def _moment(lookup: str) -> Narrowing:
     def narrow(value: Any) -> Q:
         at = parse_datetime(value) if isinstance(value, str) else value
         if at is None or at.tzinfo is None:
-            raise ValueError(
-                _("%(value)r is not a time with a time zone, such as 2026-11-21T03:00:00Z") % {"value": value}
-            )
+            text = _("%(value)r is not a time with a time zone, such as 2026-11-21T03:00:00Z")
+            raise ValueError(text % {"value": value})
         return Q(**{lookup: at})
 
     return narrow
@@ -263,7 +261,6 @@ class Selection:
 
     @classmethod
     def of_ids(cls, ids: Iterable[int]) -> "Selection":
-        """Select these records, in their current revisions."""
         wanted = list(dict.fromkeys(ids))
         order: dict[int, int] = {}
         for start in range(0, len(wanted), 500):
@@ -297,9 +294,8 @@ class Selection:
         except SignatureExpired as error:
             raise Outdated(_("This preview is older than an hour. Refresh it and check it again.")) from error
         except BadSignature as error:
-            raise Outdated(
-                _("The selection is invalid: this site did not sign it. Choose the messages again.")
-            ) from error
+            text = _("The selection is invalid: this site did not sign it. Choose the messages again.")
+            raise Outdated(text) from error
         return cls(
             filter=facts.get("filter", {}),
             revisions={int(pk): revision for pk, revision in facts.get("ids", {}).items()},

@@ -51,8 +51,6 @@ STORE_TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The result of storing one delivery."""
-
     problem: str = ""
     """The reason why it cannot be stored, although others can; empty if it is stored."""
 
@@ -158,7 +156,6 @@ class BatchWriter:
         """Records that failed again, each with the cycle that failed."""
 
     def write(self) -> None:
-        """Write the whole batch."""
         self._look_up()
         for arrival in self._arrivals:
             self._store_arrival(arrival)
@@ -218,14 +215,12 @@ class BatchWriter:
         if arrival.named or record is None:
             return record, None
         # Equal messages without an ID may be two payments, unless this one is marked as redelivered.
-        again = (
-            arrival.redelivered and arrival.parked.by is By.CONSUMER and arrival.identity not in self._batch_identities
-        )
+        ours = arrival.redelivered and arrival.parked.by is By.CONSUMER
+        again = ours and arrival.identity not in self._batch_identities
         self._batch_identities.add(arrival.identity)
         return (record if again else None), None
 
     def _open(self, arrival: Arrival) -> None:
-        """Add a record for an arrival."""
         identity = arrival.identity
         if identity in self._by_identity:
             identity = f"{identity}:{uuid4().hex}"
@@ -260,9 +255,8 @@ class BatchWriter:
 
     def _end_items(self) -> None:
         """End and count the items of runs whose messages failed again; the runs are locked before their items."""
-        items = RequeueItem.objects.using(self._alias).filter(
-            message__in={pk for pk, _ in self._failed}, state__in=SENT
-        )
+        records = {pk for pk, _cycle in self._failed}
+        items = RequeueItem.objects.using(self._alias).filter(message__in=records, state__in=SENT)
         runs = RequeueRun.objects.using(self._alias)
         numbers = sorted(set(items.values_list("run", flat=True)))
         lock(runs.filter(pk__in=numbers))
@@ -291,15 +285,12 @@ class RecordStore:
 
     @property
     def alias(self) -> str:
-        """The database's alias in the settings."""
         return router.db_for_write(ParkedMessage)
 
     def outage(self) -> str:
-        """Return why nothing can be stored now, as a sentence; empty if messages can be stored."""
         return outage(self.alias)
 
     def store(self, batch: Sequence[Delivery]) -> Sequence[Stored]:
-        """Store a batch; the stored messages are committed when this returns."""
         done: dict[Delivery, Stored] = {}
         try:
             self._store_halves(self._read(batch, done), done)
@@ -308,7 +299,6 @@ class RecordStore:
         return [done[delivery] for delivery in batch]
 
     def close(self) -> None:
-        """Close this thread's connections."""
         connections.close_all()
 
     def _read(self, batch: Sequence[Delivery], done: dict[Delivery, Stored]) -> list[Arrival]:

@@ -58,7 +58,6 @@ class Family:
 
 
 def text_of(families: Iterable[Family]) -> str:
-    """Return the families in the text format."""
     return "\n".join([*chain.from_iterable(family.lines() for family in families), ""])
 
 
@@ -101,7 +100,6 @@ def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
 
 
 def _braced(labels: Labels) -> str:
-    """Return labels as they follow the name of a metric."""
     return f"{{{','.join([_label(name, text) for name, text in labels.items()])}}}" if labels else ""
 
 

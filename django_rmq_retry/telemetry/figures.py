@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from django.db import connections
+from django.db import router
 from django.db.models import Count, Min
 
 from django_rmq_retry import database_clock
@@ -22,10 +22,11 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
-from django_rmq_retry.health.facts import Survey, survey
+from django_rmq_retry.health.facts import Survey, Unanswered, in_time, survey
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.recurring import LastingFailures, Recurring
 from django_rmq_retry.telemetry.exposition import Family, single, text_of
 from django_rmq_retry.telemetry.meter import Board
 from django_rmq_retry.topology.declarations import Role
@@ -90,7 +91,7 @@ class Reading:
     """Requeue runs that have not ended, by state."""
 
 
-class Figures:
+class Figures(Recurring):
     """Reads the figures in a thread of its own, so that a database or broker that is away delays nothing else."""
 
     def __init__(
@@ -102,34 +103,25 @@ class Figures:
         threads: int,
         around: Callable[[], AbstractContextManager[object]],
     ) -> None:
+        super().__init__("rmq-figures")
         self._notice = notice
         self._board = board
         self._work_queues = tuple(work_queues)
         self._threads = threads
         self._around = around
-        self._over = threading.Event()
-        self._failing: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="rmq-figures", daemon=True)
+        self._failures = LastingFailures()
+        self._asking = threading.Lock()
 
-    def start(self) -> None:
-        self._thread.start()
+    def stop(self, timeout: float | None = STOP_SECONDS) -> bool:
+        return super().stop(timeout)
 
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join(STOP_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            while not self._over.is_set():
-                began = time.monotonic()
-                self._notice.write(text_of(self.read()))
-                self._over.wait(max(READ_EVERY_SECONDS, SHARE * (time.monotonic() - began)))
-        finally:
-            connections.close_all()
+    def turn(self) -> float:
+        began = time.monotonic()
+        self._notice.write(text_of(self.read()))
+        return max(READ_EVERY_SECONDS, SHARE * (time.monotonic() - began))
 
     def read(self) -> list[Family]:
-        """Return the figures that can be read now."""
-        reading = self._tried("database", self._reading) if settings().records else None
+        reading = self._tried("database", self._in_time) if settings().records else None
         levels = self._tried("broker", _gauged)
         found: list[Family] = []
         if settings().records:
@@ -146,16 +138,22 @@ class Figures:
         try:
             found = read()
         except Exception as error:  # noqa: BLE001 - a driver may raise anything, and a broker may be away
-            if what not in self._failing:
-                self._failing.add(what)
+            if self._failures.begins(what):
                 text = "The figures of the %s for metrics cannot be read, which is tried again: %s"
                 log.warning(text, what, " ".join(str(error).split()), extra={"event": "figures"})
             return None
-        self._failing.discard(what)
+        self._failures.ends(what)
         return found
 
+    def _in_time(self) -> Reading:
+        alias = router.db_for_read(ParkedMessage)
+        if self._asking.locked():
+            # The query of an earlier reading still waits for its answer.
+            raise Unanswered(alias, PATIENCE_SECONDS)
+        return in_time(self._reading, alias, PATIENCE_SECONDS)
+
     def _reading(self) -> Reading:
-        with self._around():
+        with self._asking, self._around():
             found = survey()
             open_ones = ParkedMessage.objects.filter(state__in=OPEN).order_by()
             rows = open_ones.values_list("queue", "state", "group__muted")

@@ -51,7 +51,6 @@ class Health:
         """Returns further metrics of the process, in the text format."""
 
     def answer(self, path: str) -> Response:
-        """Return the response for a path."""
         if path == "/metrics":
             return self._metrics()
         if path == "/livez":
@@ -84,7 +83,6 @@ class RelayHealth:
         self._notice = notice
 
     def answer(self, path: str) -> Response:
-        """Return the response for a path."""
         if path == "/metrics":
             about = "Messages that this relay has sent from the outbox."
             text = text_of([single("relayed_total", about, self._relaying.sent)]) + self._notice.read(

@@ -10,7 +10,6 @@ import math
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from ipaddress import ip_address
 from itertools import islice
 
 from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.recurring import Recurring
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -45,8 +45,6 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The answer to a request."""
-
     status: HTTPStatus = HTTPStatus.OK
     body: str = ""
     content_type: str = "text/plain; charset=utf-8"
@@ -92,7 +90,6 @@ def _shown(address: Address) -> str:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens on an address."""
     listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -278,22 +275,19 @@ class HttpServer:
             self._restore_reserve()
 
 
-class HttpThread:
+class HttpThread(Recurring):
     """Drives a server in a process without a supervisor."""
 
     def __init__(self, server: HttpServer) -> None:
+        super().__init__("rmq-http")
         self._server = server
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rmq-http", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    def turn(self) -> float:
+        self._server.step(LONGEST_STEP_SECONDS)
+        return 0.0
 
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join(2 * LONGEST_STEP_SECONDS)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            self._server.step(LONGEST_STEP_SECONDS)
+    def at_end(self) -> None:
         self._server.close()
+
+    def stop(self, timeout: float | None = 2 * LONGEST_STEP_SECONDS) -> bool:
+        return super().stop(timeout)

@@ -38,7 +38,6 @@ class LogFields(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields to the record, and return True."""
         bound = _bound.get()
         for name in FIELDS:
             if not hasattr(record, name):

@@ -234,7 +234,6 @@ class Meter:
             self._values[self._start + slot] += count
 
     def _count(self, place: int, durations: list[float]) -> None:
-        """Count successes of one handler."""
         durations.sort()
         # Sorted once, each bucket takes one search, whatever the number of messages.
         ends = [bisect_right(durations, bound) for bound in SECONDS] + [len(durations)]

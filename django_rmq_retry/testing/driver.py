@@ -97,8 +97,6 @@ class Tried:
 
 
 class AttemptRecorder:
-    """An observer of attempts."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failed: dict[Key, float] = {}

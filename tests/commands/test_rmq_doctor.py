@@ -400,7 +400,7 @@ def test_many_queues_that_dead_letter_at_least_once_are_a_warning(
         project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
     rows = [row["arguments"] for name, row in vhost.queues().items() if seen_by == "the API" or name != "theirs"]
     count = sum(row.get("x-dead-letter-strategy") == "at-least-once" for row in rows)
-    many = "django_rmq_retry.management.dead_letter_processes.MANY_PROCESSES"
+    many = "django_rmq_retry.management.broker_examination.MANY_PROCESSES"
     monkeypatch.setattr(many, count + 1)
     few = [problem for area, problem, _ in found(examined(), "warning") if area == "topology"]
     monkeypatch.setattr(many, count)

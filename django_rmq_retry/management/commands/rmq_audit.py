@@ -43,7 +43,7 @@ class Command(RmqCommand):
         checked.add_argument(
             "--head", type=head_of_log, metavar="NUMBER:SEAL", help="the head that `rmq_audit head` printed earlier"
         )
-        add("head", self._head, "print number and seal of the last action, to keep in another place", json=False)
+        add("head", self._head, "print number and seal of the last action, to keep in another place")
         old = add("purge", self._purge, "delete the oldest actions; without --yes only count them")
         days = datetime.timedelta(days=settings().operators.audit_days)
         old.add_argument(
@@ -68,14 +68,18 @@ class Command(RmqCommand):
         problems = list(verify(options["head"] or ""))
         if options["json"]:
             self.document("audit_verify/1", rows=OperatorAction.objects.count(), problems=problems)
-        for problem in problems if not options["json"] else ():
-            self.line(problem, "ERROR")
-        if not problems and not options["json"]:
+        elif not problems:
             self.line(f"The audit log is complete: {OperatorAction.objects.count()} rows.", "SUCCESS")
+        else:
+            for problem in problems:
+                self.line(problem, "ERROR")
         return Exit.ERROR if problems else Exit.DONE
 
-    def _head(self, _: Options) -> Exit:
-        self.stdout.write(audit_head())
+    def _head(self, options: Options) -> Exit:
+        if options["json"]:
+            self.document("audit_head/1", head=audit_head())
+        else:
+            self.stdout.write(audit_head())
         return Exit.DONE
 
     def _export(self, options: Options) -> Exit:
@@ -96,7 +100,6 @@ class Command(RmqCommand):
 
 
 def head_of_log(text: str) -> str:
-    """Parse an argument: the head of the audit log."""
     if not HEAD_OF_LOG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"takes what `rmq_audit head` printed, such as 812:9f3c…, not {text!r}")
     return text
@@ -113,33 +116,13 @@ def _chosen(options: Options) -> QuerySet[OperatorAction]:
 
 
 def _data(one: OperatorAction) -> dict[str, object]:
-    names = (
-        "number",
-        "action",
-        "reason",
-        "message",
-        "group",
-        "run",
-        "subject",
-        "count",
-        "facts",
-        "ip",
-        "source",
-        "seal",
-    )
+    names = ("number", "action", "reason", *NUMBER_OPTIONS, "subject", "count", "facts", "ip", "source", "seal")
     who = {"by": one.actor_name, "account": one.actor_key, "behalf": one.behalf}
     return {"at": clock(one.at, terminal=False), **who, **{name: getattr(one, name) for name in names}}
 
 
 def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
-    at = clock(one.at, terminal=terminal)
-    return one.number, at, _who(one), one.action, one.count, _subject(one), one.reason
-
-
-def _who(one: OperatorAction) -> str:
-    return f"{one.actor_name} ({one.behalf})" if one.behalf else one.actor_name
-
-
-def _subject(one: OperatorAction) -> str:
+    who = f"{one.actor_name} ({one.behalf})" if one.behalf else one.actor_name
     places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
-    return " ".join([*places, one.subject]).strip()
+    subject = " ".join([*places, one.subject]).strip()
+    return one.number, clock(one.at, terminal=terminal), who, one.action, one.count, subject, one.reason

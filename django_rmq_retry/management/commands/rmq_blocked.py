@@ -64,7 +64,8 @@ class Command(RmqCommand):
 
     def _unblock(self, options: Options) -> Exit:
         rows = blocked_by_name(options["handler"], options["keys"])
-        self.confirm(_question(rows), yes=options["yes"])
+        first = ", ".join(f"{row.key} (first {row.blocker}, {row.waiting} waiting)" for row in rows)
+        self.confirm(f"Unblock without resolving the first message: {first}?", yes=options["yes"])
         done = [one.key for one in rows if self._unblock_one(one, options["reason"])]
         if options["json"]:
             self.document("blocked_unblock/1", handler=options["handler"], unblocked=done)
@@ -81,22 +82,10 @@ class Command(RmqCommand):
         return True
 
 
-def _question(rows: list[BlockedKey]) -> str:
-    text = ", ".join(f"{one.key} (first {one.blocker}, {one.waiting} waiting)" for one in rows)
-    return f"Unblock without resolving the first message: {text}?"
-
-
 def _data(one: BlockedKey, record: ParkedMessage | None) -> dict[str, object]:
-    return {
-        "handler": one.handler,
-        "key": one.key,
-        "queue": one.queue,
-        "goes_first": one.blocker,
-        "parked": one.parked,
-        "record": record.pk if record else None,
-        "since": clock(one.since, terminal=False),
-        "waiting": one.waiting,
-    }
+    names = ("handler", "key", "queue", "parked", "waiting")
+    named = {**{name: getattr(one, name) for name in names}, "goes_first": one.blocker}
+    return {**named, "record": record.pk if record else None, "since": clock(one.since, terminal=False)}
 
 
 def _cells(one: BlockedKey, *, terminal: bool) -> tuple[object, ...]:

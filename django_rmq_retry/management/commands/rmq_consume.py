@@ -11,24 +11,16 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 
-from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.process import ConsumingProcess, supervised
 from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import Above, LastRow
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
 from django_rmq_retry.management.arguments import http_address, seconds
-from django_rmq_retry.management.command import (
-    Exit,
-    Options,
-    RmqCommand,
-    check_known,
-    declarer,
-)
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, declarer
 from django_rmq_retry.management.databases import check_without_database, look_without_lock
 from django_rmq_retry.parked.declared import save
 from django_rmq_retry.telemetry.http import AddressUnusable
@@ -152,7 +144,6 @@ class Command(RmqCommand):
         return LastRow(sys.stdout, escapes=not options["no_color"], without_signs=not terminal.shows_signs(sys.stdout))
 
     def _reloadable(self, start: Start, row: LastRow | None, *, lines: bool) -> None:
-        """Run the consumer in the reloader's thread."""
         self._greet(start, lines=lines)
         try:
             process = ConsumingProcess(start, row=row)
@@ -172,7 +163,7 @@ def bring_broker() -> Plan:
     topology = registry.topology()
     with declarer() as it:
         plan = it.declare(topology)
-        why = save(it, topology, plan, homes=homes_of(registry.work_queues()), version=__version__)
+        why = save(it, topology, plan)
     if why:
         log.warning("The declared objects are not recorded in the database: %s", why, extra={"event": "forgetful"})
     return plan
@@ -198,7 +189,6 @@ def check_park_only(start: Start, queues: Sequence[str]) -> None:
 
 
 def whole(text: str) -> int:
-    """Parse an argument: 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"takes 1 or more, not {number}")

@@ -6,22 +6,14 @@ from contextlib import contextmanager
 from django.core.checks import run_checks
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry import __version__
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.deletion import Deleted, delete_queues, stale
 from django_rmq_retry.amqp.inspection import look
-from django_rmq_retry.amqp.recreation import (
-    Doubt,
-    QueueRemoval,
-    Recreated,
-    Recreation,
-    RemovedQueue,
-)
+from django_rmq_retry.amqp.recreation import Doubt, QueueRemoval, Recreated, Recreation, RemovedQueue
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import TAG
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.management.broker_status import WATCHING, plan_as_data, show_plan, summary
 from django_rmq_retry.management.command import (
     Exit,
@@ -82,10 +74,12 @@ class Command(RmqCommand):
             if recreated is not None:
                 plan = it.plan(topology)
             pruned = self._prune(it, topology, former, options) if options["prune"] else Deleted()
-            if not looks_only:
-                self._remember(it, topology, plan)
+            if not looks_only and (why := save(it, topology, plan)):
+                self.say(f"The declared objects are not recorded in the database: {why}")
             address = it.session.access.shown
-        gone = _removed(recreated) if isinstance(recreated, RemovedQueue) else pruned
+        gone = pruned
+        if isinstance(recreated, RemovedQueue):
+            gone = Deleted(deleted=recreated.deleted, refused=recreated.kept)
         if options["json"]:
             self.document(
                 "declare/1",
@@ -175,11 +169,6 @@ class Command(RmqCommand):
         check_known("queue on this broker", [queue], [one.queue.name for one in family])
         return QueueRemoval(it, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
 
-    def _remember(self, it: Declarer, topology: Topology, plan: Plan) -> None:
-        why = save(it, topology, plan, homes=homes_of(registry.work_queues()), version=__version__)
-        if why:
-            self.say(f"The declared objects are not recorded in the database: {why}")
-
     def _prune(self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
         """Delete unused queues, except those that an old consumer of a former queue still needs to wait in."""
         names = stale(topology, it.inspector.queues()) if it.inspector is not None else []
@@ -230,10 +219,6 @@ class Command(RmqCommand):
             self.line(f"Queue {name!r} was deleted.")
         for name, reason in pruned.refused.items():
             self.line(f"Queue {name!r} was kept: {reason}", "WARNING")
-
-
-def _removed(done: RemovedQueue) -> Deleted:
-    return Deleted(deleted=done.deleted, refused=done.kept)
 
 
 def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: str) -> dict[str, str]:

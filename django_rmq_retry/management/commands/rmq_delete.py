@@ -53,8 +53,10 @@ class Command(RmqCommand):
             queues, left = self._split(it, self._queues(topology, former, options), former, options)
             exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
             exchanges += former_exchanges(known, topology, place) if options["all"] else []
-            address = it.session.access.shown
-            self._confirm(it, [*queues, *exchanges], options)
+            address, seen = it.session.access.shown, it.inspector is not None
+            self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])
+            if seen and not options["force"]:
+                self.say(WATCHING)
             feeders = [*topology.queues.values(), *(one.queue for one in former)]
             done = delete_queues(it, queues, feeders=feeders, force=options["force"])
             done.refused.update(left)
@@ -76,12 +78,6 @@ class Command(RmqCommand):
         if done.refused or dropped.refused:
             return Exit.PARTLY if done.deleted or dropped.deleted else Exit.DRIFT
         return Exit.DONE if done.deleted or dropped.deleted else Exit.NOTHING
-
-    def _confirm(self, it: Declarer, names: Sequence[str], options: Options) -> None:
-        seen = it.inspector is not None
-        self.confirm(_question(names, it.session.access.shown, options, seen=seen), yes=options["yes"])
-        if seen and not options["force"]:
-            self.say(WATCHING)
 
     @staticmethod
     def _split(

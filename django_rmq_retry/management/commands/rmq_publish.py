@@ -111,7 +111,8 @@ class Command(RmqCommand):
             raise CommandError(f"{file} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
 
     def _message(self, body: bytes, options: Given) -> Message:
-        subscription = _subscription(options["handler"]) if options["handler"] else None
+        check_known("handler", [options["handler"]] if options["handler"] else [], registry.registrations())
+        subscription = registry.subscription(options["handler"]) if options["handler"] else None
         exchange, key = options["exchange"] or "", options["routing_key"]
         if options["queue"]:
             if key:
@@ -130,11 +131,6 @@ class Command(RmqCommand):
         return message_of(
             body, exchange=exchange, routing_key=key, codec=Raw(), options=publish_options, destination=raw
         )
-
-
-def _subscription(name: str) -> Subscription:
-    check_known("handler", [name], registry.registrations())
-    return registry.subscription(name)
 
 
 def _checked(body: bytes, options: Given, subscription: Subscription | None) -> str:
@@ -163,14 +159,12 @@ def name(text: str) -> str:
 
 
 def priority(text: str) -> int:
-    """Parse an argument: a priority that AMQP can express."""
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_PRIORITY):
         raise argparse.ArgumentTypeError(f"takes a whole number from 0 to {MOST_PRIORITY}, not {text!r}")
     return int(text)
 
 
 def timestamp(text: str) -> int:
-    """Parse an argument: a time with its zone, or seconds since the epoch."""
     try:
         return seconds_of(int(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text))
     except ValueError as error:

@@ -27,7 +27,8 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = self.subcommands(parser)
-        add("list", self._list, "list queues that have a handler, with the reason of each pause")
+        shows = "list queues that have a handler, with the reason of each pause"
+        add("list", lambda options: self._report(controls.queue_states(), options), shows)
         pause = add("pause", self._change, "stop consuming the queue, in all processes, within seconds")
         resume = add("resume", self._change, "resume the queue; also closes an open breaker")
         for one in (pause, resume):
@@ -38,9 +39,6 @@ class Command(RmqCommand):
         pause.add_argument(
             "--for", dest="span", type=age, metavar="SPAN", help="resume automatically after: 90s, 30m, 2h"
         )
-
-    def _list(self, options: Options) -> Exit:
-        return self._report(controls.queue_states(), options)
 
     def _change(self, options: Options) -> Exit:
         check_known("queue", options["queues"], controls.queues())
@@ -77,12 +75,8 @@ class Command(RmqCommand):
 
 
 def _data(one: QueueState, now: float) -> dict[str, object]:
-    held, circuit = one.is_paused(now), one.circuit
-    pause = (
-        {"by": one.by, "reason": one.reason, "since": utc(_at(one.since)), "until": utc(_at(one.until))}
-        if held
-        else None
-    )
+    circuit = one.circuit
+    pause = {"by": one.by, "reason": one.reason, "since": utc(_at(one.since)), "until": utc(_at(one.until))}
     breaker = {
         "handler": circuit.handler,
         "cause": circuit.cause,
@@ -93,7 +87,7 @@ def _data(one: QueueState, now: float) -> dict[str, object]:
     return {
         "queue": one.queue,
         "state": one.state(now),
-        "pause": pause,
+        "pause": pause if one.is_paused(now) else None,
         "breaker": breaker if circuit.opened else None,
     }
 

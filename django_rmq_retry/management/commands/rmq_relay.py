@@ -13,13 +13,7 @@ from django_rmq_retry.database_connections import FreshConnections
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import add_limit, http_address, seconds
-from django_rmq_retry.management.command import (
-    Exit,
-    Options,
-    RmqCommand,
-    add_yes,
-    check_known,
-)
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, check_known
 from django_rmq_retry.management.terminal import clock, install, utc
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.operators import Actor

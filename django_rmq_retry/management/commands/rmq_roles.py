@@ -40,8 +40,10 @@ class Command(RmqCommand):
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
-        chosen = {name: ROLES[name] for name in options["only"] or ROLES}
-        roles = {f"{options['prefix']}{name}": _codenames(verbs) for name, verbs in chosen.items()}
+        roles = {
+            f"{options['prefix']}{name}": list(dict.fromkeys(PERMISSIONS[verb][0] for verb in ROLES[name]))
+            for name in options["only"] or ROLES
+        }
         if not options["dry_run"]:
             with transaction.atomic(using=router.db_for_write(Group)):
                 for name, codenames in roles.items():
@@ -51,10 +53,6 @@ class Command(RmqCommand):
             return Exit.DONE
         self.table([("GROUP", "PERMISSIONS"), *((name, ", ".join(codes)) for name, codes in roles.items())])
         return Exit.DONE
-
-
-def _codenames(verbs: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(PERMISSIONS[verb][0] for verb in verbs))
 
 
 def _set(name: str, codenames: list[str]) -> None:

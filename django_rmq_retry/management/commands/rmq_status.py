@@ -19,15 +19,7 @@ from django_rmq_retry.health.processes import MOST_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import OUTBOX_OVERDUE
 from django_rmq_retry.management import consumer_status
 from django_rmq_retry.management.arguments import age, positive, whole
-from django_rmq_retry.management.broker_status import (
-    BrokerStatus,
-    as_data,
-    cells,
-    heads,
-    look,
-    state,
-    totals,
-)
+from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, look, state, totals
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 
@@ -213,7 +205,6 @@ def limits_of(options: Options) -> Limits:
 
 
 def period(text: str) -> float:
-    """Parse an argument: seconds between two looks."""
     try:
         number = float(text)
     except ValueError:
