@@ -149,9 +149,8 @@ def password(key: str, value: object) -> Password | None:
         return value
     if isinstance(value, str):
         return Secret(value)
-    raise wrong(
-        key, "a string or a function that returns one", f"a {type(value).__name__}", "Its value is not shown here."
-    )
+    expected = "a string or a function that returns one"
+    raise wrong(key, expected, f"a {type(value).__name__}", "Its value is not shown here.")
 
 
 def whole(low: int, high: int, *, none: str = "") -> Reader:
@@ -175,29 +174,29 @@ def one_of(*known: str) -> Reader:
     return read
 
 
-def hooks(key: str, value: object) -> tuple[Callable[..., object], ...]:
-    expected = "a list of functions that return context managers, or of dotted paths to them"
-    if not isinstance(value, (list, tuple)):
-        raise wrong(key, expected, repr(value))
-    found = tuple(_imported(key, one) if isinstance(one, str) else one for one in value)
-    for one, given in zip(found, value, strict=True):
-        if not callable(one):
-            raise wrong(key, expected, repr(given))
-    return found  # type: ignore[return-value]  # all are callable
+def listing(expected: str, fits: Callable[[object], bool]) -> Reader:
+    """Read a list of objects and of dotted paths; a path may lead to a list of objects, too."""
 
-
-def topology(key: str, value: object) -> tuple[Exchange | Queue, ...]:
-    expected = "a list of Exchange and Queue objects, or of dotted paths to them"
-    if not isinstance(value, (list, tuple)):
-        raise wrong(key, expected, repr(value))
-    objects: list[Exchange | Queue] = []
-    for part in value:
-        imported = _imported(key, part) if isinstance(part, str) else part
-        for one in imported if isinstance(imported, (list, tuple)) else [imported]:
-            if not isinstance(one, (Exchange, Queue)):
+    def read(key: str, value: object) -> tuple[object, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise wrong(key, expected, repr(value))
+        objects: list[object] = []
+        for part in value:
+            imported = _imported(key, part) if isinstance(part, str) else part
+            members = imported if isinstance(imported, (list, tuple)) else [imported]
+            if not all(map(fits, members)):
                 raise wrong(key, expected, repr(part))
-            objects.append(one)
-    return tuple(objects)
+            objects += members
+        return tuple(objects)
+
+    return read
+
+
+hooks = listing("a list of functions that return context managers, or of dotted paths to them", callable)
+topology = listing(
+    "a list of Exchange and Queue objects, or of dotted paths to them",
+    lambda value: isinstance(value, (Exchange, Queue)),
+)
 
 
 def _imported(key: str, dotted: str) -> object:

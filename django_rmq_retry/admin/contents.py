@@ -133,15 +133,9 @@ class DeathEntry:
 
     @classmethod
     def of(cls, death: Death) -> "DeathEntry":
-        return cls(
-            queue=_short(death.queue),
-            exchange=_short(death.exchange),
-            reason=_short(death.reason),
-            count=death.count,
-            at=moment(death.at),
-            keys=_short(", ".join(death.keys[:MOST_DEATHS])),
-            expiration=_short(death.expiration),
-        )
+        texts = {name: _short(getattr(death, name)) for name in ("queue", "exchange", "reason", "expiration")}
+        keys = _short(", ".join(death.keys[:MOST_DEATHS]))
+        return cls(**texts, count=death.count, at=moment(death.at), keys=keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,8 @@ class ErrorGroupAdmin(Pages):
         no_trace = refusal(request, "view_traceback")
         trace, deploys = latest(group.fingerprint, traced=not no_trace)
         no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
-        newest = [] if refusal(request, "view") else _newest(group)
+        parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED).order_by("-parked_at", "-pk")
+        newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:50]
         return self.page(
             request,
             "errorgroup/group.html",
@@ -205,8 +206,3 @@ def _types(group: ErrorGroup) -> list[dict[str, Any]]:
         return [{"type": name, "count": f"{count}+"} for name, count in newest.most_common(MOST_TYPES)]
     counted = parked.order_by().values("type").annotate(count=Count("pk")).order_by("-count")
     return [dict(row) for row in counted[:MOST_TYPES]]
-
-
-def _newest(group: ErrorGroup) -> list[ParkedMessage]:
-    parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED).order_by("-parked_at", "-pk")
-    return list(parked.defer(*LEFT_OUT)[:50])

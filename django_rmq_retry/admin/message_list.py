@@ -27,11 +27,9 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_records
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
-
 MOST_NEWER = 100
 SINCE, AFTER = "since", "after"
 """Query parameters: the time at which the list was opened, and the highest id at that time."""
-
 MOST_COUNTED = 10_000
 
 

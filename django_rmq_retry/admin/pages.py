@@ -25,7 +25,6 @@ from django_rmq_retry.templatetags.rmq_retry import visible
 
 NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
 """Actions that need more than one permission."""
-
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
 View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]

@@ -35,7 +35,6 @@ PACE_AFTER_SECONDS = 5.0
 CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
-
 COUNTED = ("total", "sent", "processed", "failed", "skipped")
 
 
@@ -195,4 +194,5 @@ def _guard(run: RequeueRun) -> str:
     if ended:
         share = {"share": round(100 * failed / ended)}
         text = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {**share, **most}
-    return f"{text} · {_('counted since it was resumed')}" if run.spared_failed else text
+    counted = _("counted since it was resumed")
+    return f"{text} · {counted}" if run.spared_failed else text

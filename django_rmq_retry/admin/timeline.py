@@ -20,7 +20,6 @@ from django_rmq_retry.templatetags.rmq_retry import rmq_span
 MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
 MOST_DEPLOYS = 3
-
 CHANGING = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
 """Actions that changed the message's state; a view of the message is not among them."""
 CLOCK_DIFFERENCE = timedelta(minutes=1)
@@ -28,9 +27,7 @@ CLOCK_DIFFERENCE = timedelta(minutes=1)
 EVENT_STEP = timedelta(microseconds=1)
 """The distance by which the later of two events with the same time is shown after the earlier."""
 SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "action": "●", "sent": "→", "published": "→"}
-
 MOST_ACTIONS_SHOWN = 20
-
 SAMPLED_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 """A W3C trace context whose spans are recorded: the last bit of its flags is set."""
 

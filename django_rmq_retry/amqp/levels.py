@@ -26,6 +26,8 @@ class Level:
     arguments: Mapping[str, object] = field(default_factory=dict)
     """The arguments that the project declares."""
     missing: bool = False
+    existing: bool = False
+    """True if another program declares the queue."""
     refusal: str = ""
     """The broker's reason for not showing the queue."""
     moving: int | None = None
@@ -109,6 +111,7 @@ def _measured(
         leaving=_rate(row, "deliver_get"),
         arguments=queue.arguments,
         missing=holding is None and not refusal,
+        existing=queue.existing,
         refusal=refusal,
         moving=moving,
         dead_letters=(row or {}).get("messages_dlx") or 0,

@@ -16,7 +16,7 @@ from django_rmq_retry.checks.settings import TAG, error, joined, no_outbox, warn
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.policies.backoff import MOST_WAITS_LOOKED_AT, Backoff
+from django_rmq_retry.policies.backoff import MOST_WAITS_LOOKED_AT
 from django_rmq_retry.policies.carriers import AckFirst
 from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
 from django_rmq_retry.policies.verdict import error_types
@@ -29,7 +29,6 @@ RELEASE_OVERLAP = datetime.timedelta(hours=1)
 NEVER_HANDLED = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 MOST_ENTRIES = 10_000
 """The latest entries whose handlers are looked up: more would take time on a large table."""
-
 LONG_HOLD_SECONDS = 600.0
 """Seconds after which an unacked message returns to its queue, if it may; RabbitMQ takes it back after 1800."""
 
@@ -199,7 +198,10 @@ def _has_table(alias: str, model: type[Model]) -> bool:
 
 
 def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
-    longest = max((_all_waits(backoff, attempts) for backoff, attempts in one.policy.waits), default=0.0)
+    longest = 0.0
+    for backoff, attempts in one.policy.waits:
+        times = range(1, min(attempts or MOST_WAITS_LOOKED_AT, 1000))
+        longest = max(longest, sum(map(backoff.nominal, times)) * (1 + backoff.spread))
     if longest > settings.inbox_days * DAY_SECONDS:
         yield error(
             "E032",
@@ -208,11 +210,6 @@ def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
             hint="Raise RMQ_RETRY['INBOX_DAYS'], or set a cap on the back-off.",
             at=one.name,
         )
-
-
-def _all_waits(backoff: Backoff, attempts: int | None) -> float:
-    times = range(1, min(attempts or MOST_WAITS_LOOKED_AT, 1000))
-    return sum(map(backoff.nominal, times)) * (1 + backoff.spread)
 
 
 @register(TAG)

@@ -33,7 +33,6 @@ CONSUMER_TIMEOUT_SECONDS = 1800
 """Seconds after which RabbitMQ takes back an unacked delivery, by default."""
 LONG_WAIT_SECONDS = 60
 """Seconds of waiting with an unacked message that deserve a warning."""
-
 SHARED_OPTIONS_HINT = "The handlers of one queue share its options, and differ in type=…, routing_key=… or headers={…}."
 LONG_HEARTBEAT_SECONDS = 60
 CHEAP_TO_OPEN = ("django.db.backends.sqlite3", "django.db.backends.dummy")
@@ -121,16 +120,7 @@ def check_policies(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG00
     subscriptions = [registry.subscription(name) for name in joined()]
     yield from _wait_in_one_line(subscriptions)
     for subscription in subscriptions:
-        for check in (
-            _hidden,
-            _outlasts,
-            _forgets,
-            _acks_first,
-            _waits_in_line,
-            _goes_round,
-            _holds_too_long,
-            _loses_order,
-        ):
+        for check in (_hidden, _outlasts, _loses, _waits_in_line, _goes_round, _holds_too_long, _loses_order):
             yield from check(subscription)
 
 
@@ -146,13 +136,21 @@ def _idle(settings: Settings, work_queues: Sequence[WorkQueue]) -> Iterable[Chec
         )
 
 
-def _acks_first(subscription: Subscription) -> Iterable[CheckMessage]:
+def _loses(subscription: Subscription) -> Iterable[CheckMessage]:
     if isinstance(subscription.policy.via, AckFirst):
         yield warning(
             "W001",
             "AckFirst acknowledges a message before its copy is stored: if the process dies in between, the message "
             "is lost.",
             hint="Use via=Republish(), which may duplicate but not lose a message, or the default, via=Ladder().",
+            at=subscription.name,
+        )
+    if subscription.ack == "auto":
+        yield warning(
+            "W019",
+            "With ack='auto' the broker deletes a message when it sends it. Failed messages, messages waiting in a "
+            "process that ends, and messages on a lost connection are lost.",
+            hint="If that is intended, silence this check. Otherwise omit ack.",
             at=subscription.name,
         )
 
@@ -180,17 +178,6 @@ def _outlasts(subscription: Subscription) -> Iterable[CheckMessage]:
             f"{CONSUMER_TIMEOUT_SECONDS} s: the broker delivers the message again before the deadline ends the first "
             "attempt.",
             hint="Lower timeout=…, or raise consumer_timeout on the broker and silence this check.",
-            at=subscription.name,
-        )
-
-
-def _forgets(subscription: Subscription) -> Iterable[CheckMessage]:
-    if subscription.ack == "auto":
-        yield warning(
-            "W019",
-            "With ack='auto' the broker deletes a message when it sends it. Failed messages, messages waiting in a "
-            "process that ends, and messages on a lost connection are lost.",
-            hint="If that is intended, silence this check. Otherwise omit ack.",
             at=subscription.name,
         )
 

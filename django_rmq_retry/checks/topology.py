@@ -10,13 +10,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology, met_limit
 
-PREDEFINED = {
-    "amq.direct": "direct",
-    "amq.fanout": "fanout",
-    "amq.topic": "topic",
-    "amq.headers": "headers",
-    "amq.match": "headers",
-}
+PREDEFINED = {f"amq.{kind}": kind for kind in ("direct", "fanout", "topic", "headers")} | {"amq.match": "headers"}
 DEAD_LETTERS = "x-dead-letter-exchange"
 LENGTHS = {"x-max-length", "x-max-length-bytes"}
 
@@ -51,17 +45,12 @@ def _gives_up(queue: QueueDeclaration) -> Iterable[CheckMessage]:
 
 def _ends(work_queues: Iterable[WorkQueue]) -> Iterable[CheckMessage]:
     for queue in (work_queue.queue for work_queue in work_queues if not work_queue.queue.lasting):
+        when, refused = "is deleted with its messages when the broker restarts", ""
         if queue.exclusive or queue.auto_delete:
-            when = (
-                "is deleted with its consumer: messages in it, and messages published while no consumer runs, are lost"
-            )
-        else:
-            when = "is deleted with its messages when the broker restarts"
-        refused = (
-            ""
-            if queue.durable or queue.exclusive
-            else (". RabbitMQ 4 deprecates transient queues that are not exclusive, and from 4.3 on may refuse them")
-        )
+            lost = "messages in it, and messages published while no consumer runs, are lost"
+            when = f"is deleted with its consumer: {lost}"
+        if not queue.durable and not queue.exclusive:
+            refused = ". RabbitMQ 4 deprecates transient queues that are not exclusive, and from 4.3 on may refuse them"
         yield warning(
             "W018",
             f"Queue {queue.name!r} {when}{refused}.",
@@ -173,8 +162,7 @@ def _loops(topology: Topology) -> Iterable[CheckMessage]:
                 "removes for that circulate without an attempt, and are dropped or stay where no consumer can reach "
                 "them.",
                 hint=f"Omit it, so that the layout sets it (x-delivery-limit={NO_LIMIT}, no TTL, "
-                "x-overflow='reject-publish'), or "
-                "use via=Ladder().",
+                "x-overflow='reject-publish'), or use via=Ladder().",
             )
 
 

@@ -31,7 +31,6 @@ from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.publishing import outbox_rows
 
 T = TypeVar("T")
-
 RECENT = timedelta(minutes=10)
 
 

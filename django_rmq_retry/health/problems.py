@@ -115,7 +115,10 @@ class Queues:
         if level.abandoned:
             yield self._of_former(level, problem)
             return
-        if level.missing:
+        if level.missing and level.existing:
+            values = {"title": f"Queue {level.queue!r}", "reason": "It is external (existing=True) and does not exist."}
+            yield problem(code=Code.EXTERNAL_MISSING, values=values)
+        elif level.missing:
             yield problem(code=Code.MISSING)
         elif level.ready is not None:
             yield from self._of_present(level, problem)

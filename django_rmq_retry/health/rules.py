@@ -36,7 +36,6 @@ NEARLY_FULL = 0.8
 """The share of a limit from which blocked messages are a warning."""
 SLOW_SECONDS = 1.0
 """Seconds for one round trip from which the broker counts as slow."""
-
 LOGIN = "RMQ_RETRY['URL']"
 API = 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]'
 
@@ -165,6 +164,7 @@ class Code(Enum):
         fix="manage.py rmq_declare",
     )
     EXTERNAL_MISSING = _error(Area.TOPOLOGY)(
+        row=_("it does not exist: its owner has to create it"),
         line="%(subject)s: %(reason)s",
         text="%(title)s is external (existing=True), and the broker lacks it.",
         why="Messages that should pass through it are returned or dropped.",

@@ -41,7 +41,7 @@ LACKED = {
     "write": "Retries, parked copies and answers are refused, so failed messages stay unacked.",
 }
 """The consequences of missing rights."""
-OF_PLAN = (Code.MISSING, Code.UNREADABLE, Code.INTERRUPTED)
+OF_PLAN = (Code.MISSING, Code.EXTERNAL_MISSING, Code.UNREADABLE, Code.INTERRUPTED)
 """Problems of queues that the topology's findings include."""
 STORING = (Role.WORK, Role.WAITING, Role.QUARANTINE, Role.PARKED)
 """The roles of queues that hold messages of handlers."""

@@ -49,6 +49,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def usage_error(text: str) -> CommandError:
+    """Return the error of arguments that do not fit together, or name what cannot be used."""
+    return CommandError(text, returncode=Exit.USAGE)
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DjangoHelpFormatter):
     """Django's order of options, with examples printed as they are written."""
 

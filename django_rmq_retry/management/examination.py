@@ -31,7 +31,6 @@ from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.operators import LABEL
 
 T = TypeVar("T")
-
 MOST_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
 MOST_GROUPS = 100

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.management.arguments import age, later
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.management.parked_choice import (
     OPEN_STATES,
     add_act,
@@ -146,7 +146,7 @@ def edit(command: RmqCommand, options: Options) -> Exit:
     proposal = propose(row, text=_new_text(options, before), headers=_headers(options), new_id=options["new_id"])
     _show(command, proposal)
     if proposal.problems:
-        raise CommandError(" ".join(proposal.problems), returncode=Exit.USAGE)
+        raise usage_error(" ".join(proposal.problems))
     if options["dry_run"]:
         return Exit.DONE
     command.confirm(f"Store this as version {row.version + 1} of message {row.pk}?", yes=options["yes"])
@@ -174,7 +174,7 @@ def import_messages(command: RmqCommand, options: Options) -> Exit:
         with sys.stdin.buffer if options["file"] == "-" else Path(options["file"]).open("rb") as lines:
             done = import_lines(lines, Actor.of_shell(), reason=options["reason"])
     except OSError as error:
-        raise CommandError(f"{options['file']} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
+        raise usage_error(f"{options['file']} cannot be read: {error.strerror}.") from error
     for number, why in done.problems:
         command.say(f"Line {number}: {why}")
     if options["json"]:
@@ -213,9 +213,9 @@ def _new_text(options: Options, before: str) -> str:
         return data.decode()
     except OSError as error:
         text = f"{options['body_file']} cannot be read: {error.strerror}."
-        raise CommandError(text, returncode=Exit.USAGE) from error
+        raise usage_error(text) from error
     except UnicodeDecodeError:
-        raise CommandError("The new body is not UTF-8 text.", returncode=Exit.USAGE) from None
+        raise usage_error("The new body is not UTF-8 text.") from None
 
 
 def _edited(before: str) -> str:
@@ -238,7 +238,7 @@ def _headers(options: Options) -> Mapping[str, str | None]:
     for one in options["header"]:
         name, equals, text = one.partition("=")
         if not equals:
-            raise CommandError(f"--header takes NAME=TEXT, not {one!r}.", returncode=Exit.USAGE)
+            raise usage_error(f"--header takes NAME=TEXT, not {one!r}.")
         headers[name] = text
     return headers
 

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.management.arguments import moment
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.database import database
@@ -63,33 +63,31 @@ def selection_of(options: Options, *, states: str, states_of_keys: str = "", nar
     chosen = _chosen(options, states=states, states_of_keys=states_of_keys or states, narrow=narrow)
     keys = keys_from(options["except_from"])
     if keys and EXCEPT in chosen.filter:
-        raise CommandError(
+        raise usage_error(
             "This selection excludes a list of keys already, and --except-from would replace that list. Write all "
-            "keys into one file and select the messages again.",
-            returncode=Exit.USAGE,
+            "keys into one file and select the messages again."
         )
     return chosen.leaving_out(list_filter(store(keys, Actor.of_shell()))) if keys else chosen
 
 
 def _chosen(options: Options, *, states: str, states_of_keys: str, narrow: bool) -> Selection:
-    _check_stdin(options)
+    if [options["keys_from"], options["except_from"], *options["ids"]].count("-") > 1:
+        raise usage_error("Only one argument can be read from stdin. Pass a file for the others.")
     keys = keys_from(options["keys_from"])
     if keys and (options["selection"] or options["ids"] or options["all"]):
-        raise CommandError(
-            "--keys-from cannot be combined with IDs, --all or --selection. Pass one of them.", returncode=Exit.USAGE
-        )
+        raise usage_error("--keys-from cannot be combined with IDs, --all or --selection. Pass one of them.")
     if options["selection"]:
         return Selection.read(options["selection"])
     ids = _ids(options["ids"])
     given = _filter(options)
     if ids is not None and (given or options["all"]):
-        raise CommandError("IDs cannot be combined with a filter or --all. Pass one of them.", returncode=Exit.USAGE)
+        raise usage_error("IDs cannot be combined with a filter or --all. Pass one of them.")
     if ids is not None:
         return Selection.of_ids(ids)
     if keys:
         given[LISTED] = list_filter(store(keys, Actor.of_shell(), look_up(keys)))
     if not given and not options["all"] and narrow:
-        raise CommandError(_nothing_selected(options.get("state")), returncode=Exit.USAGE)
+        raise usage_error(_nothing_selected(options.get("state")))
     usual = states_of_keys if keys else states
     return Selection.of_filter({"state": (options.get("state") or usual).split(","), **given})
 
@@ -103,14 +101,6 @@ def _nothing_selected(states: str | None) -> str:
     )
 
 
-def _check_stdin(options: Options) -> None:
-    given = (options["keys_from"], options["except_from"], *options["ids"])
-    if list(given).count("-") > 1:
-        raise CommandError(
-            "Only one argument can be read from stdin. Pass a file for the others.", returncode=Exit.USAGE
-        )
-
-
 def keys_from(name: str | None) -> list[str]:
     """Read the keys from a file, or from stdin; an empty list if no file is named."""
     if name is None:
@@ -120,11 +110,11 @@ def keys_from(name: str | None) -> list[str]:
         # Excel calls UTF-16 "Unicode text".
         keys = parse(data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"))
     except OSError as error:
-        raise CommandError(f"{name} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
+        raise usage_error(f"{name} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
-        raise CommandError(f"{name} is not UTF-8 text. Save it as UTF-8.", returncode=Exit.USAGE) from None
+        raise usage_error(f"{name} is not UTF-8 text. Save it as UTF-8.") from None
     if not keys:
-        raise CommandError(f"{name} contains no keys.", returncode=Exit.USAGE)
+        raise usage_error(f"{name} contains no keys.")
     return keys
 
 
@@ -226,7 +216,7 @@ def _ids(given: list[str]) -> list[int] | None:
         return [int(word.removeprefix("#")) for word in words]
     except ValueError:
         text = "An ID is not a record number. Pass the numbers that `manage.py rmq_parked list` shows in the column ID."
-        raise CommandError(text, returncode=Exit.USAGE) from None
+        raise usage_error(text) from None
 
 
 def add_act(parser: CommandParser) -> None:

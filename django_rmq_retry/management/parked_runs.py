@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from operator import attrgetter
 
 from django.core.management.base import CommandError, CommandParser
@@ -192,7 +191,8 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
 
 def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, options: Options) -> None:
     if options["json"] and options["dry_run"]:
-        findings = [{**asdict(finding), "why": finding.explanation} for finding in found.findings]
+        names = {"name": "name", "count": "count", "left_out": "left_out", "why": "explanation", "examples": "examples"}
+        findings = [{key: getattr(finding, name) for key, name in names.items()} for finding in found.findings]
         command.document(
             "parked_requeue_preview/1",
             total=found.total,

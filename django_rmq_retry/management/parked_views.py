@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.management.arguments import add_limit, positive
-from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
@@ -97,7 +97,7 @@ def _place(given: str | None) -> PageEnd | None:
         place = PageEnd.read(given)
     except ValueError:
         text = f"--after takes a record number, or “next” of the previous page, not {given!r}."
-        raise CommandError(text, returncode=Exit.USAGE) from None
+        raise usage_error(text) from None
     if place is None:
         raise CommandError(f"There is no message {given}.", returncode=Exit.NOTHING)
     return place

@@ -132,10 +132,8 @@ class State(models.TextChoices):
 
 OPEN = (State.PARKED, State.ON_HOLD)
 """States in which an operator has to decide."""
-
 UNRESOLVED = (*OPEN, State.REQUEUEING, State.REQUEUED)
 """States that retention never purges."""
-
 RESOLVED = (State.PROCESSED, State.DISCARDED)
 
 COUNTED_AS: Mapping[str, str] = {

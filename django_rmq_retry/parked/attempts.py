@@ -30,7 +30,6 @@ from django_rmq_retry.policies.verdict import Kind, Verdict
 CHAIN_BYTES = 64 * 1024
 CAUSE_TEXT_LIMIT = 2000
 CODE_LIMIT = 200
-
 NAME_LIMIT = 255
 KEPT_BODY_BYTES = 2048
 """Largest body, in bytes, that a draft keeps until its row is made."""
@@ -39,7 +38,6 @@ DRAFT_BYTES = 2000
 CACHED_IDENTITIES = 1000
 """Number of cached identities: a message that fails is soon attempted again."""
 LARGEST_INTEGER = 2**31 - 1
-
 OVERDUE_RETRY = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
@@ -89,13 +87,8 @@ def _below_its_root(frame: Frame) -> str:
 
 def _frame(stack: Stack, place: int) -> dict[str, Any]:
     frame = stack.frames[place]
-    facts: dict[str, Any] = {
-        "file": _below_its_root(frame),
-        "line": frame.line,
-        "module": frame.module,
-        "function": frame.function,
-        "own": frame.own,
-    }
+    named = {name: getattr(frame, name) for name in ("line", "module", "function", "own")}
+    facts: dict[str, Any] = {"file": _below_its_root(frame), **named}
     # For code outside the project, keep only the source line that raised.
     if frame.own or place == len(stack.frames) - 1:
         facts["code"] = short(linecache.getline(frame.file, frame.line).strip(), CODE_LIMIT)

@@ -15,11 +15,9 @@ from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, Par
 from django_rmq_retry.statements import locking
 
 NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)
-
 P = ParamSpec("P")
 T = TypeVar("T")
 CONFLICT_TRIES = 5
-
 CONFLICTS = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
 
 

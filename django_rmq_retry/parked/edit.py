@@ -30,7 +30,6 @@ from django_rmq_retry.parked.difference import DiffLine, difference
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 
 SHOWN_NAMES = 5
-
 SHOWN_LINES = 200
 """Largest number of lines of a difference in the audit log."""
 

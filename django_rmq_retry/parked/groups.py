@@ -23,10 +23,8 @@ from django_rmq_retry.parked.operators import Actor, NothingChosen
 from django_rmq_retry.statements import lock, locking
 
 GROUPS_AT_ONCE = 500
-
 NOTE_LIMIT = 10_000
 LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
-
 BUCKETS, BUCKET = 18, timedelta(minutes=10)
 """Three hours in total."""
 GROWTH = 2

@@ -109,9 +109,8 @@ class Buffer:
     def close(self, timeout: float) -> None:
         """Write the waiting entries if that takes at most ``timeout`` seconds, and end the thread."""
         thread = self._thread
-        self._closing.set()
-        self._some.set()
-        self._full.set()
+        for event in (self._closing, self._some, self._full):
+            event.set()
         if thread is not None:
             thread.join(timeout)
         left = len(self)

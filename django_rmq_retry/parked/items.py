@@ -36,9 +36,7 @@ Capacity = Callable[[str], int]
 
 PART_ITEMS = 2000
 """Items per transaction."""
-
 COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
-
 COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
 LISTED_AT_ONCE = 500
 """Largest number of messages whose items are written when the run is started."""
@@ -233,7 +231,9 @@ def list_part(run: int, driver: str) -> None:
     part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
     room, first = known.listing_limit - known.listing_count, known.listing_place
     if room < PART_ITEMS:
-        part = part[: room + _count_listed(known, part)]
+        # Messages that have an item already do not count against the limit.
+        numbers = list(part.values_list("pk", flat=True)[:PART_ITEMS])
+        part = part[: room + known.items.using(using).filter(message__in=numbers).count()]
     inserted = _insert(known, part, selection, terms, first=first)
     known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
     known.listing_count, known.listing_place = known.listing_count + inserted, first + PART_ITEMS
@@ -258,12 +258,6 @@ def _after(run: RequeueRun, rows: Rows) -> Rows:
     if run.listing_after_at is None or run.listing_after_id is None:
         return ordered
     return ordered.filter(behind("parked_at", run.listing_after_at, "pk", run.listing_after_id))
-
-
-def _count_listed(run: RequeueRun, part: Rows) -> int:
-    """Return the number of messages of a part that have an item already; these do not count against the limit."""
-    numbers = list(part.values_list("pk", flat=True)[:PART_ITEMS])
-    return RequeueItem.objects.using(database()).filter(run=run, message__in=numbers).count()
 
 
 def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int = 0) -> int:

@@ -15,7 +15,6 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ParkedMessage
 
 NAME_LIMIT = 150
-
 LABEL = "rmq_retry"
 MOST_WITHOUT_BULK = 25
 """Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""

@@ -32,15 +32,12 @@ GUARD_OFF = 100.0
 """No share of outcomes is above this limit, so it switches the guard off."""
 STOP_SECONDS = 0.5
 """Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
-
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
 """A run paused for one of these resumes without its canary, because the operator has inspected the first message."""
-
 REASON_FROM = 100
 """Largest number of messages that can be requeued without a reason."""
 TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""
-
 NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
 """Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
 

@@ -24,7 +24,6 @@ from django_rmq_retry.statements import lock, locking, write_first
 DELETED_AT_ONCE = 500
 BATCHES_PER_TURN = 4
 """Batches of each kind per turn, after which the thread does other work."""
-
 PURGED_AT_ONCE = 1000
 REST_SECONDS = 0.1
 """Seconds between two batches, so that other transactions get their turn."""

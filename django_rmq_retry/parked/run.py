@@ -36,12 +36,10 @@ from django_rmq_retry.publishing.target_queues import TargetQueues
 CANARY_LIMIT = timedelta(seconds=60)
 DEPTH_SECONDS = 5.0
 """Seconds to wait for the depth of a queue."""
-
 SLICE_SECONDS = 0.25
 """Seconds between two slices."""
 SAVED_SECONDS = 1.0
 """Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
-
 RUN_LEASE = timedelta(seconds=15)
 SWEEP_SECONDS = 5.0
 """Seconds between two searches for expired claims."""

@@ -43,7 +43,6 @@ TOKEN_SECONDS = 3600
 """Seconds for which an operator may act on a preview."""
 MOST_IDS = 200
 """Largest number of messages named in a token, which is part of URLs; larger selections need a filter."""
-
 PAGE_MESSAGES = 500
 
 

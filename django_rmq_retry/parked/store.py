@@ -44,7 +44,6 @@ CHANGED = (
     *("resolved_at", "resolution"),
 )
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
-
 STORE_TRIES = 3
 """Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 

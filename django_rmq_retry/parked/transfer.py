@@ -49,7 +49,6 @@ AUDIT_COLUMNS = (
     *("count", "facts", "ip", "source", "previous", "seal"),
 )
 HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
-
 IMPORTED_AT_ONCE = 200
 MOST_REFUSED = 100
 

@@ -56,7 +56,8 @@ class Health:
         if path == "/livez":
             return _answered(self._silent(DEAD_SECONDS), "does not respond")
         if path == "/readyz":
-            return _answered(self._unready(), "is not ready")
+            waiting = {at + 1 for at in range(self._board.processes) if not self._board.slot(at, Slot.READY)}
+            return _answered(sorted(waiting | set(self._silent(SILENT_SECONDS))), "is not ready")
         if path == "/":
             return Response(body=INDEX)
         return Response(status=HTTPStatus.NOT_FOUND, body=INDEX)
@@ -70,10 +71,6 @@ class Health:
     def _silent(self, seconds: float) -> list[int]:
         return self._board.silent(seconds, now=self._clock())
 
-    def _unready(self) -> list[int]:
-        waiting = {at + 1 for at in range(self._board.processes) if not self._board.slot(at, Slot.READY)}
-        return sorted(waiting | set(self._silent(SILENT_SECONDS)))
-
 
 class RelayHealth:
     """Answers for a process that only relays the outbox."""
@@ -85,20 +82,14 @@ class RelayHealth:
     def answer(self, path: str) -> Response:
         if path == "/metrics":
             about = "Messages that this relay has sent from the outbox."
-            text = text_of([single("relayed_total", about, self._relaying.sent)]) + self._notice.read(
-                newest=FRESH_SECONDS
-            )
-            return Response(body=text, content_type=CONTENT_TYPE)
+            own = text_of([single("relayed_total", about, self._relaying.sent)])
+            return Response(body=own + self._notice.read(newest=FRESH_SECONDS), content_type=CONTENT_TYPE)
         if path in ("/livez", "/readyz"):
-            why = self._trouble(ready=path == "/readyz")
+            trouble = self._relaying.trouble if path == "/readyz" else ""
+            why = trouble if self._relaying.alive else "the relay has ended"
             status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
             return Response(status=status, body=f"{why or 'ok'}\n")
         return Response(status=HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, body=INDEX)
-
-    def _trouble(self, *, ready: bool) -> str:
-        if not self._relaying.alive:
-            return "the relay has ended"
-        return self._relaying.trouble if ready else ""
 
 
 def _answered(processes: list[int], what: str) -> Response:

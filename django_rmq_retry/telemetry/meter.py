@@ -26,10 +26,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 AGES = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
 WAITS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0, 604_800.0)
 """The upper bounds of the histograms' buckets, in seconds."""
-
 SILENT_SECONDS = 1.8
 """Seconds without a beat after which a process is silent: it beats each half second."""
-
 _VERDICTS = 0
 _REASONS = _VERDICTS + len(VERDICTS)
 _SECONDS = _REASONS + len(REASONS)

@@ -175,9 +175,7 @@ def _link(context: api.SpanContext, name: str) -> api.Link:
 def _extracted(headers: Headers) -> Context:
     """Return the current context with the span and the baggage of the headers, and without any other span."""
     context = api.set_span_in_context(api.INVALID_SPAN, get_current())
-    if not headers.raw:
-        return context
-    return extract(usable(headers), context)
+    return extract(usable(headers), context) if headers.raw else context
 
 
 def _creation(headers: Headers) -> api.SpanContext:

@@ -80,10 +80,8 @@ class Reporting:
         if verdict is not None and (parked or (retried and self._each_attempt)):
             event, hint = self._event(one.error, verdict)
             key = key_of(one)
-            event["tags"] = {
-                **({"reason": verdict.reason.value} if verdict.reason else {}),
-                **({"key": _tag(key)} if key else {}),
-            }
+            tags = {"reason": verdict.reason.value if verdict.reason else "", "key": _tag(key)}
+            event["tags"] = {name: value for name, value in tags.items() if value}
             event["contexts"] = {"rmq_retry": _context(one, verdict)}
             sentry_sdk.capture_event(event, hint)
 
@@ -98,10 +96,7 @@ class Reporting:
             DedupeIntegration.reset_last_seen()
             event, hint = event_from_exception(
                 error,
-                client_options={
-                    **sentry_sdk.get_client().options,
-                    "include_local_variables": self._local_variables,
-                },
+                client_options=sentry_sdk.get_client().options | {"include_local_variables": self._local_variables},
                 mechanism={"type": LOGGER, "handled": not parked},
             )
         event["level"] = "error" if parked else "warning"
@@ -117,7 +112,9 @@ report = Reporting()
 @contextmanager
 def _around_publish(one: AroundPublish) -> Iterator[None]:
     """Make a span, if one is active that it can belong to, and add the headers by which a consumer continues it."""
-    message, target = one.message, _destination(one.message)
+    message = one.message
+    # The queue, or the exchange if the routing key names no queue.
+    target = message.exchange or message.routing_key
     with ExitStack() as stack:
         # A scope of its own: concurrent coroutines may share the current one.
         stack.enter_context(sentry_sdk.new_scope())
@@ -129,11 +126,6 @@ def _around_publish(one: AroundPublish) -> Iterator[None]:
         yield
         if span is not None:
             _end(span, "internal_error" if one.error else "ok")
-
-
-def _destination(message: Message) -> str:
-    """Return the queue that the message is published to, or the exchange if the routing key names no queue."""
-    return message.exchange or message.routing_key
 
 
 def _trace_headers(message: Message) -> dict[str, str]:
@@ -151,9 +143,8 @@ def _processing(one: AroundAttempt) -> AbstractContextManager[Any]:
     incoming = usable(delivery.headers, (TRACE, BAGGAGE))
     # Without it, messages that carry no trace would all belong to one trace, that of the process.
     sentry_sdk.get_isolation_scope().set_new_propagation_context()
-    data = _data(message_id(delivery), delivery.queue, delivery.body) | {
-        "messaging.message.retry.count": delivery.attempt - 1
-    }
+    data = _data(message_id(delivery), delivery.queue, delivery.body)
+    data["messaging.message.retry.count"] = delivery.attempt - 1
     latency = _latency(delivery)
     if latency is not None:
         data["messaging.message.receive.latency"] = latency
@@ -197,8 +188,7 @@ def _streaming() -> ModuleType | None:
 
 def _active() -> object:
     """Return the span that a new one would belong to."""
-    streaming = _streaming()
-    return streaming.get_current_span() if streaming is not None else sentry_sdk.get_current_span()
+    return (_streaming() or sentry_sdk).get_current_span()
 
 
 def _span(op: str, name: str, data: Mapping[str, Any]) -> AbstractContextManager[Any]:

@@ -31,7 +31,6 @@ from django_rmq_retry.topology.declarations import (
 from django_rmq_retry.topology.plan import PlanState
 
 SOON_SECONDS = 10.0
-
 LOOK_SECONDS = 0.05
 
 

@@ -258,3 +258,11 @@ def test_waiting_queues_beside_an_external_queue_are_not_pruned(amqp: BlockingCh
     handle(Queue("theirs", existing=True))
 
     assert run("rmq_delete", "theirs.retry.7s", "--yes").code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("taken_over")
+def test_a_missing_external_queue_is_its_owners_to_create() -> None:
+    told = run("rmq_status")
+
+    assert "it does not exist: its owner has to create it" in told.out
+    assert "rmq_declare" not in told.out

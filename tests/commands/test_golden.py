@@ -63,6 +63,7 @@ JSON = {name: words for name, words in DATABASE.items() if name not in WITHOUT_J
     "edit": ("rmq_parked", "edit", "812", "--header", "a=b", "--yes", "--reason", "INC-553"),
     "import": ("rmq_parked", "import", LISTED),
     "purge": ("rmq_parked", "purge", "--older-than", "90d"),
+    "audit_head": ("rmq_audit", "head"),
     "audit_purge": ("rmq_audit", "purge"),
     "roles": ("rmq_roles", "--dry-run"),
 }

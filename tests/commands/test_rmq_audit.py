@@ -85,6 +85,8 @@ def test_a_head_that_was_kept_outlives_its_own_row_but_not_those_after_it() -> N
     assert list(verify(kept)) == []
     assert list(verify("1:ab")) == ["Row 1 was purged, so its seal cannot be compared. Keep a later head."]
     assert list(verify("9:ab")) == ["Row 9, whose seal was kept, does not exist: the last rows are missing."]
+    assert run("rmq_audit", "head").out == f"{audit_head()}\n"
+    assert json.loads(run("rmq_audit", "head", "--json").out)["head"] == audit_head()
     assert "takes what `rmq_audit head` printed" in run("rmq_audit", "verify", "--head", "yesterday").err
 
 

@@ -58,6 +58,7 @@ LEVELS: list[tuple[list[Level], list[str]]] = [
     ([level(consumers=2, dead_letters=1)], ["q DEAD_LETTERS"]),
     ([level(consumers=2, moving=0)], ["q INTERRUPTED"]),
     ([Level(queue="q", role=Role.WORK, missing=True, moving=3)], ["q MISSING", "q INTERRUPTED"]),
+    ([Level(queue="q", role=Role.WORK, missing=True, existing=True)], ["q EXTERNAL_MISSING"]),
     ([Level(queue="q", role=Role.WORK, refusal="403")], ["q UNREADABLE"]),
     ([Level(queue="q", role=Role.WORK)], []),
     ([level(role=Role.REPLY, ready=1)], ["q NO_CONSUMER"]),

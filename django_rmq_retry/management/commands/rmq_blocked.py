@@ -83,9 +83,16 @@ class Command(RmqCommand):
 
 
 def _data(one: BlockedKey, record: ParkedMessage | None) -> dict[str, object]:
-    names = ("handler", "key", "queue", "parked", "waiting")
-    named = {**{name: getattr(one, name) for name in names}, "goes_first": one.blocker}
-    return {**named, "record": record.pk if record else None, "since": clock(one.since, terminal=False)}
+    return {
+        "handler": one.handler,
+        "key": one.key,
+        "queue": one.queue,
+        "goes_first": one.blocker,
+        "parked": one.parked,
+        "record": record.pk if record else None,
+        "since": clock(one.since, terminal=False),
+        "waiting": one.waiting,
+    }
 
 
 def _cells(one: BlockedKey, *, terminal: bool) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
 from django_rmq_retry.management.arguments import http_address, seconds
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, declarer
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, declarer, usage_error
 from django_rmq_retry.management.databases import check_without_database, look_without_lock
 from django_rmq_retry.parked.declared import save
 from django_rmq_retry.telemetry.http import AddressUnusable
@@ -86,7 +86,7 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         if options["reload"] and options["processes"] > 1:
-            raise CommandError("--reload supports one process only. Omit --processes.", returncode=Exit.USAGE)
+            raise usage_error("--reload supports one process only. Omit --processes.")
         check_folder(options["liveness_file"])
         start = Start.of(self._chosen(options["queues"]) if not options["park_only"] else (), options)
         if options["park_only"]:
@@ -110,7 +110,7 @@ class Command(RmqCommand):
             process = None if many else ConsumingProcess(start, row=row)
             code = process.run() if process else supervised(start)
         except AddressUnusable as error:
-            raise CommandError(str(error), returncode=Exit.USAGE) from error
+            raise usage_error(str(error)) from error
         if code and process and not shown:
             # The project's own logging may hide the reason, and an operator must see why the process ended.
             raise CommandError(process.why, returncode=code)
@@ -182,7 +182,7 @@ def warn_of_drift(plan: Plan) -> None:
 
 def check_park_only(start: Start, queues: Sequence[str]) -> None:
     if queues:
-        raise CommandError("--park-only runs no handlers. Omit the queues.", returncode=Exit.USAGE)
+        raise usage_error("--park-only runs no handlers. Omit the queues.")
     if not start.parks:
         why = "no handler or setting names a parked queue" if settings().records else "RMQ_RETRY['RECORDS'] is False"
         raise CommandError(f"There is no parked queue to record: {why}.", returncode=Exit.NOTHING)
@@ -205,6 +205,4 @@ def prefetch(text: str) -> int:
 
 def check_folder(path: Path | None) -> None:
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise CommandError(
-            f"--liveness-file cannot be written: {path.parent} is not a writable folder.", returncode=Exit.USAGE
-        )
+        raise usage_error(f"--liveness-file cannot be written: {path.parent} is not a writable folder.")

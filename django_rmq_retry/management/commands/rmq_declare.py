@@ -24,6 +24,7 @@ from django_rmq_retry.management.command import (
     check_known,
     declarer,
     remembered,
+    usage_error,
 )
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked.declared import BrokerPlace, former_queues, save
@@ -134,11 +135,10 @@ class Command(RmqCommand):
         queue, target = options["recreate"], topology.queues.get(options["move_to"] or "")
         for option in ("move_to", "publishers_stopped"):
             if options[option] and not queue:
-                raise CommandError(f"--{option.replace('_', '-')} requires --recreate.", returncode=Exit.USAGE)
+                raise usage_error(f"--{option.replace('_', '-')} requires --recreate.")
         if target is not None and target.role in (Role.WAITING, Role.QUARANTINE, Role.PARKED):
-            raise CommandError(
-                f"{target.name!r} is a {target.role} queue, which no handler reads. Pass a work queue to --move-to.",
-                returncode=Exit.USAGE,
+            raise usage_error(
+                f"{target.name!r} is a {target.role} queue, which no handler reads. Pass a work queue to --move-to."
             )
         if not queue or queue in topology.queues:
             return
@@ -146,10 +146,7 @@ class Command(RmqCommand):
         if queue not in former:
             check_known("queue", [queue], topology.queues)
         if not options["move_to"]:
-            raise CommandError(
-                f"No handler uses the queue {queue!r}. Pass the queue for its messages: --move-to QUEUE.",
-                returncode=Exit.USAGE,
-            )
+            raise usage_error(f"No handler uses the queue {queue!r}. Pass the queue for its messages: --move-to QUEUE.")
         check_known("queue", [options["move_to"]], topology.queues)
 
     def _recreate(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.deletion import Deleted, delete_exchanges, delete_queues, stale
@@ -18,6 +18,7 @@ from django_rmq_retry.management.command import (
     check_known,
     declarer,
     remembered,
+    usage_error,
 )
 from django_rmq_retry.parked.declared import BrokerPlace, delete, former_exchanges, former_queues, still_consumed
 from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Role, Topology
@@ -25,11 +26,7 @@ from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Rol
 
 class Command(RmqCommand):
     help = "Delete queues of the project that are empty and have no consumers."
-    examples = (
-        "rmq_delete payments.charge.retry.30s",
-        "rmq_delete --all",
-        "rmq_delete payments.charge --force --yes",
-    )
+    examples = ("rmq_delete payments.charge.retry.30s", "rmq_delete --all", "rmq_delete payments.charge --force --yes")
     common = ("timeout",)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -44,7 +41,7 @@ class Command(RmqCommand):
     def run(self, options: Options) -> Exit | None:
         topology = registry.topology().lasting
         if bool(options["queues"]) is options["all"]:
-            raise CommandError("Pass either the queues to delete or --all.", returncode=Exit.USAGE)
+            raise usage_error("Pass either the queues to delete or --all.")
         known = remembered(self) or []
         self._check_names(topology, options["queues"], [row.name for row in known if row.kind == "queue"])
         with declarer(timeout=options["timeout"]) as it:

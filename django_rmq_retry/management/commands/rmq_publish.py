@@ -14,7 +14,7 @@ from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, Message
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known
+from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known, usage_error
 from django_rmq_retry.management.command import Options as Given
 from django_rmq_retry.messages.codecs import JSON, Raw
 from django_rmq_retry.messages.message import Message
@@ -86,7 +86,7 @@ class Command(RmqCommand):
         try:
             message = self._message(self._body(options["file"]), options)
         except (ConfigurationError, HeadersTooLarge) as error:
-            raise CommandError(str(error), returncode=Exit.USAGE) from error
+            raise usage_error(str(error)) from error
         try:
             published = dispatch(message, timeout=options["timeout"], immediate=True)
         except MessageTooLarge as error:
@@ -108,7 +108,7 @@ class Command(RmqCommand):
         try:
             return Path(file).read_bytes()
         except OSError as error:
-            raise CommandError(f"{file} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
+            raise usage_error(f"{file} cannot be read: {error.strerror}.") from error
 
     def _message(self, body: bytes, options: Given) -> Message:
         check_known("handler", [options["handler"]] if options["handler"] else [], registry.registrations())
@@ -116,14 +116,11 @@ class Command(RmqCommand):
         exchange, key = options["exchange"] or "", options["routing_key"]
         if options["queue"]:
             if key:
-                raise CommandError(
-                    "--queue cannot be combined with --routing-key: the queue's name is the routing key.",
-                    returncode=Exit.USAGE,
-                )
+                raise usage_error("--queue cannot be combined with --routing-key: the queue's name is the routing key.")
             key = options["queue"]
         content_type = _checked(body, options, subscription)
         if options["content_encoding"] and not options["raw"]:
-            raise CommandError("--content-encoding requires --raw.", returncode=Exit.USAGE)
+            raise usage_error("--content-encoding requires --raw.")
         given = {name: options[name] for name in PUBLISH_OPTIONS}
         publish_options = PublishOptions(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # Send the exact bytes: a test of a handler needs full control over its input.
@@ -144,9 +141,7 @@ def _checked(body: bytes, options: Given, subscription: Subscription | None) -> 
     try:
         codec.decode(body)
     except UndecodableBody as error:
-        raise CommandError(
-            f"{error} Pass --raw to send it as it is, or name its type with --content-type.", returncode=Exit.USAGE
-        ) from error
+        raise usage_error(f"{error} Pass --raw to send it as it is, or name its type with --content-type.") from error
     return codec.content_type
 
 

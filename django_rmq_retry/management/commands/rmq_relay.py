@@ -13,7 +13,7 @@ from django_rmq_retry.database_connections import FreshConnections
 from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import add_limit, http_address, seconds
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, check_known
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, check_known, usage_error
 from django_rmq_retry.management.terminal import clock, install, utc
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.parked.operators import Actor
@@ -111,7 +111,7 @@ class Command(RmqCommand):
     def _retry(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
         if bool(ids) is options["all"]:
-            raise CommandError("Pass either IDs or --all.", returncode=Exit.USAGE)
+            raise usage_error("Pass either IDs or --all.")
         known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(failed_at__isnull=False)
         count = known.count()
         if count:
@@ -122,7 +122,7 @@ class Command(RmqCommand):
     def _discard(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
         if not ids:
-            raise CommandError("Pass the IDs of the messages to discard.", returncode=Exit.USAGE)
+            raise usage_error("Pass the IDs of the messages to discard.")
         count = failing(using).filter(pk__in=ids).count()
         if count:
             self.confirm(f"Discard {plural(count, 'message')}? What is discarded is never sent.", yes=options["yes"])
@@ -164,7 +164,7 @@ def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThre
     try:
         server = HttpServer(address, RelayHealth(relaying, notice).answer)
     except AddressUnusable as error:
-        raise CommandError(str(error), returncode=Exit.USAGE) from error
+        raise usage_error(str(error)) from error
     board, threads = Board(registry.work_queues()), settings().threads
     figures = Figures(notice, board, registry.work_queues(), threads=threads, around=FreshConnections)
     return figures, HttpThread(server)

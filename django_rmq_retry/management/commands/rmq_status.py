@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import compress
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
@@ -20,7 +20,7 @@ from django_rmq_retry.health.rules import OUTBOX_OVERDUE
 from django_rmq_retry.management import consumer_status
 from django_rmq_retry.management.arguments import age, positive, whole
 from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, look, state, totals
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
@@ -71,7 +71,7 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         if options["consumers"] and options["check"]:
-            raise CommandError("--consumers cannot be combined with --check. Omit one.", returncode=Exit.USAGE)
+            raise usage_error("--consumers cannot be combined with --check. Omit one.")
         # Settings that are not valid are reported before anything is printed.
         settings()
         if options["watch"] is not None:
@@ -110,7 +110,7 @@ class Command(RmqCommand):
 
     def _watch(self, options: Options) -> Exit:
         if options["check"] or options["json"]:
-            raise CommandError("--watch cannot be combined with --check or --json. Omit them.", returncode=Exit.USAGE)
+            raise usage_error("--watch cannot be combined with --check or --json. Omit them.")
         # Ctrl-C ends a watch.
         with suppress(KeyboardInterrupt):
             while True:
