@@ -10,14 +10,14 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import BROKERS_OWN
 from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, entries
+from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, entries, value_end
 from django_rmq_retry.messages.texts import short
 
 _LIST = "x-death"
 DEATHS_BYTES = _LIST.encode()
 """Bytes searched for in undecoded properties, so that a message without x-death costs a single search."""
-_BROKER_FIELDS = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
-"""The encoded keys of the fields in an x-death entry that the broker itself reads."""
+_BROKER_FIELDS = (b"queue", b"reason", b"count")
+"""The fields in an x-death entry that the broker itself reads."""
 
 OLDEST_MILLISECONDS = 365 * 86_400_000
 """In milliseconds (one year). An older time in x-death is treated as forged: no message waits that long on a broker."""
@@ -86,10 +86,7 @@ def deaths(headers: Headers) -> tuple[Death, ...]:
 
 
 def deaths_as_text(headers: Headers) -> str:
-    """Return x-death as JSON, the newest entries first; empty if there is none in the form that a broker writes.
-
-    A newest entry that is too long is cut: a shortened text or list ends with an ellipsis.
-    """
+    """Return x-death as JSON, the newest entries first; a newest entry that is too long is cut, with ellipses."""
     text = ""
     for death in deaths(headers):
         longer = f"{text[:-1]}, {_as_text(death)}]" if text else _newest_as_text(death)
@@ -151,10 +148,7 @@ def first_rejected(delivery: Delivery, *, now: int) -> int:
 
 
 def reason_of(headers: Headers) -> Reason | None:
-    """Return the reason why the broker dead-lettered the message last, or None.
-
-    Only the first entry is read: it is the newest on every RabbitMQ version; the order of the others differs.
-    """
+    """Return why the broker dead-lettered the message last: the first entry is the newest on every version."""
     known_deaths = deaths(headers)
     return _REASONS.get(known_deaths[0].reason, Reason.REJECTED) if known_deaths else None
 
@@ -168,10 +162,7 @@ def brokers_part(headers: Headers) -> bytes:
 
 
 def trusted_brokers_part(value: object) -> bytes:
-    """Return bytes made by `brokers_part` and read back from a header.
-
-    The header can be forged: the result is empty unless the bytes hold only headers named in BROKERS_OWN.
-    """
+    """Return bytes made by `brokers_part`; nothing for forged ones, which hold other headers than BROKERS_OWN."""
     try:
         return value if isinstance(value, bytes) and BROKERS_OWN.issuperset(Headers(value)) else b""
     except UndecodableHeaders:
@@ -206,15 +197,22 @@ def _deaths(headers: Headers) -> tuple[Death, ...] | None:
         return None
     known_deaths = [_death(entry) for entry in value] if isinstance(value, list) else [None]
     whole = tuple(death for death in known_deaths if death is not None)
-    return whole if len(whole) == len(known_deaths) and not _ambiguous(headers, len(known_deaths)) else None
+    return whole if len(whole) == len(known_deaths) and not _ambiguous(headers) else None
 
 
-def _ambiguous(headers: Headers, count: int) -> bool:
+def _ambiguous(headers: Headers) -> bool:
     """True if x-death or a key in one of its entries is duplicated: the broker reads the first, a dict the last."""
     raw = headers.raw
-    places = [(at, stop) for key, _, at, stop in entries(raw, 0, len(raw)) if key == _LIST.encode()]
+    places = [(at, stop) for key, _, at, stop in entries(raw, 0, len(raw)) if key == DEATHS_BYTES]
     at, stop = places[0]
-    return len(places) > 1 or any(raw.count(name, at, stop) > count for name in _BROKER_FIELDS)
+    at += 5
+    while at < stop:
+        end = value_end(raw, at, stop)
+        keys = [key for key, *_ in entries(raw, at + 5, end)]
+        if any(keys.count(name) > 1 for name in _BROKER_FIELDS):
+            return True
+        at = end
+    return len(places) > 1
 
 
 def _death(entry: object) -> Death | None:

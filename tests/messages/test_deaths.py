@@ -84,6 +84,22 @@ def test_a_malformed_x_death_raises_nothing_and_counts_nothing(value: object) ->
         assert deaths(headers) == ()
 
 
+@pytest.mark.parametrize("name", ["queue", "reason", "count"])
+def test_names_may_be_those_of_the_fields_of_an_x_death_entry(name: str) -> None:
+    headers = with_death(death(name, "rejected", 3), {**death(name, "expired"), "routing-keys": [name]})
+
+    assert rejections(headers, name) == 3
+
+
+@pytest.mark.parametrize("field", ["queue", "reason", "count"])
+def test_a_field_that_an_x_death_entry_has_twice_makes_it_malformed(field: str) -> None:
+    entry = death("payments", "rejected")
+    table = Headers.of(entry).raw + Headers.of({field: entry[field]}).raw
+    array = b"F" + len(table).to_bytes(4) + table
+
+    assert not well_formed(Headers(b"\7x-deathA" + len(array).to_bytes(4) + array))
+
+
 def test_one_malformed_x_death_entry_invalidates_all() -> None:
     headers = with_death(death("payments", "rejected"), {"queue": "payments"})
 
