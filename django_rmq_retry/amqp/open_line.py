@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pika import frame
 from pika.exceptions import ChannelClosedByBroker
@@ -14,21 +14,16 @@ from django_rmq_retry.amqp.acks import Acks
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.frames import Received
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.session import binding, declaring
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Topology
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.protocol import Channel
 
 log = logging.getLogger("django_rmq_retry")
 
 CONSUMER_TIMEOUT = "x-consumer-timeout"
 UNTIMED_CONSUMER: dict[str, object] = {CONSUMER_TIMEOUT: 4_000_000_000}
-"""A consumer timeout of 46 days in milliseconds, below the longest timer of Erlang.
-
-It takes precedence over the timeouts of policy, queue and broker.
-"""
+"""A consumer timeout of 46 days in milliseconds, below Erlang's longest timer; it overrides policies and the broker."""
 OnProcessed = Callable[[bool], None]
 
 
@@ -71,10 +66,7 @@ class OpenLine:
         self._acks = Acks(0)
         self._channel: Channel | None = None
         self._tag = ""
-        """The consumer tag once the broker has confirmed the subscription.
-
-        RabbitMQ 3 crashes the channel of a consumer that is cancelled earlier, and then answers nothing on it.
-        """
+        """The consumer tag once the broker has confirmed it: RabbitMQ 3 crashes a channel that cancels earlier."""
         self._open = True
         self._untimed = line.untimed
         self._quiet = False
@@ -89,6 +81,11 @@ class OpenLine:
     @property
     def open(self) -> bool:
         return self._open and self._channel is not None and self._channel.is_open and self._connection.is_open
+
+    @property
+    def ready(self) -> bool:
+        """True if the queue is consumed, or waits for its turn in quarantine."""
+        return self.open and bool(self._tag or self.line.quarantine)
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge these deliveries in one write."""
@@ -168,7 +165,7 @@ class OpenLine:
             answered: Callable[[frame.Method[Any]], None] = lambda frame: callback(frame.method.message_count)  # noqa: E731
             self._channel.queue_declare(self.name, passive=True, callback=answered)
 
-    def _opened(self, channel: "Channel") -> None:
+    def _opened(self, channel: Channel) -> None:
         self._channel = channel
         self._acks = Acks(channel.channel_number)
         channel.add_on_close_callback(self._was_closed)
@@ -178,7 +175,7 @@ class OpenLine:
         else:
             self._limit(channel)
 
-    def _make(self, channel: "Channel", temporary: Topology) -> None:
+    def _make(self, channel: Channel, temporary: Topology) -> None:
         """Declare and bind this connection's own queue."""
         [queue] = temporary.queues.values()
         left = deque(temporary.bindings)
@@ -200,10 +197,10 @@ class OpenLine:
 
         declaring(queue)(channel, declared)
 
-    def _limit(self, channel: "Channel") -> None:
+    def _limit(self, channel: Channel) -> None:
         channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._limited(channel))
 
-    def _limited(self, channel: "Channel") -> None:
+    def _limited(self, channel: Channel) -> None:
         if not self._open:
             # The line was closed while the channel was opening.
             if channel.is_open:
@@ -214,13 +211,12 @@ class OpenLine:
             self.subscribe()
 
     def subscribe(self) -> None:
-        """Start consuming the queue."""
         channel = self._channel
         if not self.open or self._quiet or channel is None:
             return
         self._consume(channel)
 
-    def _consume(self, channel: "Channel") -> None:
+    def _consume(self, channel: Channel) -> None:
         channel.basic_consume(
             self.name,
             self._receive,
@@ -255,10 +251,7 @@ class OpenLine:
         )
 
     def _take_late(self, number: int) -> bool:
-        """True if a delivery that was in flight as the line stopped is accepted. Here it is requeued instead.
-
-        An ordered line requeues it by closing its channel.
-        """
+        """True if a delivery in flight as the line stopped is accepted. Here it is requeued, in order by closing."""
         if not self.line.in_order:
             self._connection.send_raw(self._acks.nack(number, requeue=True))
         return False

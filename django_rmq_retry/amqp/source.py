@@ -43,20 +43,11 @@ class PikaSource:
     """Consumes over one connection with a channel for each queue; copies use the publisher's connection."""
 
     def __init__(
-        self,
-        io: IoThread,
-        access: Access,
-        publisher: Publisher,
-        *,
-        needs: Iterable[Named] = (),
-        patient: bool = False,
+        self, io: IoThread, access: Access, publisher: Publisher, *, needs: Iterable[Named] = (), patient: bool = False
     ) -> None:
         self._io = io
         self._needs = tuple(needs)
-        """The queues and exchanges that must exist before consuming starts.
-
-        They are checked until all were found once; one that vanishes later may come back.
-        """
+        """The queues and exchanges that must exist before consuming starts; checked until all were found once."""
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = answers_on(io, access, publisher)
         self._settler = Settler(io, publisher, answer=self._answers.send, again=self.arrived, renew=self._renew)
@@ -87,14 +78,12 @@ class PikaSource:
 
     @property
     def ready(self) -> bool:
-        """True if each queue that is not paused is consumed."""
         lines = [self._lines.get(queue) for queue in self._wanted if queue not in self._pauses]
         there = self._link.connection is not None and not self._needs
-        return there and all(one is not None and one.open for one in lines)
+        return there and all(one is not None and one.ready for one in lines)
 
     @property
     def copies(self) -> int:
-        """The number of copies that are sent and not confirmed yet."""
         return self._settler.copies
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
@@ -105,28 +94,22 @@ class PikaSource:
         self._settler.settle(delivery, settlement)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Return to their queue the deliveries that were not attempted."""
         for delivery in deliveries:
             self._io.call(partial(self._settler.give_back, delivery))
 
     def pause(self, queue: str) -> None:
-        """Stop consuming this queue; unacked deliveries can still be settled."""
         self._io.call(lambda: self._pauses.pause(queue))
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
-        """Consume this queue again with this prefetch at most."""
         self._io.call(lambda: self._resume(queue, prefetch))
 
     def quiesce(self) -> None:
-        """Stop all deliveries; unacked ones can still be settled."""
         self._io.call(self._quiesce)
 
     def stop(self) -> None:
-        """Send the settlements that were passed in, then close."""
         self._io.call(self._stop)
 
     def empty(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True if every queue is empty and no message is unacked."""
         self._io.call(lambda: self._check_empty(callback))
 
     def arrived(self, delivery: Delivery) -> None:
@@ -256,12 +239,8 @@ class PikaSource:
         queue = error.queue
         if queue not in self._unusable:
             self._unusable.add(queue)
-            log.warning(
-                "%s Looking again every %g s.",
-                error,
-                LOOK_AGAIN_SECONDS,
-                extra={"event": "unusable", "queue": queue},
-            )
+            extra = {"event": "unusable", "queue": queue}
+            log.warning("%s Looking again every %g s.", error, LOOK_AGAIN_SECONDS, extra=extra)
         if queue not in self._awaited:
             self._awaited.add(queue)
             self._io.later(LOOK_AGAIN_SECONDS, lambda: self._try_again(queue))

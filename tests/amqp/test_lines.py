@@ -90,6 +90,14 @@ def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
     assert owned.subscriptions == 0
 
 
+def test_a_line_is_ready_once_the_broker_has_confirmed_its_subscription(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
+    before = owned.line.open, owned.line.ready
+    owned.confirm()
+
+    assert (before, owned.line.ready) == ((True, False), True)
+
+
 def test_the_prefetch_is_set_per_consumer_and_never_per_channel(owned: Owned) -> None:
     owned.hear(spec.Channel.OpenOk())
     asked = owned.methods()

@@ -50,7 +50,7 @@ def queues(vhost: Vhost) -> list[str]:
 
 
 def subscribed(source: Any) -> None:
-    wait_until(lambda: source._granted, what="a subscription")
+    wait_until(lambda: source.ready, what="a subscription")
 
 
 @pytest.fixture
