@@ -306,7 +306,7 @@ class Code(Enum):
     )
     GROW_MORE = _warning(Area.PARKED)(
         text="Further error groups that grow more slowly: %(count)d.",
-        why="As above.",
+        why="As long as the cause of each persists, its requeued messages fail again.",
         fix="manage.py rmq_parked groups",
     )
     RUN_PAUSED = _warning(Area.PARKED)(

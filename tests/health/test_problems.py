@@ -295,3 +295,4 @@ def test_a_problem_that_the_doctor_tells_has_a_consequence_and_a_repair() -> Non
     told = [code for code in Code if code.value.severity is not Severity.INFORMATION and code.value.text]
 
     assert [code for code in told if not (code.value.why and code.value.fix)] == []
+    assert [code for code in told if code.value.why.startswith("As above")] == []
