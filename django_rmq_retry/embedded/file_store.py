@@ -15,14 +15,7 @@ from urllib.parse import quote
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry
 from django_rmq_retry.embedded.engine.envelopes import NO_PROPERTIES, Glance, StoredMessage, XDeath
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec
-from django_rmq_retry.embedded.engine.store import (
-    Detail,
-    DurableStore,
-    Kept,
-    KeptBinding,
-    KeptMessage,
-    MessagePlace,
-)
+from django_rmq_retry.embedded.engine.store import Detail, DurableStore, Kept, KeptBinding, KeptMessage, MessagePlace
 from django_rmq_retry.errors import ConfigurationError
 
 # "rmqb" in bytes: SQLite's application_id, which identifies the owner of a file.
@@ -146,7 +139,7 @@ def opened(path: Path) -> sqlite3.Connection:
         _check(path)
         return _claimed(path)
     except sqlite3.OperationalError as error:
-        if _is_busy(error):
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise UnusableFile(path, "is in use by another embedded broker.") from None
         raise UnusableFile(path, f"cannot be opened ({error}).") from error
     except sqlite3.DatabaseError as error:
@@ -213,14 +206,8 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
 class FileStore(DurableStore):
-    """Collects changes and writes them at `commit`. A message that came and went in between is never written. `epoch`
-    is the clock's.
-    """
+    """Collects changes and writes them at `commit`. A message that came and went in between is never written."""
 
     def __init__(self, path: Path, *, epoch: float) -> None:
         self._path = path
@@ -302,7 +289,6 @@ class FileStore(DurableStore):
         self._file.close()
 
     def read(self) -> Kept:
-        """Read the content of the file."""
         every = self._file.execute
         return Kept(
             queues=tuple(

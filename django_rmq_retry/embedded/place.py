@@ -73,7 +73,6 @@ def place_of(folder: Path) -> RunningBroker:
 
 
 def prepare(folder: Path) -> None:
-    """Create the folder."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     _check(folder)
@@ -81,10 +80,7 @@ def prepare(folder: Path) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Callable[[RunningBroker], None]]:
-    """Be the folder's broker, or raise AlreadyRunning; the yielded function publishes the port.
-
-    The right ends with the process, even with a killed one.
-    """
+    """Be the folder's broker while this process lives, or raise AlreadyRunning; yield what publishes the port."""
     prepare(folder)
     note = folder / _NOTE
 

@@ -1,6 +1,7 @@
 """One channel: consume, publish, ack, reject and recover."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
@@ -9,6 +10,7 @@ from django_rmq_retry.embedded.engine.consumers import BrokerConsumer, Credit
 from django_rmq_retry.embedded.engine.declarations import REPLY_TO, Declaring
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.envelopes import (
+    MADE_HERE,
     NO_PROPERTIES,
     Cancel,
     Deliver,
@@ -19,9 +21,6 @@ from django_rmq_retry.embedded.engine.envelopes import (
     StoredMessage,
     checked_headers,
     decoded,
-    is_reply_name,
-    reply_name,
-    with_reply_to,
     with_table,
 )
 from django_rmq_retry.embedded.engine.queue import BrokerQueue, dressed
@@ -30,7 +29,7 @@ from django_rmq_retry.embedded.engine.routing import BrokerExchange
 from django_rmq_retry.embedded.engine.specs import integer_problem, type_name
 from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.properties import Headers
+from django_rmq_retry.messages.properties import Headers, encode_properties
 
 Held = tuple[BrokerConsumer | None, BrokerQueue, Entry]
 
@@ -105,7 +104,8 @@ class Publishing(Declaring):
 
     def _spread_nowhere(self, source: BrokerExchange, message: StoredMessage, *, mandatory: bool) -> None:
         vhost = self.vhost
-        replies = source is vhost.router.default and is_reply_name(message.key)
+        # The channel that had this name may have closed since.
+        replies = source is vhost.router.default and message.key.startswith(MADE_HERE)
         answered = vhost.repliers.get(message.key) if replies else None
         if answered is not None:
             answered(message)
@@ -126,12 +126,9 @@ class Publishing(Declaring):
             if "CC" in headers or "BCC" in headers:
                 _add_copies(message, headers)
         if seen.reply_to == REPLY_TO.encode():
-            self._await_reply(message)
-
-    def _await_reply(self, message: StoredMessage) -> None:
-        if not self.reply_name:
-            raise RequestRefused(406, "fast reply consumer does not exist")
-        message.raw = with_reply_to(message.raw, self.reply_name)
+            if not self.reply_name:
+                raise RequestRefused(406, "fast reply consumer does not exist")
+            message.raw = encode_properties(replace(decoded(message.raw), reply_to=self.reply_name))
 
     def _answer(self, message: StoredMessage) -> None:
         tag = 1
@@ -231,7 +228,6 @@ class BrokerChannel(Publishing):
             self.vhost.settle()
 
     def get(self, queue: str = "", *, no_ack: bool = False) -> Got | None:
-        """Take one message, if the queue has one."""
         named_queue = self._own_queue(self._named(queue))
         if named_queue.spec.quorum and named_queue.roster.single:
             what = "basic.get operations are not supported by quorum queues with single active consumer"
@@ -268,7 +264,6 @@ class BrokerChannel(Publishing):
         self._return(self._settled(tag, multiple=False), "reject", requeue=requeue)
 
     def recover(self, *, requeue: bool = True) -> None:
-        """Return every unacked message of this channel to its queue."""
         if not requeue:
             raise RequestRefused(540, "requeue=false")
         self._return(self._settled(0, multiple=True), "recover", requeue=True)
@@ -372,7 +367,7 @@ class BrokerChannel(Publishing):
             raise RequestRefused(406, "reply consumer cannot acknowledge")
         if self.reply_name:
             raise RequestRefused(406, "reply consumer already set")
-        self.reply_name = reply_name(self.vhost.random_name())
+        self.reply_name = MADE_HERE + self.vhost.random_name()
         self.reply_tag = tag
         self.vhost.repliers[self.reply_name] = self._answer
         return tag

@@ -107,12 +107,10 @@ class Roster:
         self._appoint()
 
     def settled(self, consumer: BrokerConsumer) -> None:
-        """Note that a consumer has settled a delivery."""
         self._appoint()
         self.wake(consumer)
 
     def returned(self) -> None:
-        """Note that a message was returned to the queue."""
         if self._returned_yields:
             self._appoint()
 
@@ -145,7 +143,6 @@ class Roster:
         return any(consumer.exclusive for consumer in self.members)
 
     def _appoint(self) -> None:
-        """Choose the single active consumer."""
         if not self.single:
             return
         active, best = self._active, max(self.members, key=_rank, default=None)

@@ -15,8 +15,6 @@ _RESERVED = "amq."
 
 
 class DeclareOk(NamedTuple):
-    """The answer to queue.declare."""
-
     queue: str
     messages: int
     consumers: int
@@ -102,7 +100,9 @@ class Declaring:
     ) -> DeclareOk:
         name = _stripped(name)
         if name == REPLY_TO or name.startswith(f"{REPLY_TO}."):
-            return self._reply_queue(name)
+            if name != REPLY_TO and name not in self.vhost.repliers:
+                raise missing("queue", name, self.vhost.name)
+            return DeclareOk(name, 0, 1)
         vhost = self.vhost
         if passive:
             return self._declared(self._own_queue(name))
@@ -164,11 +164,6 @@ class Declaring:
         if queue.lease is not None:
             queue.lease.declared()
         return DeclareOk(queue.name, queue.ready.count, len(queue.roster.members))
-
-    def _reply_queue(self, name: str) -> DeclareOk:
-        if name != REPLY_TO and name not in self.vhost.repliers:
-            raise missing("queue", name, self.vhost.name)
-        return DeclareOk(name, 0, 1)
 
     def _named(self, queue: str) -> str:
         if not queue and not self.last_queue:

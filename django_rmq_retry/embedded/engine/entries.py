@@ -70,7 +70,6 @@ class Ready:
         self.bytes = 0
 
     def put(self, entry: Entry) -> None:
-        """Append an entry to its lane."""
         lanes = self._lanes
         lane = lanes[0] if len(lanes) == 1 else self._lane_of(entry)
         lane.fresh.append(entry)
@@ -113,10 +112,7 @@ class Ready:
             yield from lane.fresh
 
     def clear(self) -> list[Entry]:
-        found = []
-        while self.count:
-            found.append(self.take())
-        return found
+        return [self.take() for _ in range(self.count)]
 
     def _size(self, entry: Entry) -> int:
         return len(entry.message.body)
@@ -223,7 +219,6 @@ class Delayed:
         return self._timers[entry].due
 
     def clear(self) -> list[Entry]:
-        """Remove and return every entry."""
         entries = list(self._timers)
         for timer in self._timers.values():
             timer.cancel()
@@ -236,8 +231,6 @@ class Delayed:
 
 
 class Counts:
-    """The delivery counts of one quorum queue."""
-
     __slots__ = ("_behaviour", "_first", "_kind", "_limit", "_most")
 
     def __init__(self, spec: QueueSpec, behaviour: Behaviour) -> None:
@@ -262,14 +255,10 @@ class Counts:
         return 0.0
 
     def headers(self, entry: Entry) -> bytes:
-        """Return the encoded count headers of the next delivery."""
-        behaviour = self._behaviour
-        shown = b""
-        if entry.count:
-            shown = delivery_count(entry.count)
+        shown = delivery_count(entry.count) if entry.count else b""
         # Until the first return to this queue, 4.3 shows the count of the dead letter in both headers.
         acquired = entry.acquired or entry.count
-        if acquired and behaviour.acquired_count:
+        if acquired and self._behaviour.acquired_count:
             shown += b"\x10x-acquired-countl" + _LONG.pack(acquired)
         return shown
 
@@ -288,5 +277,4 @@ def count(entry: Entry, how: Return, behaviour: Behaviour) -> None:
 
 
 def delivery_count(number: int) -> bytes:
-    """Return the encoded header x-delivery-count."""
     return b"\x10x-delivery-countl" + _LONG.pack(number)

@@ -2,12 +2,12 @@
 
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
 from django_rmq_retry.embedded.engine.specs import milliseconds
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.properties import Headers, Properties, decode_properties
 
 NO_PROPERTIES = b"\0\0"
 PERSISTENT = 2
@@ -21,13 +21,12 @@ _UNUSED = 0b11
 _LENGTH = struct.Struct(">I")
 _FLAGS = struct.Struct(">H")
 
-_MADE_HERE = "amq.rabbitmq.reply-to.embedded."
+MADE_HERE = "amq.rabbitmq.reply-to.embedded."
+"""The beginning of each direct reply-to address of an embedded broker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XDeath:
-    """One entry of x-death."""
-
     queue: str
     reason: str
     exchange: str
@@ -159,7 +158,6 @@ def decoded(raw: bytes) -> Properties:
 
 
 def table_of(raw: bytes) -> bytes:
-    """Return the encoded header table of the properties."""
     start, end = _table_ends(raw, raw[0] << 8 | raw[1])
     return raw[start + 4 : end]
 
@@ -247,16 +245,3 @@ class Cancel:
 
 
 Event = Deliver | Returned | Ack | Nack | Cancel
-
-
-def reply_name(random_part: str) -> str:
-    return _MADE_HERE + random_part
-
-
-def is_reply_name(key: str) -> bool:
-    """True if an embedded broker made this name; its channel may have closed since."""
-    return key.startswith(_MADE_HERE)
-
-
-def with_reply_to(raw: bytes, name: str) -> bytes:
-    return encode_properties(replace(decoded(raw), reply_to=name))

@@ -48,7 +48,6 @@ class Lease:
         self.renew()
 
     def renew(self) -> None:
-        """Restart the lease."""
         self.stop()
         due = self._clock.now + self._seconds
         if self._quorum:
@@ -61,7 +60,6 @@ class Lease:
             self.renew()
 
     def fetched(self) -> None:
-        """Restart the lease after basic.get."""
         if self._timer is not None:
             self.renew()
 
@@ -173,12 +171,10 @@ class BrokerQueue:
         self.shared.graves.append((self, entry, reason))
 
     def note(self, entry: Entry, place: MessagePlace, detail: Detail = None) -> None:
-        """Store an entry's new state or detail."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
             self.shared.store.moved(self.name, entry, place, detail)
 
     def forget(self, entry: Entry) -> None:
-        """Remove an entry from the store."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
             self.shared.store.removed(self.name, entry.position)
 
@@ -224,7 +220,6 @@ class BrokerQueue:
             self.watch()
 
     def fetch(self) -> Entry | None:
-        """Take one message for basic.get."""
         if self._expires_any:
             self.expire()
         if not self.ready.count:
@@ -236,13 +231,11 @@ class BrokerQueue:
         return entry
 
     def done(self, entry: Entry) -> None:
-        """Remove an acked message."""
         self.held -= 1
         if self.stores:
             self.forget(entry)
 
     def reject(self, entry: Entry, how: Return) -> None:
-        """Dead-letter or drop a rejected message."""
         if self.closed:
             return
         self.held -= 1
@@ -251,7 +244,6 @@ class BrokerQueue:
         self.bury(entry, "rejected")
 
     def give_back(self, entries: Iterable[Entry], how: Return) -> None:
-        """Put unacked messages back."""
         if self.closed:
             return
         for entry in entries:
@@ -272,7 +264,6 @@ class BrokerQueue:
             self.watch()
 
     def freed(self, consumer: BrokerConsumer) -> None:
-        """Note that a consumer has room again."""
         if consumer.listed:
             self.roster.settled(consumer)
             self.dispatch()
@@ -308,7 +299,6 @@ class BrokerQueue:
             self._timer = clock.at(due, self._on_time)
 
     def purge(self) -> int:
-        """Drop all ready and delayed messages."""
         dropped = self.ready.clear() + self.delayed.clear()
         for entry in dropped:
             self.forget(entry)

@@ -21,8 +21,6 @@ Destination = Union[BrokerQueue, "BrokerExchange"]
 
 
 class BrokerBinding:
-    """One binding of an exchange to a queue or to another exchange."""
-
     __slots__ = ("arguments", "destination", "key", "source")
 
     def __init__(
@@ -55,8 +53,6 @@ class BrokerBinding:
 
 
 class BrokerExchange:
-    """An exchange and its bindings."""
-
     __slots__ = ("_found", "alternate", "bindings", "by_key", "name", "plain", "spec")
 
     def __init__(self, spec: ExchangeSpec) -> None:
@@ -88,11 +84,9 @@ class BrokerExchange:
         self._changed()
 
     def find(self, binding: BrokerBinding) -> BrokerBinding | None:
-        """Return the equal binding, if one exists."""
         return next((one for one in self.by_key.get(binding.key, ()) if one.like(binding)), None)
 
     def route(self, message: StoredMessage) -> Sequence[Destination]:
-        """Return every destination of the message once."""
         if self.spec.type == "headers":
             return _once(one for one in self.bindings if headers_match(one.arguments, message))
         if not message.more:

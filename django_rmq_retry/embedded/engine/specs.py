@@ -187,8 +187,6 @@ _CHECKS: Mapping[str, Problem] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSpec:
-    """An exchange as a client declared it."""
-
     name: str
     type: str = "direct"
     durable: bool = True
@@ -205,8 +203,6 @@ class ExchangeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """A queue as a client declared it."""
-
     name: str
     vhost: str = "/"
     durable: bool = False
@@ -290,11 +286,7 @@ class QueueSpec:
     def _check_quorum(self, *, server_named: bool) -> None:
         if server_named:
             raise RequestRefused(406, "Cannot declare a server-named queue for type rabbit_quorum_queue")
-        wrong = {
-            "auto-delete": self.auto_delete,
-            "exclusive-owner": self.exclusive,
-            "non-durable": not self.durable,
-        }
+        wrong = {"auto-delete": self.auto_delete, "exclusive-owner": self.exclusive, "non-durable": not self.durable}
         for name, value in wrong.items():
             if value:
                 raise RequestRefused(406, f"invalid property '{name}' for {self.thing}")

@@ -17,8 +17,6 @@ Detail = float | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBinding:
-    """A binding between two durable things."""
-
     source: str
     destination: str
     key: str
@@ -47,10 +45,7 @@ class Kept:
 
 
 class DurableStore:
-    """Gets every durable change, at once and in order, and keeps nothing: a restart starts with an empty broker.
-
-    A queue and a position identify a message.
-    """
+    """Gets every durable change at once, in order, and keeps nothing. Queue and position identify a message."""
 
     def queue_declared(self, spec: QueueSpec) -> None: ...
 

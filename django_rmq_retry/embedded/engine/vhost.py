@@ -39,18 +39,13 @@ class EventOutbox:
             self.put(Ack(channel, number))
 
     def drain(self) -> list[Event]:
-        """Take all events, in order."""
         events, self.events = self.events, []
         self._busy.pop(self, None)
         return events
 
 
 class Vhost:
-    """A virtual host. Every method of a channel ends by dead-lettering what died.
-
-    ``vhost = Vhost("/", Clock(), random_name=…)``; ``channel = Session(vhost).channel(1)``; after every call the
-    sessions in ``vhost.busy`` have events in their outbox: ``session.drain()``.
-    """
+    """A virtual host. Every method of a channel ends by dead-lettering what died; ``busy`` are sessions with events."""
 
     def __init__(
         self,

@@ -61,8 +61,6 @@ HANDSHAKE_SECONDS = 10.0
 
 
 class Broker:
-    """The state that all connections share."""
-
     def __init__(self, behaviour: Behaviour = V4_0, *, file: Path | None = None) -> None:
         now = time.monotonic()
         self.behaviour = behaviour
@@ -89,7 +87,6 @@ class Broker:
         return bool(self.vhost.busy)
 
     def write_events(self) -> None:
-        """Write the events of every client that has any."""
         for session in list(self.vhost.busy):
             self._writers[session]()
 
@@ -99,7 +96,6 @@ class Broker:
             self._store.commit()
 
     def close(self) -> None:
-        """Close the file."""
         if self._store is not None:
             try:
                 self._store.commit()
@@ -214,7 +210,6 @@ class Client:
         """The frames are unreadable from here on: only the answer to our close counts."""
 
     def receive(self, data: bytes) -> None:
-        """Process bytes from the client."""
         if self._unreadable:
             self.ended = data.endswith(CLOSE_OK)
             return
@@ -237,7 +232,6 @@ class Client:
             self._refuse(number, RequestRefused(541, f"{type(error).__name__}: {error}"))
 
     def write_events(self) -> None:
-        """Write the engine's events for the client."""
         session = self._session
         if session is None:
             return
@@ -247,12 +241,10 @@ class Client:
                 write_event(out, event, frame_max=most)
 
     def measure(self) -> None:
-        """Report the client's unread bytes to the engine."""
         if self._session is not None:
             self._session.left_unread(len(self.out))
 
     def close(self, refused: RequestRefused) -> None:
-        """Close the connection with a reason."""
         if self._closing or self.ended:
             return
         self.write_events()
@@ -329,7 +321,9 @@ class Client:
                 else:
                     write_got(self.out, number, got, frame_max=self._frames.most)
             case spec.Channel.Close():
-                self._close_channel(number)
+                del self._dialogues[number]
+                if self._session is not None:
+                    self._session.close_channel(number)
                 self._write(number, spec.Channel.CloseOk())
             case spec.Channel.Open():
                 raise RequestRefused(504, "second 'channel.open' seen")
@@ -361,30 +355,21 @@ class Client:
         elif type(asked) is spec.Channel.CloseOk:
             del self._dialogues[number]
 
-    def _close_channel(self, number: int) -> None:
-        del self._dialogues[number]
-        if self._session is not None:
-            self._session.close_channel(number)
-
     def _refuse(self, number: int, refused: RequestRefused) -> None:
         dialogue = self._dialogues.get(number)
         if refused.hard or dialogue is None or self._session is None:
-            self._refuse_connection(refused)
+            # Before login, a reason is sent only to a client that supports it.
+            if self._handshake.sends_reason:
+                self.close(refused)
+            else:
+                self.ended = True
             return
         self.write_events()
         dialogue.closing = True
         self._session.close_channel(number)
         self._write(number, spec.Channel.Close(refused.code, refused.text, refused.class_id, refused.method_id))
 
-    def _refuse_connection(self, refused: RequestRefused) -> None:
-        """Refuse a connection; before login a reason is sent only to a client that supports it."""
-        if not self._handshake.sends_reason:
-            self.ended = True
-        else:
-            self.close(refused)
-
     def _take_control(self, kind: int, payload: bytes) -> None:
-        """Take a frame of channel 0."""
         if kind != FRAME_METHOD:
             raise RequestRefused(505, "expected method frame, got non method frame instead")
         asked: Any = read_method(payload)

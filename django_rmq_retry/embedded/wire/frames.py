@@ -82,7 +82,6 @@ def _shown(octets: bytes) -> str:
 
 
 def read_method(payload: bytes) -> Method:
-    """Decode the method in a frame."""
     index = int.from_bytes(payload[:4])
     kind = spec.methods.get(index)
     if kind is None:
@@ -121,7 +120,6 @@ def write_method(out: bytearray, channel: int, method: Method) -> None:
 
 
 def write_got(out: bytearray, channel: int, got: Got, *, frame_max: int) -> None:
-    """Write the answer to basic.get."""
     message = got.message
     arguments = _tag(got.tag, got.redelivered) + _place(message.exchange, message.key) + _left(got.left)
     out += method_frame(channel, _GET_OK, arguments)

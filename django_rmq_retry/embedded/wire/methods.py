@@ -84,7 +84,6 @@ def _agreed(field: str, method: int, *, most: int, least: int = 0) -> int:
 
 
 def _has_capability(client: Mapping[object, object], capability: str) -> bool:
-    """True if the client announced this capability."""
     capabilities = client.get("capabilities")
     return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
@@ -113,7 +112,6 @@ class Handshake:
         return spec.Connection.Start(0, 9, properties, MECHANISMS, LOCALES)
 
     def take(self, method: Any) -> Method | None:
-        """Take the expected method and return the answer."""
         if self.expected is spec.Connection.StartOk:
             self.sends_reason = _has_capability(method.client_properties, "authentication_failure_close")
             self.supports_cancel = _has_capability(method.client_properties, "consumer_cancel_notify")
@@ -141,58 +139,20 @@ def call(channel: BrokerChannel, method: Method) -> Method | None:
     return None if getattr(method, "nowait", False) else answer
 
 
-def _exchange_declare(channel: BrokerChannel, asked: Any) -> Method:
-    channel.exchange_declare(
-        asked.exchange,
-        asked.type,
-        passive=asked.passive,
-        durable=asked.durable,
-        auto_delete=asked.auto_delete,
-        internal=asked.internal,
-        arguments=asked.arguments,
-    )
-    return spec.Exchange.DeclareOk()
+def _passing(
+    run: Callable[..., object], places: str, names: str = "", *, answer: type[Method] | None = None
+) -> Callable[[BrokerChannel, Any], Method | None]:
+    """Return a call that passes fields of the method to the engine, and the result on to the answer."""
 
+    def called(channel: BrokerChannel, asked: Any) -> Method | None:
+        named = {name: getattr(asked, name) for name in names.split()}
+        result = run(channel, *(getattr(asked, name) for name in places.split()), **named)
+        if answer is None:
+            return None
+        results = result if isinstance(result, tuple) else () if result is None else (result,)
+        return answer(*results)
 
-def _exchange_delete(channel: BrokerChannel, asked: Any) -> Method:
-    channel.exchange_delete(asked.exchange, if_unused=asked.if_unused)
-    return spec.Exchange.DeleteOk()
-
-
-def _exchange_bind(channel: BrokerChannel, asked: Any) -> Method:
-    channel.exchange_bind(asked.destination, asked.source, asked.routing_key, asked.arguments)
-    return spec.Exchange.BindOk()
-
-
-def _exchange_unbind(channel: BrokerChannel, asked: Any) -> Method:
-    channel.exchange_unbind(asked.destination, asked.source, asked.routing_key, asked.arguments)
-    return spec.Exchange.UnbindOk()
-
-
-def _queue_declare(channel: BrokerChannel, asked: Any) -> Method:
-    declared = channel.queue_declare(
-        asked.queue,
-        passive=asked.passive,
-        durable=asked.durable,
-        exclusive=asked.exclusive,
-        auto_delete=asked.auto_delete,
-        arguments=asked.arguments,
-    )
-    return spec.Queue.DeclareOk(declared.queue, declared.messages, declared.consumers)
-
-
-def _queue_bind(channel: BrokerChannel, asked: Any) -> Method:
-    channel.queue_bind(asked.queue, asked.exchange, asked.routing_key, asked.arguments)
-    return spec.Queue.BindOk()
-
-
-def _queue_unbind(channel: BrokerChannel, asked: Any) -> Method:
-    channel.queue_unbind(asked.queue, asked.exchange, asked.routing_key, asked.arguments)
-    return spec.Queue.UnbindOk()
-
-
-def _queue_delete(channel: BrokerChannel, asked: Any) -> Method:
-    return spec.Queue.DeleteOk(channel.queue_delete(asked.queue, if_unused=asked.if_unused, if_empty=asked.if_empty))
+    return called
 
 
 def _qos(channel: BrokerChannel, asked: Any) -> Method:
@@ -200,26 +160,9 @@ def _qos(channel: BrokerChannel, asked: Any) -> Method:
     return spec.Basic.QosOk()
 
 
-def _consume(channel: BrokerChannel, asked: Any) -> Method:
-    tag = channel.consume(
-        asked.queue, asked.consumer_tag, no_ack=asked.no_ack, exclusive=asked.exclusive, arguments=asked.arguments
-    )
-    return spec.Basic.ConsumeOk(tag)
-
-
 def _cancel(channel: BrokerChannel, asked: Any) -> Method:
     channel.cancel(asked.consumer_tag)
     return spec.Basic.CancelOk(asked.consumer_tag)
-
-
-def _recover(channel: BrokerChannel, asked: Any) -> Method | None:
-    channel.recover(requeue=asked.requeue)
-    return spec.Basic.RecoverOk() if type(asked) is spec.Basic.Recover else None
-
-
-def _confirm_select(channel: BrokerChannel, _asked: Any) -> Method:
-    channel.confirm_select()
-    return spec.Confirm.SelectOk()
 
 
 def _flow(_channel: BrokerChannel, asked: Any) -> Method:
@@ -228,29 +171,42 @@ def _flow(_channel: BrokerChannel, asked: Any) -> Method:
     return spec.Channel.FlowOk(True)  # noqa: FBT003 - pika's own signature
 
 
+_TO_QUEUE, _TO_EXCHANGE = "queue exchange routing_key arguments", "destination source routing_key arguments"
 _CALLS: dict[type[Method], Callable[[BrokerChannel, Any], Method | None]] = {
     spec.Access.Request: lambda _channel, _asked: spec.Access.RequestOk(1),
     spec.Basic.Cancel: _cancel,
-    spec.Basic.Consume: _consume,
-    spec.Basic.Nack: lambda channel, asked: channel.nack(
-        asked.delivery_tag, multiple=asked.multiple, requeue=asked.requeue
+    spec.Basic.Consume: _passing(
+        BrokerChannel.consume, "queue consumer_tag", "no_ack exclusive arguments", answer=spec.Basic.ConsumeOk
     ),
+    spec.Basic.Nack: _passing(BrokerChannel.nack, "delivery_tag", "multiple requeue"),
     spec.Basic.Qos: _qos,
-    spec.Basic.Recover: _recover,
-    spec.Basic.RecoverAsync: _recover,
-    spec.Basic.Reject: lambda channel, asked: channel.reject(asked.delivery_tag, requeue=asked.requeue),
+    spec.Basic.Recover: _passing(BrokerChannel.recover, "", "requeue", answer=spec.Basic.RecoverOk),
+    spec.Basic.RecoverAsync: _passing(BrokerChannel.recover, "", "requeue"),
+    spec.Basic.Reject: _passing(BrokerChannel.reject, "delivery_tag", "requeue"),
     spec.Channel.Flow: _flow,
-    spec.Confirm.Select: _confirm_select,
-    spec.Exchange.Bind: _exchange_bind,
-    spec.Exchange.Declare: _exchange_declare,
-    spec.Exchange.Delete: _exchange_delete,
-    spec.Exchange.Unbind: _exchange_unbind,
-    spec.Queue.Bind: _queue_bind,
-    spec.Queue.Declare: _queue_declare,
-    spec.Queue.Delete: _queue_delete,
-    spec.Queue.Purge: lambda channel, asked: spec.Queue.PurgeOk(channel.queue_purge(asked.queue)),
-    spec.Queue.Unbind: _queue_unbind,
-    spec.Tx.Commit: lambda channel, _asked: channel.tx_commit(),
-    spec.Tx.Rollback: lambda channel, _asked: channel.tx_rollback(),
-    spec.Tx.Select: lambda channel, _asked: channel.tx_select(),
+    spec.Confirm.Select: _passing(BrokerChannel.confirm_select, "", answer=spec.Confirm.SelectOk),
+    spec.Exchange.Bind: _passing(BrokerChannel.exchange_bind, _TO_EXCHANGE, answer=spec.Exchange.BindOk),
+    spec.Exchange.Declare: _passing(
+        BrokerChannel.exchange_declare,
+        "exchange type",
+        "passive durable auto_delete internal arguments",
+        answer=spec.Exchange.DeclareOk,
+    ),
+    spec.Exchange.Delete: _passing(
+        BrokerChannel.exchange_delete, "exchange", "if_unused", answer=spec.Exchange.DeleteOk
+    ),
+    spec.Exchange.Unbind: _passing(BrokerChannel.exchange_unbind, _TO_EXCHANGE, answer=spec.Exchange.UnbindOk),
+    spec.Queue.Bind: _passing(BrokerChannel.queue_bind, _TO_QUEUE, answer=spec.Queue.BindOk),
+    spec.Queue.Declare: _passing(
+        BrokerChannel.queue_declare,
+        "queue",
+        "passive durable exclusive auto_delete arguments",
+        answer=spec.Queue.DeclareOk,
+    ),
+    spec.Queue.Delete: _passing(BrokerChannel.queue_delete, "queue", "if_unused if_empty", answer=spec.Queue.DeleteOk),
+    spec.Queue.Purge: _passing(BrokerChannel.queue_purge, "queue", answer=spec.Queue.PurgeOk),
+    spec.Queue.Unbind: _passing(BrokerChannel.queue_unbind, _TO_QUEUE, answer=spec.Queue.UnbindOk),
+    spec.Tx.Commit: _passing(BrokerChannel.tx_commit, ""),
+    spec.Tx.Rollback: _passing(BrokerChannel.tx_rollback, ""),
+    spec.Tx.Select: _passing(BrokerChannel.tx_select, ""),
 }

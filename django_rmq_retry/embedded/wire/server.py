@@ -35,8 +35,6 @@ _START_SECONDS, _START_PAUSE_SECONDS = 10.0, 0.05
 
 @dataclass(slots=True, eq=False)
 class ServedConnection:
-    """A client and its socket."""
-
     sock: socket.socket
     client: Client
     events: int = selectors.EVENT_READ
@@ -192,7 +190,6 @@ class BrokerServer:
             self._selector.modify(connection.sock, wanted, connection)
 
     def _sweep(self, now: float) -> None:
-        """Send heartbeats and enforce timeouts."""
         self._swept = now
         if self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ)
