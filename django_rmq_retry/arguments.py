@@ -49,20 +49,15 @@ def _is_number(value: object) -> bool:
 
 
 NUMBER = Argument("a number", _is_number)
-
 NUMBERS = Argument(
     "a list of seconds, such as [10, 60, 600]",
     lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)),
 )
 
 WHOLE = Argument("a whole number", lambda value: type(value) is int)
-
 TEXT = one_of(str, "a string")
-
 FLAG = one_of(bool, "True or False")
-
 FUNCTION = Argument("a function, such as lambda error: …", callable)
-
 TABLE = Argument(
     "a dict with string keys, such as {'x-max-length': 1000}",
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),

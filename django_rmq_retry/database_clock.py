@@ -75,10 +75,7 @@ def ahead(using: str) -> timedelta:
 
 
 def trusted(using: str) -> datetime | None:
-    """Return the time to use for deletion by age; None if the clocks differ by more than CLOCK_TOLERANCE.
-
-    One of the clocks is wrong then, which is logged once.
-    """
+    """Return the time for deletion by age; None, logged once, if the clocks differ by more than CLOCK_TOLERANCE."""
     apart = ahead(using)
     if abs(apart) > CLOCK_TOLERANCE:
         if using not in _differing:

@@ -49,10 +49,7 @@ def uncertain(error: BaseException) -> bool:
 
 
 def _of_mysql(cause: BaseException | None) -> int | None:
-    """Return the error number of MariaDB or MySQL: both drivers put it first in the arguments of the exception.
-
-    Newer drivers also give an sqlstate, so this must be checked before the sqlstate.
-    """
+    """Return the number of MariaDB or MySQL, first in the exception's arguments; check it before any sqlstate."""
     number = cause.args[0] if cause is not None and cause.args else None
     return number if isinstance(number, int) else None
 
@@ -75,10 +72,7 @@ def lost(connection: Any, error: BaseException | None = None) -> bool:
 
 
 def too_large(error: BaseException) -> bool:
-    """True if MariaDB reports that a statement exceeds ``max_allowed_packet``.
-
-    For an even larger statement MariaDB only closes the connection.
-    """
+    """True if a statement exceeds MariaDB's ``max_allowed_packet``; over an even larger one it only disconnects."""
     cause = error.__cause__
     return isinstance(error, OperationalError) and cause is not None and cause.args[:1] == (_TOO_LARGE_MYSQL,)
 

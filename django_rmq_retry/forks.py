@@ -37,10 +37,7 @@ def end_since(forked: int, error: BaseException | None = None) -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Surround the call of a function of the project: a child that is forked in it ends where the function ends.
-
-    Handlers and hooks compare ``count`` themselves, which takes a fifth of the time.
-    """
+    """Surround a call of the project's code: a child forked in it ends there. Handlers and hooks do it faster."""
     forked = count
     try:
         yield

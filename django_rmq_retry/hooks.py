@@ -111,10 +111,7 @@ class Hooks:
     def wanting(
         self, message: Delivery | Message, before: AroundAttempt | None = None, tidied: Tidied = tuple
     ) -> Sequence[Listed]:
-        """Return the hooks that do not decline a message.
-
-        A hook that has seen the attempt ``before`` of a message that stayed unacked is not asked again.
-        """
+        """Return the hooks that do not decline; one that has seen an attempt ``before`` is not asked again."""
         if not self._some_decline:
             return self._hooks
         if self._lone is not None and before is None:

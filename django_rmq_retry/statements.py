@@ -14,10 +14,7 @@ ROWS_AT_ONCE = 100
 
 
 def write_first(model: type[Model], using: str) -> None:
-    """Begin a transaction with a write on SQLite, which then makes other writers wait until this transaction ends.
-
-    SQLite refuses a write in a transaction that has read, if another transaction has written since.
-    """
+    """Begin a transaction with a write on SQLite, which refuses one after a read if another has written since."""
     if not connections[using].features.has_select_for_update:
         key: Any = model._meta.pk  # noqa: SLF001 - Django's own name for it
         model._base_manager.using(using).filter(pk=0).update(**{key.attname: 0})  # noqa: SLF001 - as above

@@ -1,7 +1,4 @@
-"""The connection to RabbitMQ. Only this package and the embedded server import pika.
-
-The names here are the values and protocols that pass between this package and the others.
-"""
+"""The connection to RabbitMQ: the values and protocols that pass between this package and the others."""
 
 from django_rmq_retry.amqp.address import Access, Host, Secret, Tls
 from django_rmq_retry.amqp.contracts import (

@@ -52,8 +52,6 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The host name and port on which a broker listens."""
-
     name: str
     port: int
 
@@ -63,8 +61,6 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Url:
-    """The parts of one URL, decoded."""
-
     scheme: str
     hosts: tuple[Host, ...] = ()
     user: str | None = None

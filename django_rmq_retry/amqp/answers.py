@@ -6,21 +6,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Cause, Done, Publisher, PublishResult
 from django_rmq_retry.amqp.frames import DIRECT_PREFIX, marshal_publish
 from django_rmq_retry.amqp.io_thread import IoThread, Loop
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.reply_addresses import Family, ReplyAddresses, family_of
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, Properties, decode_properties, encode_properties
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.protocol import Channel
-
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -62,14 +58,14 @@ def _learn_own_address(addresses: ReplyAddresses, connection: Connection, then: 
         addresses.learn_own(decode_properties(properties.raw).reply_to or "")  # type: ignore[attr-defined]  # RawProperties
         then()
 
-    def ask(channel: "Channel") -> None:
+    def ask(channel: Channel) -> None:
         raw, most = encode_properties(Properties(reply_to=DIRECT)), connection.frame_max
         number = channel.channel_number
         connection.send_raw(
             marshal_publish(number, raw, b"", exchange="", routing_key="", mandatory=True, frame_max=most)
         )
 
-    def opened(channel: "Channel") -> None:
+    def opened(channel: Channel) -> None:
         channel.add_on_return_callback(returned)
         channel.add_on_close_callback(lambda *_: then())
         # Nothing is ever delivered: this consumer exists only to get a reply-to address.
@@ -166,11 +162,7 @@ class Answers:
         return found
 
     def _try_next(self) -> None:
-        """Try the next address, unless one is being tried.
-
-        That is the first of a known family; else the oldest and the newest in turn, so that a flood of made-up
-        addresses does not block real ones.
-        """
+        """Try a known family first; else the oldest and the newest in turn, so that no flood blocks real addresses."""
         while self._waiting and not self._trying:
             other = self._waiting.pop if self._tried % 2 else self._waiting.popleft
             waiting = self._take(known=True) or other()

@@ -1,17 +1,15 @@
 """A subscription whose messages the broker forgets as it sends them: ``ack='auto'``."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pika import frame, spec
 from pika.amqp_object import Method
 
 from django_rmq_retry.amqp.frames import Received
 from django_rmq_retry.amqp.open_line import OpenLine
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.messages.message import Delivery, Instruction
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.protocol import Channel
 
 MOST_WAITING_DELIVERIES, MOST_WAITING_BYTES = 1000, 16 << 20
 """The numbers of unhandled deliveries and of their bytes at which the subscription is cancelled until half are handled.
@@ -47,7 +45,7 @@ class AutoAckLine(OpenLine):
             self._owner.message_lost(self.line.queue)
         self.ack([delivery])
 
-    def _consume(self, channel: "Channel") -> None:
+    def _consume(self, channel: Channel) -> None:
         self._sending = True
         super()._consume(channel)
 
@@ -61,11 +59,7 @@ class AutoAckLine(OpenLine):
         return True
 
     def _stop_deliveries(self) -> None:
-        """Cancel the subscription; deliveries already sent still arrive.
-
-        The frame bypasses pika's own basic_cancel, after which pika drops arriving deliveries. They would be lost,
-        because the broker does not send them again.
-        """
+        """Cancel by a frame of our own: after pika's basic_cancel, pika would drop deliveries already sent."""
         if self.open and self._tag and not self._cancelling and self._sending and self._channel is not None:
             self._cancelling = True
             self._channel.add_callback(lambda _frame: self._cancelled(), [spec.Basic.CancelOk])

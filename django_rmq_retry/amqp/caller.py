@@ -4,15 +4,17 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pika.exceptions import ChannelClosedByBroker
+from pika.frame import Method
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.frames import Received, check_address, marshal_publish
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.link import Link
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import above
 from django_rmq_retry.errors import (
     CallUnanswered,
@@ -25,12 +27,6 @@ from django_rmq_retry.errors import (
 )
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
-
-if TYPE_CHECKING:
-    from pika.frame import Method
-
-    from django_rmq_retry.amqp.protocol import Channel
-
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -69,7 +65,6 @@ class PikaCaller:
         """The requests that are not sent yet or wait for their answer, by correlation id."""
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
-        """Return the answer to a message. Its correlation id must be unique: answers are matched by it."""
         self._io.check_waiting(message)
         request = Request(message, time.monotonic() + timeout)
         name = message.properties.correlation_id or ""
@@ -137,7 +132,7 @@ class PikaCaller:
     def _opened(self, connection: Connection) -> None:
         connection.channel(on_open_callback=self._channel_opened)
 
-    def _channel_opened(self, channel: "Channel") -> None:
+    def _channel_opened(self, channel: Channel) -> None:
         self._channel = channel
         channel.add_on_close_callback(self._channel_closed)
         channel.add_on_return_callback(self._returned)
@@ -145,7 +140,7 @@ class PikaCaller:
             self._listen(DIRECT)
             return
 
-        def declared(frame: "Method[Any]") -> None:
+        def declared(frame: Method[Any]) -> None:
             self._listen(frame.method.queue)
 
         channel.queue_declare("", exclusive=True, auto_delete=True, callback=declared)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pika.exceptions import ChannelClosed
 
@@ -20,18 +19,15 @@ from django_rmq_retry.amqp.contracts import (
     unwritable,
 )
 from django_rmq_retry.amqp.frames import check_address, marshal_publish, text_of
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import above, channel_closed, limit_in
 from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, decode_properties
 
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.protocol import Channel
-
 log = logging.getLogger("django_rmq_retry")
 
 NEVER = float("inf")
-"""The deadline of nothing."""
 _NACKED = PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
 
 
@@ -182,7 +178,7 @@ class ConfirmChannel:
         left = (pending.deadline for pending in (*self._sent.values(), *self._waiting) if not pending.ended)
         return min(left, default=NEVER)
 
-    def _opened(self, channel: "Channel") -> None:
+    def _opened(self, channel: Channel) -> None:
         self._channel = channel
         channel.add_on_close_callback(self._was_closed)
         channel.add_on_return_callback(self._returned)
@@ -221,7 +217,7 @@ class ConfirmChannel:
         if found is not None:
             found.returned = _returned(method.reply_code, method.reply_text)  # type: ignore[attr-defined]  # Basic.Return
 
-    def _was_closed(self, channel: "Channel", reason: BaseException) -> None:
+    def _was_closed(self, channel: Channel, reason: BaseException) -> None:
         # The next channel may get the same number.
         self._connection.confirms.pop(channel.channel_number, None)
         code, text = getattr(reason, "reply_code", 0), getattr(reason, "reply_text", "")

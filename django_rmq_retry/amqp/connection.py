@@ -99,7 +99,6 @@ class Connection(pika.SelectConnection):
 
     @property
     def server(self) -> Server:
-        """The broker's product and version."""
         return Server.of(self.server_properties)
 
     @property
@@ -114,7 +113,6 @@ class Connection(pika.SelectConnection):
         return len(self.services.channels) >= most - min(SPARE_CHANNELS, most // 2)
 
     def channel(self, *, on_open_callback: Callable[[Channel], object]) -> Channel:  # type: ignore[override]  # narrower
-        """Open a channel."""
         inner = super().channel(on_open_callback=lambda _inner: on_open_callback(channel))
         channel = Channel(self.services, inner)
         return channel

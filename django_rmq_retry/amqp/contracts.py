@@ -40,8 +40,6 @@ class Scope(Enum):
 
 
 class Cause(Enum):
-    """The reason why a publish was not confirmed."""
-
     NO_EXCHANGE = "no exchange"
     NO_ROUTE = "no route"
     QUEUE_FULL = "queue full"
@@ -58,8 +56,6 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    """The end of a publish, the scope of that evidence, and the cause."""
-
     kind: Outcome
     scope: Scope = Scope.MESSAGE
     cause: Cause | None = None
@@ -75,11 +71,9 @@ class PublishResult:
 
     @property
     def shown(self) -> str:
-        """The text; without one, the kind."""
         return self.text or self.kind.value
 
     def error(self, message: Message) -> PublishError:
-        """Return the error that a publisher raises for this result."""
         advice = ADVICE.get(self.cause, "") if self.kind in (Outcome.UNSENT, Outcome.UNKNOWN) else ""
         return ERRORS[self.kind](message.exchange, message.routing_key, said=self.text, advice=advice)
 
@@ -134,11 +128,7 @@ class Line:
     keyed: bool = False
     """True if order matters among messages with the same ordering key; several messages may be unacked at once."""
     quarantine: bool = False
-    """True for a quarantine queue, whose messages may kill the process.
-
-    A connection consumes one such queue at a time. Each message is passed to the receiver only when a crash would
-    duplicate no other message.
-    """
+    """True for a quarantine queue, whose messages may kill the process: one such queue is consumed at a time."""
     auto_ack: bool = False
     """True if the broker counts a message as acknowledged once it is sent (auto-ack): no message can be requeued."""
     temporary: Topology | None = None

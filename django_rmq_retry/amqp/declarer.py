@@ -19,12 +19,7 @@ from django_rmq_retry.amqp.session import (
     wanted,
 )
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.topology.declarations import (
-    BindingDeclaration,
-    ExchangeDeclaration,
-    QueueDeclaration,
-    Topology,
-)
+from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Topology
 from django_rmq_retry.topology.plan import Difference, Item, Plan, PlanState, queue_refusal
 
 _NEVER: Mapping[str, object] = {"x-delivery-limit": "none", "x-queue-mode": "none"}
@@ -38,10 +33,7 @@ MOVING = ".moving"
 
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
-    """Return the differences, found by declaring what is known to exist, which changes nothing.
-
-    Each refusal names one argument and the broker's value; declaring again with that value shows the next difference.
-    """
+    """Return the differences. Each refusal names one; declaring again with the broker's value shows the next."""
     here = wanted(declaration)
     trial, differences = dict(here), dict[str, Difference]()
     while True:

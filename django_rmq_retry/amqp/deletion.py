@@ -16,8 +16,6 @@ _RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", 
 
 @dataclass(slots=True, kw_only=True)
 class Deleted:
-    """The result of a deletion for each name."""
-
     deleted: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)

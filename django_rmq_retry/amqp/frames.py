@@ -28,7 +28,6 @@ ACK_FRAME = struct.Struct(">BHIIQBB")
 The bits are 'multiple' for an ack, 'multiple' and 'requeue' for a nack, and 'requeue' for a reject.
 """
 ACK_SIZE = 13
-"""The size of its payload."""
 
 DIRECT_PREFIX = f"{DIRECT}."
 """The beginning of each address that RabbitMQ writes into the reply_to of a request."""
@@ -91,11 +90,7 @@ def marshal_publish(
 
 
 def method_frame(channel_number: int, method: int, arguments: bytes) -> bytes:
-    return b"%b%b%b" % (
-        _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 4 + len(arguments), method),
-        arguments,
-        _END,
-    )
+    return b"%b%b%b" % (_METHOD_FRAME.pack(FRAME_METHOD, channel_number, 4 + len(arguments), method), arguments, _END)
 
 
 def content_frames(channel_number: int, raw_properties: bytes, body: bytes, *, frame_max: int) -> list[bytes]:
@@ -116,6 +111,11 @@ def content_frames(channel_number: int, raw_properties: bytes, body: bytes, *, f
 def check_writable(message: Message) -> None:
     """Raise HeadersTooLarge or ValueError if a message cannot be written, before anything depends on sending it."""
     check_address(message)
+    check_frames(message)
+
+
+def check_frames(message: Message) -> None:
+    """Raise HeadersTooLarge or ValueError for properties or names that no frame can hold."""
     raw = encode_properties(message.properties)
     if _HEADER_FIXED + len(raw) + FRAME_OVERHEAD > FRAME_MAX:
         raise _too_large(raw, FRAME_MAX)

@@ -38,8 +38,6 @@ class WouldLose(RmqRetryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The messages and consumers of one queue."""
-
     queue: str
     ready: int
     consumers: int
@@ -98,10 +96,7 @@ def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> H
 
 
 def refused_read(session: Session, queue: str) -> Refusal | None:
-    """Return the refusal if the user may not consume this queue.
-
-    Nothing is consumed: RabbitMQ checks the permission first, and then refuses a priority that is no number.
-    """
+    """Return the refusal if the user may not consume this queue. A priority that is no number keeps it unconsumed."""
     try:
         session.ask(
             lambda channel, done: channel.basic_consume(

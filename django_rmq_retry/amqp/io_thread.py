@@ -45,7 +45,6 @@ class IoThread:
         self._answered, self._unanswered = True, 0
         self._ending: list[Call] = []
         self.connections: WeakSet[Connection] = WeakSet()
-        """The connections that run on this thread."""
         self._began = self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -84,10 +83,7 @@ class IoThread:
                 raise
 
     def unanswered(self) -> int:
-        """Check that the loop still runs, and return how many checks in a row it has left unanswered.
-
-        The result is not in seconds, because the time of a SIGSTOP would count.
-        """
+        """Return how many checks in a row the loop left unanswered; not seconds: those of a SIGSTOP would count."""
         if self._answered:
             self._answered, self._unanswered = False, 0
             self.call(self._answer)
@@ -155,15 +151,11 @@ class IoThread:
         finally:
             self._ended = True
             for call in self._ending:
-                self._last(call)
+                try:
+                    call()
+                except Exception:
+                    # The others still run, because threads wait for the results that they report.
+                    text = "A function failed at the end of the I/O thread; the others still run"
+                    log.exception(text, extra={"event": "io_end"})
             self.loop.close()
             show_pika_logs()
-
-    def _last(self, call: Call) -> None:
-        """Run a function of ``at_end``; the others still run, because threads wait for the results they report."""
-        try:
-            call()
-        except Exception:
-            log.exception(
-                "A function failed at the end of the I/O thread; the others still run", extra={"event": "io_end"}
-            )

@@ -50,15 +50,11 @@ class Gauged:
 
     @property
     def blind(self) -> bool:
-        """True if unacked messages and rates are unknown."""
         return not self.api_set or bool(self.api_error)
 
 
 def gauge(declarer: Declarer, topology: Topology, formers: Sequence[Former] = ()) -> Gauged:
-    """Measure every queue of the topology, and the former ones that exist.
-
-    No message is read: reading one can lose it (RabbitMQ 4.0, quorum queues).
-    """
+    """Measure each queue of the topology and each former one that exists, reading no message: 4.0 could lose it."""
     rows: Mapping[str, Row] = {}
     error = ""
     if declarer.inspector is not None:

@@ -113,7 +113,11 @@ class Link:
         self.connection, self._dialled = connection, None
         if connection.frame_max < FRAME_MAX:
             # Headers that fill a frame of the default size must fit into a copy, too.
-            error = BrokerUnfit(_small_frames(self._access.shown, connection.frame_max))
+            error = BrokerUnfit(
+                f"The broker at {self._access.shown} takes frames of {connection.frame_max} bytes, and a message whose "
+                "headers need more could neither be retried nor parked. Set frame_max = "
+                f"{FRAME_MAX}, RabbitMQ's default, in rabbitmq.conf."
+            )
             self.close(lambda: self._refused(error))
             return
         self._since = time.monotonic()
@@ -169,10 +173,3 @@ class Link:
         wait, self._wait = self._wait, min(LONGEST_WAIT_SECONDS, random.uniform(FIRST_WAIT_SECONDS, self._wait * 3))
         self._lost(reason, wait)
         self._io.later(wait, self._dial)
-
-
-def _small_frames(address: str, most: int) -> str:
-    return (
-        f"The broker at {address} takes frames of {most} bytes, and a message whose headers need more could neither be "
-        f"retried nor parked. Set frame_max = {FRAME_MAX}, RabbitMQ's default, in rabbitmq.conf."
-    )

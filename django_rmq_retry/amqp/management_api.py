@@ -58,10 +58,7 @@ def _opener() -> OpenerDirector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspector:
-    """A reader of one virtual host by the management API.
-
-    ``Inspector(url=Secret("http://app:secret@rabbit:15672"), vhost="pay")``.
-    """
+    """A reader of one virtual host: ``Inspector(url=Secret("http://app:secret@rabbit:15672"), vhost="pay")``."""
 
     url: Secret
     vhost: str = "/"
@@ -81,7 +78,6 @@ class Inspector:
         return self._one(f"exchanges/{self._here}/{quote(name, safe='')}", EXCHANGES)
 
     def queues(self) -> dict[str, Row]:
-        """Return every queue of the virtual host by its name."""
         return {row["name"]: row for row in self._every(f"queues/{self._here}", QUEUES)}
 
     def bindings(self) -> list[Row]:

@@ -20,7 +20,6 @@ MOST_UNCONFIRMED = 200
 EXPIRATION = PREFIX + "expiration"
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 Change = Callable[[bytes], bytes]
-"""Changes the encoded properties of a message as it moves."""
 Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
 
 
@@ -49,7 +48,6 @@ class Move:
         self._failure = ""
 
     def run(self) -> int:
-        """Move all messages; return their number."""
         try:
             self._begin()
             while (got := self._next()) is not None:
@@ -137,10 +135,7 @@ def for_good(queue: str) -> Change:
 
 
 def aside(queue: str) -> Change:
-    """Return the change of properties when messages leave this queue temporarily.
-
-    No message may expire meanwhile, so its expiration is kept in a header.
-    """
+    """Return the change of properties while messages are away: none may expire, so a header keeps the expiration."""
 
     def change(raw: bytes) -> bytes:
         try:

@@ -1,7 +1,4 @@
-"""pika's log records about this package's connections are hidden, unless the logger `pika` or one below is configured.
-
-Records about connections of other code are never hidden.
-"""
+"""pika's log records about this package's connections are hidden, unless logging of `pika` or below is configured."""
 
 import logging
 import threading

@@ -179,7 +179,6 @@ class Channel:
         callback: Reply | None = None,
         arguments: dict[str, object] | None = None,
     ) -> str:
-        """Start a consumer, and return its tag."""
         tag = f"ctag{self.channel_number}.{uuid4().hex}"
         self.consumers[tag] = receive
         self._expect(spec.Basic.ConsumeOk, callback or _ignore)
@@ -269,7 +268,6 @@ class BasicProtocol(AbstractStreamProtocol):
 
     def __init__(self, inner: Any, services: "IoServices") -> None:
         self.inner = inner
-        """pika's own protocol."""
         self.left = b""
         """The bytes received of a frame that is not complete."""
         self._services = services

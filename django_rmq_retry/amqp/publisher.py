@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pika.exceptions import NoFreeChannels
 
@@ -15,14 +14,11 @@ from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.confirm_channel import NEVER, ConfirmChannel, PendingPublish, connection_lost
 from django_rmq_retry.amqp.connection import PUBLISHING, Connection
 from django_rmq_retry.amqp.contracts import Cause, Done, PublishResult, unanswered, unsent, unwritable
-from django_rmq_retry.amqp.io_thread import IoThread
+from django_rmq_retry.amqp.io_thread import IoThread, Timer
 from django_rmq_retry.amqp.link import HEALTHY_SECONDS, Link
 from django_rmq_retry.errors import PublishError
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import encode_properties
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.io_thread import Timer
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -32,7 +28,6 @@ NO_CHANNEL = "no channel of the connection is free: messages to too many exchang
 SHORTEST_LOOK_SECONDS = 0.1
 """The shortest time between two checks of the deadlines."""
 MOST_CLOSED_CHANNELS = 64
-"""The number of idle channels that are closed together."""
 GRACE_SECONDS = 1.0
 """Time after a deadline within which the I/O thread reports the result of a publish."""
 
@@ -116,13 +111,7 @@ class PikaPublisher:
         self._first = first or (lambda _connection, begin: begin())
         """Called with each new connection before anything is published on it, and with what shall follow."""
         self._link = Link(
-            io,
-            access,
-            purpose=purpose,
-            healthy=healthy,
-            opened=self._opened,
-            lost=self._lost,
-            refused=self._refused,
+            io, access, purpose=purpose, healthy=healthy, opened=self._opened, lost=self._lost, refused=self._refused
         )
         self._channels: dict[str, ConfirmChannel] = {}
         self._closing: set[ConfirmChannel] = set()
@@ -139,7 +128,6 @@ class PikaPublisher:
         io.at_end(self._no_more)
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        """Return when the broker has confirmed the message, else raise the PublishError for its end."""
         self._io.check_waiting(message)
         waiter = Waiter()
         self._hand_over(message, encode_properties(message.properties), waiter.done, timeout)
@@ -279,7 +267,6 @@ class PikaPublisher:
         self._resume()
 
     def _resume(self) -> None:
-        """Send the waiting publishes in their order."""
         connection = self._usable
         if connection is None:
             return
@@ -325,7 +312,6 @@ class PikaPublisher:
         self._alarm = self._io.later(max(0.0, at - time.monotonic()), self._look)
 
     def _look(self) -> None:
-        """End the publishes past their deadline."""
         now = time.monotonic()
         self._alarm, self._look_at = None, NEVER
         following = [channel.forget(now) for channel in self._channels.values()]

@@ -4,13 +4,9 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from django_rmq_retry.amqp.io_thread import IoThread
+from django_rmq_retry.amqp.io_thread import IoThread, Timer
 from django_rmq_retry.amqp.open_line import OpenLine
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.io_thread import Timer
 
 FIRST_LOOK_SECONDS = 0.05
 LOOK_SECONDS = 1.0
@@ -31,14 +27,12 @@ class QuarantineTurns:
         self._exists = exists
         """Called each time the broker has reported the number of messages in a queue."""
         self._ended = ended
-        """Called with a line whose turn is over; it gives the line up, and may open the queue again for a later turn.
-        """
+        """Called with a line whose turn is over: it gives the line up, and may open the queue again for a later one."""
         self._lines: list[OpenLine] = []
         self._asked: set[OpenLine] = set()
         """The lines whose number of messages the broker has not reported yet."""
         self._turn: OpenLine | None = None
         self._since = 0.0
-        """The time at which the turn began."""
         self._timer: Timer | None = None
 
     def join(self, line: OpenLine) -> None:

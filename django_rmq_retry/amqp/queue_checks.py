@@ -2,18 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.open_line import OpenLine
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Named, passively
 from django_rmq_retry.topology.declarations import QueueDeclaration
-
-if TYPE_CHECKING:
-    from django_rmq_retry.amqp.protocol import Channel
 
 
 def report_emptiness(lines: Sequence[OpenLine], callback: Callable[[bool], None]) -> None:
@@ -32,11 +29,7 @@ def report_emptiness(lines: Sequence[OpenLine], callback: Callable[[bool], None]
 
 
 class ExistenceCheck:
-    """Checks which of the named queues and exchanges are missing, and calls back with them once.
-
-    If the connection is lost meanwhile, there is no call. What the broker refuses to show, or cannot show because a
-    node is down, counts as existing.
-    """
+    """Calls back once with what is missing, unless the connection is lost. What is not shown counts as existing."""
 
     def __init__(self, connection: Connection, named: Iterable[Named], callback: Callable[[list[str]], None]) -> None:
         self._connection = connection
@@ -52,18 +45,18 @@ class ExistenceCheck:
         else:
             self._callback(self._missing)
 
-    def _opened(self, channel: "Channel") -> None:
+    def _opened(self, channel: Channel) -> None:
         channel.add_on_close_callback(self._refused)
         self._ask(channel)
 
-    def _ask(self, channel: "Channel") -> None:
+    def _ask(self, channel: Channel) -> None:
         if self._left:
             passively(self._left[0])(channel, lambda _frame: self._found(channel))
         else:
             channel.close()
             self._next()
 
-    def _found(self, channel: "Channel") -> None:
+    def _found(self, channel: Channel) -> None:
         self._left.popleft()
         self._ask(channel)
 

@@ -5,7 +5,7 @@ so that messages published to its exchanges in between are kept, too. If the pro
 operation again. Messages published by the queue's name cannot be kept: see ``Doubt.PUBLISHERS``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.deletion import delete_empty, delete_queues, feeds
 from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_rest, returning, watch
 from django_rmq_retry.amqp.move import Move, aside, back, for_good
-from django_rmq_retry.amqp.session import binding, declaring, unbinding
+from django_rmq_retry.amqp.session import Question, binding, declaring, unbinding
 from django_rmq_retry.topology.declarations import (
     NO_LIMIT,
     BindingDeclaration,
@@ -130,8 +130,8 @@ class Recreation:
         keep = QueueDeclaration(name=self._aside, arguments=kind)
         self._session.ask(declaring(keep))
         # Bind the new queue before unbinding the old one: in between, a message is duplicated instead of lost.
-        self._bind(self._aside, self._bindings)
-        self._unbind(self._name, self._bindings)
+        self._each_binding(binding, self._aside)
+        self._each_binding(unbinding, self._name)
         while True:
             Move(self._session, self._name, self._aside, change=aside(self._name)).run()
             holding = look_at_rest(self._session, self._declarer.inspector, self._name)
@@ -143,10 +143,10 @@ class Recreation:
     def _fill(self) -> int:
         """Create the new queue, and move all messages back into it."""
         self._session.ask(declaring(self._wanted))
-        self._bind(self._name, self._bindings)
+        self._each_binding(binding, self._name)
         if self._look(self._aside) is None:
             return 0
-        self._unbind(self._aside, self._bindings)
+        self._each_binding(unbinding, self._aside)
         moved = 0
         while (left := self._look(self._aside)) is not None and left.ready:
             moved += Move(self._session, self._aside, self._name, change=back).run()
@@ -156,13 +156,9 @@ class Recreation:
     def _look(self, queue: str) -> Holding | None:
         return look(self._session, self._declarer.inspector, queue)
 
-    def _bind(self, queue: str, bindings: Iterable[BindingDeclaration]) -> None:
-        for one in bindings:
-            self._session.ask(binding(replace(one, destination=queue)))
-
-    def _unbind(self, queue: str, bindings: Iterable[BindingDeclaration]) -> None:
-        for one in bindings:
-            self._session.ask(unbinding(replace(one, destination=queue)))
+    def _each_binding(self, change: Callable[[BindingDeclaration], Question], queue: str) -> None:
+        for one in self._bindings:
+            self._session.ask(change(replace(one, destination=queue)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,10 +172,7 @@ class RemovedQueue:
 
 
 class QueueRemoval:
-    """Moves the messages of a former queue and the queues that belonged to it elsewhere, then deletes these queues.
-
-    ``targets`` names the target queue for each. Messages in a queue without a target return by themselves.
-    """
+    """Moves the messages of a former queue and of those that belonged to it to ``targets``, then deletes the queues."""
 
     def __init__(self, declarer: Declarer, family: Sequence[Former], targets: Mapping[str, str]) -> None:
         self._declarer = declarer

@@ -112,7 +112,6 @@ def limit_in(text: str) -> int | None:
 
 
 def above(size: int, limit: int) -> str:
-    """Return the description of a body above the broker's limit."""
     return f"{size} bytes are above the broker's {limit}"
 
 
@@ -203,10 +202,7 @@ def forbidden(reason: BaseException | str) -> bool:
 
 
 def queue_may_be_gone(reason: BaseException | str) -> bool:
-    """True if the queue may be gone: the subscription was cancelled, or the queue was not found.
-
-    For other reasons only the channel is gone.
-    """
+    """True if the queue may be gone: cancelled, or not found. For other reasons only the channel is gone."""
     return not isinstance(reason, ChannelClosedByBroker) or reason.reply_code == MISSING
 
 

@@ -13,10 +13,7 @@ from django_rmq_retry.amqp.frames import DIRECT_PREFIX
 
 MOST_REMEMBERED = 4096
 BANNED_SECONDS = 60.0
-"""Time for which a family gets no answers after one of its addresses closed a connection.
-
-The family is not refused permanently, because its node may join the cluster later.
-"""
+"""Seconds without answers for a family after an address closed a connection: its node may join the cluster later."""
 
 # Base64 of an Erlang pid (EXTERNAL_TERM_FORMAT: 103 or 88, the node as an atom, 9 or 12 bytes), a dot, a key.
 _ADDRESS = re.compile(r"(?P<pid>[A-Za-z0-9+/]+={0,2})\.[A-Za-z0-9+/]+={0,2}")

@@ -46,8 +46,6 @@ def _is_stats(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKind:
-    """What a request asks for."""
-
     many: str
     one: str
     fields: Mapping[str, Check]
@@ -94,7 +92,6 @@ PERMISSIONS = RowKind(
 
 
 def decoded(body: bytes) -> object:
-    """Return the JSON value of an answer."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -102,14 +99,12 @@ def decoded(body: bytes) -> object:
 
 
 def rows_of(answer: object, kind: RowKind) -> list[Row]:
-    """Return the rows of a list."""
     if not isinstance(answer, list):
         raise Misshapen(f"it is {_words(answer)}")
     return [_checked(row, kind, kind.named) for row in answer]
 
 
 def row_of(answer: object, kind: RowKind) -> Row:
-    """Return the row of one object."""
     return _checked(answer, kind, kind.needed)
 
 

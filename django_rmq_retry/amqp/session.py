@@ -1,7 +1,4 @@
-"""Short sessions with a broker, for commands: one request at a time, with a timeout.
-
-A session runs an event loop on the caller's thread and reconnects after a refusal that closed the connection.
-"""
+"""Short sessions with a broker, for commands: one request at a time, on the caller's thread, with a timeout."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,10 +27,7 @@ METHOD_FIELDS = ("type", "durable", "exclusive", "auto_delete", "internal")
 
 
 class Session:
-    """A connection for requests that are made one after the other.
-
-    ``session.ask(lambda channel, done: channel.queue_declare(name, passive=True, callback=done))``.
-    """
+    """Requests one after the other: ``session.ask(lambda channel, done: channel.queue_purge(name, callback=done))``."""
 
     def __init__(self, access: Access, *, purpose: str = "command", patience: float = ANSWER_SECONDS) -> None:
         self.access = access
@@ -89,11 +83,7 @@ class Session:
         return channel
 
     def wait(self, ready: Callable[[], object], channel: Channel | None = None) -> None:
-        """Run the loop until ``ready()`` is true.
-
-        Raise a Refusal if the broker closes the channel or connection meanwhile, and BrokerUnreachable if the
-        connection is lost or the answer takes too long.
-        """
+        """Run the loop until ``ready()``; raise Refusal if the broker closes, BrokerUnreachable if it is lost."""
         connection = self.connection
         loop = connection.ioloop
         deadline = time.monotonic() + self.patience
@@ -176,10 +166,7 @@ class Session:
 
 def wanted(declaration: Named) -> dict[str, object]:
     """Return the properties and arguments of a declaration in one mapping."""
-    if isinstance(declaration, QueueDeclaration):
-        own = {name: getattr(declaration, name) for name in ("durable", "exclusive", "auto_delete")}
-        return {**own, **declaration.arguments}
-    own = {name: getattr(declaration, name) for name in ("type", "durable", "auto_delete", "internal")}
+    own = {name: getattr(declaration, name) for name in METHOD_FIELDS if hasattr(declaration, name)}
     return {**own, **declaration.arguments}
 
 

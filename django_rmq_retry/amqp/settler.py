@@ -114,7 +114,6 @@ class Settler:
 
     @property
     def copies(self) -> int:
-        """The number of copies in flight."""
         return len(self._copies)
 
     def when_copied(self, then: Callable[[], None]) -> None:
@@ -173,11 +172,8 @@ class Settler:
             self._copies.run_callbacks()
 
     def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
-        if self._stopping:
-            self.give_back(delivery)
-            return
         line: SettledLine = delivery.channel
-        if line.retired and settlement.instruction is Instruction.KEEP:
+        if self._stopping or (line.retired and settlement.instruction is Instruction.KEEP):
             self.give_back(delivery)
             return
         if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:

@@ -1,7 +1,6 @@
 """The body sizes that a broker accepts: larger bodies are tested before they are sent, as a refusal ends a channel."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from pika.exceptions import NoFreeChannels
 
@@ -14,16 +13,10 @@ UNROUTABLE = "rmq-retry.size"
 """The routing key of the probe message that tests the broker's size limit."""
 
 
-class OpenChannel(Protocol):
-    """Opens a channel of a connection."""
-
-    def __call__(self, *, on_open_callback: Callable[[Channel], object]) -> object: ...
-
-
 class Sizes:
     """The body sizes known to be accepted on one connection; the next one tests again: the limit may have changed."""
 
-    def __init__(self, open_channel: OpenChannel) -> None:
+    def __init__(self, open_channel: Callable[..., object]) -> None:
         self._open_channel = open_channel
         self.accepted = ALWAYS_ACCEPTED_BYTES
         """A body up to this size can be sent without a test."""

@@ -1,8 +1,4 @@
-"""Connected sockets, plain or TLS, as transports for pika's public interface `nbio_interface`.
-
-A transport reads up to 64 KiB at a time, and sends everything that waits with one system call. pika's own transports
-read 4 KiB at a time, and make one system call for each frame.
-"""
+"""Sockets for pika's `nbio_interface`. pika's own transports read 4 KiB at a time, and send each frame by itself."""
 
 import socket
 import ssl
@@ -41,7 +37,6 @@ class Transport(AbstractStreamTransport):
         self._end(None)
 
     def fail(self, error: Exception) -> None:
-        """End the connection because of an error."""
         self._end(error)
 
     def get_protocol(self) -> AbstractStreamProtocol:

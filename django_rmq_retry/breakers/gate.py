@@ -26,8 +26,6 @@ READ_AGAIN_SECONDS = 5.0
 
 
 class SharedStore(Protocol):
-    """The state that all processes of the project share."""
-
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]: ...
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None: ...
@@ -40,10 +38,7 @@ class SharedStore(Protocol):
 
 
 class BreakerGate:
-    """The breakers and pauses of this process's queues.
-
-    Worker threads call ``enter`` and ``leave``, which never query the database; one thread calls ``turn`` repeatedly.
-    """
+    """The breakers and pauses of this process. ``enter`` and ``leave`` query nothing; one thread calls ``turn``."""
 
     def __init__(
         self,
@@ -103,10 +98,7 @@ class BreakerGate:
         return uncounted_retry(verdict, subscription.policy) if end is End.BAD and spare else verdict
 
     def turn(self) -> float:
-        """Exchange changes with the store and apply them; return the seconds until the next call.
-
-        Without a store, or while it does not answer, the process uses its own state.
-        """
+        """Exchange changes with the store, if it answers, and apply them; return the seconds until the next call."""
         rows = self._exchanged()
         now = self._now()
         for local in self._queues.values():

@@ -44,8 +44,6 @@ class NoPauseControl:
 
 
 class Consuming(Enum):
-    """The degree to which this process consumes a queue."""
-
     ALL = "all"
     ONE = "one message at a time"
     NONE = "nothing"
@@ -61,9 +59,7 @@ class LocalQueue:
 
     queue: str
     in_place: bool
-    """True if a message must return to its place, or if a copy would start again at 0 in a queue that counts deliveries
-    itself.
-    """
+    """True if a message must return to its place: a copy would break an order, or a count by the queue itself."""
     tallies: Mapping[str, FailureTally]
     most: float
     """The most seconds that the next probe may be ahead, with an allowance for clocks that differ."""
@@ -95,7 +91,6 @@ class LocalQueue:
         )
 
     def wanted(self, now: float) -> Consuming:
-        """Return the mode that follows from the known state."""
         if self.stored.is_paused(now):
             return Consuming.NONE
         if not self.circuit.opened:

@@ -85,8 +85,6 @@ def clock(epoch: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """A halted strict-order queue."""
-
     queue: str
     since: float
     attempt: int

@@ -41,11 +41,8 @@ class Meters(Protocol):
 
 def first_free(next_at: float, rate: float, now: float) -> float:
     """Return the first free start time; one too far ahead, from a wrong clock or an earlier rate, is ignored."""
-    return (
-        now
-        if next_at > now + AHEAD_SECONDS + max(1 / rate, RESERVED_SECONDS) + CLOCK_SKEW_SECONDS
-        else max(next_at, now)
-    )
+    latest = now + AHEAD_SECONDS + max(1 / rate, RESERVED_SECONDS) + CLOCK_SKEW_SECONDS
+    return now if next_at > latest else max(next_at, now)
 
 
 class OwnMeters:
@@ -92,11 +89,8 @@ class Pacer:
             if 0 <= start <= now:
                 return 0.0, now
             since = known.since if known is not None else now
-            again = (
-                start
-                if start > 0
-                else now + min(max(-start - now - AHEAD_SECONDS / 2, RESERVED_SECONDS), RESERVE_AGAIN_SECONDS)
-            )
+            later = min(max(-start - now - AHEAD_SECONDS / 2, RESERVED_SECONDS), RESERVE_AGAIN_SECONDS)
+            again = start if start > 0 else now + later
             self._waiting[delivery.token] = _Pending(since, again, start if start > 0 else None)
             return again - now, now if start > 0 else since
 
@@ -112,9 +106,8 @@ class Pacer:
         self._forget_lost(now)
         # A busy process reserves more start times at once; an idle one leaves them to the other processes.
         most = max(1, math.floor(self._rate * RESERVED_SECONDS))
-        self._batch = (
-            min(self._batch * 2, most) if now - self._last < 2 * RESERVED_SECONDS + self._batch / self._rate else 1
-        )
+        busy = now - self._last < 2 * RESERVED_SECONDS + self._batch / self._rate
+        self._batch = min(self._batch * 2, most) if busy else 1
         first = self._take(self._handler, self._batch, self._rate, now)
         if first < 0:
             return first

@@ -82,7 +82,6 @@ def state_of(row: QueueControl) -> QueueState:
 
 
 def columns_of(circuit: Circuit) -> dict[str, Any]:
-    """Return a circuit as the column values of a row."""
     return {
         "opened": circuit.opened,
         "handler": circuit.handler[:255],
@@ -106,8 +105,6 @@ def _epoch(at: datetime | None) -> float | None:
 
 
 class Table:
-    """The shared state of the project's queues in the database."""
-
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]:
         # This call measures the database's clock; until the next one, times need no query.
         database_clock.now(database())
@@ -132,9 +129,8 @@ class Table:
         return bool(due.update(prober=who, probe_until=moment(until), probe_at=moment(now)))
 
     def renew(self, queue: str, who: str, until: float) -> None:
-        QueueControl.objects.using(database()).filter(queue=queue, opened=True, prober=who).update(
-            probe_until=moment(until)
-        )
+        mine = QueueControl.objects.using(database()).filter(queue=queue, opened=True, prober=who)
+        mine.update(probe_until=moment(until))
 
     def release(self, who: str) -> None:
         """Release this process's probes, so that other processes can probe at once."""
@@ -275,7 +271,6 @@ class Watch(Recurring):
         return self._exchange(last=False)
 
     def at_end(self) -> None:
-        """Write the changes since the last turn."""
         self._exchange(last=True)
 
     def _exchange(self, *, last: bool) -> float:

@@ -159,10 +159,7 @@ class Recorded(Consumer):
 
 
 def _refusal(work_queues: Sequence[WorkQueue], broker: Server) -> str | None:
-    """Return the reason why this broker's version lacks a feature that a handler's carrier needs, or None.
-
-    The version is known only once the consumer is connected.
-    """
+    """Return the reason why this broker's version lacks a feature that a handler's carrier needs, or None."""
     for work_queue in work_queues:
         for subscription in work_queue.subscriptions:
             reason = subscription.policy.via.version_refusal(broker)

@@ -18,21 +18,9 @@ from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Outcome, Unready, closed, log_left_open
-from django_rmq_retry.handlers.contracts import (
-    FinishedAttempt,
-    has_history,
-    log_failure,
-    notify_each,
-)
+from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
-from django_rmq_retry.handlers.settlement import (
-    Case,
-    answer_to,
-    copied_to,
-    failed_attempts,
-    settlement_of,
-    waits_on,
-)
+from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, settlement_of, waits_on
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.handlers.verdicts import crashed, feasible, lost, no_handler, unsettled
 from django_rmq_retry.hooks import AroundAttempt, Entered, context_of
@@ -72,10 +60,7 @@ class Attempts:
         """The attempts that worker threads make now; copy it before reading it."""
 
     def settlement(self, arrival: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
-        """Make the attempt and return the settlement of the message; ``begin`` is called before a handler runs.
-
-        An exception raised here is a failure outside the handler; pass it to ``after_outside_failure``.
-        """
+        """Make the attempt and return its settlement. An exception raised here is for ``after_outside_failure``."""
         state = self._unacked.state_of(arrival)
         state.began = self._surroundings.clock()
         self.in_flight.add(state)
@@ -173,10 +158,7 @@ class Attempts:
             log.exception("A gate failed for a message that is given up; the messages behind it continue")
 
     def hung_settlement(self, run: TimedRun) -> Settlement:
-        """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded.
-
-        If its ``order_by`` hangs, the message has no ordering key.
-        """
+        """Return the settlement as if the handler that hangs, or its ``order_by``, had raised DeadlineExceeded."""
         state = run.hung_state(self._surroundings.clock())
         self._attempt(state, None)
         for other in self.in_flight.copy():
@@ -234,10 +216,7 @@ class Attempts:
         return subscription
 
     def _find(self, state: AttemptState) -> Subscription | None:
-        """Return the handler that takes the message.
-
-        The message's properties are read only if they can decide the handler or hold a history of earlier attempts.
-        """
+        """Return the handler that takes the message; read the properties only if they can matter."""
         arrival = state.arrival
         subscription = self._only.get(arrival.queue) if arrival.is_first_without_headers else None
         state.without_headers = subscription is not None
@@ -273,7 +252,6 @@ class Attempts:
         return True
 
     def _decode(self, state: AttemptState, subscription: Subscription) -> None:
-        """Make the delivery that the handler receives."""
         if state.fresh:
             # Use the decoded data only once: a handler may change them, so its next attempt decodes the body again.
             state.fresh = False
@@ -310,7 +288,6 @@ class Attempts:
         return False
 
     def _decline(self, state: AttemptState, verdict: Verdict) -> None:
-        """Carry out the verdict on a message that is not attempted."""
         self._carry_out(state, verdict)
         self._leave(state, state.settlement, noted=state.verdict)
 
@@ -340,7 +317,6 @@ class Attempts:
         return entered
 
     def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
-        """Run the handler and keep its answer or its exception."""
         limit = self._surroundings.crash_limit
         crash = crashed(state.delivery, subscription, limit, movable=False) if subscription.order_by else None
         if crash is not None:
@@ -411,10 +387,7 @@ class Attempts:
         return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
     def _carry_out(self, state: AttemptState, verdict: Verdict, *, as_bytes: bool = False) -> None:
-        """Set the verdict, and the settlement that carries it out: the one way to park a message.
-
-        A message whose content makes that fail is parked as bytes: no content may keep a message in its queue.
-        """
+        """Set the verdict and its settlement: the one way to park. What its content breaks is parked as bytes."""
         subscription, delivery = state.subscription, state.delivery
         work_queue = self._work_queues[state.arrival.queue]
         if work_queue.auto_ack and verdict.kind not in (Kind.ACK, Kind.DISCARD):
@@ -449,10 +422,7 @@ class Attempts:
     def _leave_gates(
         self, state: AttemptState, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        """Return the verdict after each gate has seen it.
-
-        If a gate raises, the next call resumes at that gate: the gates before it are not called again.
-        """
+        """Return the verdict after each gate has seen it. After an error, the next call resumes at that gate."""
         first, verdict = state.gates_left or (0, verdict)
         for number, gate in enumerate(self._surroundings.gates[first:], first):
             try:

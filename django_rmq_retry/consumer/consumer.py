@@ -55,8 +55,6 @@ class ConsumerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchers:
-    """Functions that a consumer calls while it runs."""
-
     reached: Callable[[], None] = lambda: None
     """Called each time the consumer has connected to the broker."""
     ticked: Callable[[], None] = lambda: None
@@ -64,10 +62,7 @@ class Watchers:
     stopping: Callable[[], None] = lambda: None
     """Called once, when the consumer begins to stop."""
     others_empty: Callable[[Callable[[bool], None]], None] = lambda answer: answer(True)  # noqa: FBT003 - the answer
-    """Called when every queue is empty, before a burst ends.
-
-    It calls its argument with True if the threads beside the consumer, such as the drainer, have no work left.
-    """
+    """Called as all queues are empty, before a burst ends; calls back with True if the threads beside have no work."""
 
 
 class Consumer:
@@ -143,7 +138,6 @@ class Consumer:
 
     @property
     def running(self) -> int:
-        """The number of messages that handlers work on."""
         return self._workers.running
 
     @property
@@ -158,12 +152,10 @@ class Consumer:
 
     @property
     def copies(self) -> int:
-        """The number of copies that are sent and not confirmed yet."""
         return self._source.copies
 
     @property
     def in_flight(self) -> Sequence[AttemptState]:
-        """The attempts that worker threads make now."""
         return list(self._attempts.in_flight.copy())
 
     def arrived(self, delivery: Delivery) -> None:
@@ -250,11 +242,7 @@ class Consumer:
         return following
 
     def _last_begun(self) -> None:
-        """Stop the flow of messages as the last run begins.
-
-        This happens before that message is acked, because the broker would then send another one in its place, which
-        could only be returned.
-        """
+        """Stop the flow as the last run begins: after that message's ack the broker would send another in its place."""
         self._source.quiesce()
         self._give_back_rest()
 

@@ -67,7 +67,6 @@ class TimedRun:
         return state
 
     def late(self) -> DeadlineExceeded:
-        """Return the DeadlineExceeded of a run that its deadline has ended."""
         return DeadlineExceeded(self.subscription.name, self.seconds, part=self.part)
 
     @property
@@ -84,10 +83,7 @@ class TimedRun:
 
 
 class Deadlines:
-    """The deadlines of one process.
-
-    A run is in one of two tables, armed or expired. The thread that takes it out of a table owns it from then on.
-    """
+    """The deadlines of one process. The thread that takes a run out of its table, armed or expired, owns it."""
 
     def __init__(self, interrupted: Callable[[], None] = lambda: None, *, shortest: float = math.inf) -> None:
         self._interrupted = interrupted
@@ -140,10 +136,7 @@ class Deadlines:
         return replace(subscription, run=lambda delivery: self.run(function, TimedRun(delivery, subscription, seconds)))
 
     def _strictly(self, subscription: Subscription) -> Subscription:
-        """Return a handler in strict order that ends before the broker takes its message back, for another process.
-
-        An async handler is not ended: its deadline is part of its event loop.
-        """
+        """Return a handler in strict order that ends before the broker takes its message back, unless it is async."""
         function = subscription.run
 
         def run(delivery: Delivery) -> object:
@@ -156,10 +149,7 @@ class Deadlines:
         return replace(subscription, run=run)
 
     def run(self, function: Callable[[Delivery], object], run: TimedRun) -> object:
-        """Call the function under its deadline.
-
-        At most one DeadlineExceeded is raised during the call, and none is pending in the thread afterwards.
-        """
+        """Call the function; at most one DeadlineExceeded is raised in it, and none is pending in the thread after."""
         if any(other.thread == run.thread for other in (self._armed | self._expired)):
             # A handler called by another handler, such as in a test, has the deadline of the outer handler.
             return function(run.delivery)
@@ -210,10 +200,8 @@ class Deadlines:
             self._armed[run] = True
 
     def _watched(self, run: TimedRun) -> None:
-        if self._watcher is None or not self._watcher.is_alive():
-            self._watcher = self._started(run)
-
-    def _started(self, run: TimedRun) -> threading.Thread:
+        if self._watcher is not None and self._watcher.is_alive():
+            return
         watcher = threading.Thread(target=self._watch, name="rmq-deadlines", daemon=True)
         try:
             watcher.start()
@@ -221,7 +209,7 @@ class Deadlines:
             raise Unready(
                 f"No thread can be started to watch the deadline of handler {run.subscription.name}: {error}."
             ) from error
-        return watcher
+        self._watcher = watcher
 
     def _end(self, run: TimedRun) -> None:
         """Make sure that no exception is raised for this run from now on."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.messages.message import DONE, Delivery
 from django_rmq_retry.parked.store import Parker, Stored, StoreUnavailable
+from django_rmq_retry.recurring import Recurring
 from django_rmq_retry.topology.declarations import Server
 
 log = logging.getLogger("django_rmq_retry")
@@ -113,8 +114,6 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainerParts:
-    """The dependencies of a drainer."""
-
     source: Callable[[], Source]
     """Makes a new source, because a stopped source cannot be started again."""
     parker: Parker
@@ -124,13 +123,11 @@ class DrainerParts:
     chores: Sequence[Chore] = ()
 
 
-class Drainer:
-    """Moves parked messages into the database: one per process, on a thread of its own.
-
-    Several processes may drain the same queues.
-    """
+class Drainer(Recurring):
+    """Moves parked messages into the database on a thread of its own; several processes may drain the same queues."""
 
     def __init__(self, lines: Sequence[Line], means: DrainerParts) -> None:
+        super().__init__("rmq-drainer")
         self._lines = tuple(lines)
         self._means = means
         self._arrived: queue.SimpleQueue[tuple[int, Delivery] | None] = queue.SimpleQueue()
@@ -139,23 +136,14 @@ class Drainer:
         self._aside = Aside(means.aside)
         self._source: Source | None = None
         self._away = False
-        self._over = threading.Event()
         self._drained = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rmq-drainer", daemon=True)
 
     @property
     def queues(self) -> tuple[str, ...]:
         return tuple(line.queue for line in self._lines)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, *, timeout: float) -> bool:
-        """Finish the current batch and return the other messages; return False if that took longer than ``timeout``."""
-        self._over.set()
+    def wake(self) -> None:
         self._arrived.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def empty(self, answer: Callable[[bool], None]) -> None:
         """Pass True to the callback if no message is left to drain or no message can be stored, else False."""
@@ -182,19 +170,19 @@ class Drainer:
     def drained(self) -> None:
         self._drained.set()
 
-    def _run(self) -> None:
+    def turn(self) -> float:
         try:
-            while not self._over.is_set():
-                try:
-                    self._work()
-                except BaseException:
-                    # No error may end the draining while the consumer still runs.
-                    log.exception("The drainer failed; it restarts in %g s", LONGEST_WAIT_SECONDS)
-                    self._close()
-                    self._over.wait(LONGEST_WAIT_SECONDS)
-        finally:
+            self._work()
+        except BaseException:
+            # No error may end the draining while the consumer still runs.
+            log.exception("The drainer failed; it restarts in %g s", LONGEST_WAIT_SECONDS)
             self._close()
-            self._means.parker.close()
+            return LONGEST_WAIT_SECONDS
+        return 0.0
+
+    def at_end(self) -> None:
+        self._close()
+        self._means.parker.close()
 
     def _work(self) -> None:
         """Wait for the database, then drain until stop() is called or the database is down for too long."""
@@ -203,7 +191,7 @@ class Drainer:
         self._drained.clear()
         self._source = self._means.source()
         self._source.start(self._lines, self)
-        while not self._over.is_set():
+        while not self.stopping.is_set():
             batch = self._gathered() + self._aside.due()
             if not self._kept(batch):
                 log.error("Parked messages return to their queues: no database for %g s", GIVE_UP_SECONDS)
@@ -214,7 +202,7 @@ class Drainer:
     def _ready(self) -> bool:
         """Wait until the database can store messages, before any is consumed; return False if stopped meanwhile."""
         wait = FIRST_WAIT_SECONDS
-        while not self._over.is_set():
+        while not self.stopping.is_set():
             with self._means.around():
                 why = self._means.parker.outage()
             if not why:
@@ -222,7 +210,7 @@ class Drainer:
                 return True
             self._away = True
             log.warning("Parked messages stay in their queues: %s", why, extra={"event": "undrained"})
-            self._over.wait(wait)
+            self.stopping.wait(wait)
             wait = min(wait * 2, LONGEST_WAIT_SECONDS)
         return False
 
@@ -247,7 +235,7 @@ class Drainer:
         """Store a batch, with retries; return False if the database was down for too long."""
         since, wait = time.monotonic(), FIRST_WAIT_SECONDS
         left = self._ours(batch)
-        while left and not self._over.is_set():
+        while left and not self.stopping.is_set():
             try:
                 with self._means.around():
                     stored = self._means.parker.store(left)
@@ -267,16 +255,13 @@ class Drainer:
                 *(len(left), wait, why),
                 extra={"event": "away"},
             )
-            self._over.wait(wait)
+            self.stopping.wait(wait)
             wait = min(wait * 2, LONGEST_WAIT_SECONDS)
             left = self._again(batch, left)
         return True
 
     def _again(self, batch: Sequence[tuple[int, Delivery]], left: Sequence[Delivery]) -> list[Delivery]:
-        """Return the messages that are left and still unacked in this session, marked as redelivered.
-
-        The database may have stored them before its connection failed, as with a message that is delivered twice.
-        """
+        """Return what is left and still unacked, as redelivered: the database may have stored it before it failed."""
         waiting = {one.token for one in left}
         return [replace(one, redelivered=True) for one in self._ours(batch) if one.token in waiting]
 

@@ -92,7 +92,6 @@ class Events:
         )
 
     def _mark_halt(self, attempt: FinishedAttempt) -> None:
-        """Note that the queue is halted, or that it has resumed."""
         queue = attempt.delivery.queue
         if attempt.verdict.kind is not Kind.HALT:
             del self._halts[queue]

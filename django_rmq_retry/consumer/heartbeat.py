@@ -6,13 +6,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 from django.db import router
 from django.db.models import QuerySet
 
 from django_rmq_retry import database_clock, database_connections
 from django_rmq_retry.conf import settings
+from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
@@ -29,32 +29,14 @@ BEAT_SECONDS = 5.0
 STATUS_SECONDS = 1.0
 """Seconds between two looks at the status, whose change is written at once."""
 MOST_IN_FLIGHT = 100
-"""The most messages in flight that a row names, the oldest first."""
 NAME_BYTES = 255
 
 
-class Beating(Protocol):
-    """The consumer of the process."""
-
-    online: bool
-    why: str
-    """The reason why it stops; empty while it runs."""
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def in_flight(self) -> Sequence[AttemptState]: ...
-
-
 class Heartbeat(Recurring):
-    """Writes the row in a thread of its own, because the project's ``keys=`` functions may hang.
-
-    A database that does not answer costs one warning, and no message.
-    """
+    """Writes the row in a thread of its own: ``keys=`` functions may hang, and so may the database."""
 
     def __init__(
-        self, consumer: Beating, *, name: str, number: int, package: str, threads: int, queues: Sequence[str]
+        self, consumer: Consumer, *, name: str, number: int, package: str, threads: int, queues: Sequence[str]
     ) -> None:
         super().__init__("rmq-heartbeat")
         self._consumer = consumer
@@ -77,7 +59,6 @@ class Heartbeat(Recurring):
         self._keys: dict[AttemptState, tuple[Delivery, str]] = {}
 
     def turn(self) -> float:
-        """Write the row if it is due, or if the status has changed."""
         now = time.monotonic()
         if now >= self._due or not (self._failures or self._written == self._status(now)):
             self._due = now + BEAT_SECONDS

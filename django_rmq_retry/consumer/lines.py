@@ -35,7 +35,6 @@ class QueuePauses:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The work queues that are consumed here."""
         return tuple(self._consumed)
 
     def pause(self, queue: str) -> None:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from django_rmq_retry import hooks
@@ -39,7 +40,6 @@ class States:
         self.beat()
 
     def beat(self) -> None:
-        """Note that the process works."""
         self._meter.set(Slot.BEAT, time.monotonic())
 
     def write(self) -> None:
@@ -93,7 +93,6 @@ class LivenessFile:
         self._failures = LastingFailures()
 
     def beat(self) -> None:
-        """Write the file if it is due."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -107,7 +106,6 @@ class LivenessFile:
                 log.warning("The liveness file cannot be written: %s", error, extra={"event": "liveness"})
 
     def end(self) -> None:
-        """Remove the file, because the process ends."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -138,16 +136,7 @@ def content_of(consumer: Consumer, events: Events) -> Callable[[], Content]:
             "counts": {kind.value: count for kind, count in events.counts.items()},
             "duplicates": events.duplicates,
             "unanswered": events.unanswered,
-            "halts": [
-                {
-                    "queue": halt.queue,
-                    "since": round(halt.since, 3),
-                    "attempt": halt.attempt,
-                    "error": halt.error,
-                    "message_id": halt.message_id,
-                }
-                for halt in events.halts
-            ],
+            "halts": [{**asdict(halt), "since": round(halt.since, 3)} for halt in events.halts],
         }
 
     return content
@@ -171,5 +160,4 @@ def fresh(paths: Sequence[Path]) -> bool:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """Return the path of the liveness file of one process of several."""
     return path.with_name(f"{path.name}.{number}")

@@ -77,8 +77,17 @@ class ConsumingProcess:
             self._events,
             threads=start.threads,
             prefetch=start.prefetch,
-            limits=self._limits(),
-            watchers=self._watchers(),
+            limits=ConsumerLimits(
+                burst=start.burst,
+                messages=start.messages,
+                seconds=start.seconds,
+                fail_fast=start.fail_fast,
+                shutdown=start.shutdown,
+                also=(self._memory,) if self._memory else (),
+            ),
+            watchers=Watchers(
+                reached=self._connected, ticked=self._tick, stopping=self._stopping, others_empty=self._others_empty
+            ),
             meter=self._meter,
             number=number,
         )
@@ -91,11 +100,9 @@ class ConsumingProcess:
 
     @property
     def why(self) -> str:
-        """The reason why the consumer ended."""
         return self._consumer.why
 
     def run(self) -> int:
-        """Consume until a limit or a signal ends it."""
         listen(self._stop, at_once=ignore if self._number else self._end_at_once)
         return self._consume()
 
@@ -146,20 +153,17 @@ class ConsumingProcess:
         return RENEW if self._number and not code and (self._signalled or exceeded) else code
 
     def _stop_beside(self) -> None:
-        """Stop the threads beside the consumer."""
         timeout = self._start.shutdown
         if self._meter is not None:
             self._meter.flush()
-        if self._relaying is not None:
-            self._relaying.stop(timeout=timeout)
-        if self._runs is not None:
-            self._runs.stop(timeout=timeout)
+        for one in (self._relaying, self._runs):
+            if one is not None:
+                one.stop(timeout=timeout)
         if self._drainer is not None and not self._drainer.stop(timeout=timeout):
             log.error("The drainer did not stop in time; messages that were not recorded are redelivered")
-        if self._figures is not None:
-            self._figures.stop()
-        if self._http is not None:
-            self._http.stop()
+        for last in (self._figures, self._http):
+            if last is not None:
+                last.stop()
 
     def _end_hung(self, code: int) -> None:
         logging.shutdown()
@@ -178,11 +182,6 @@ class ConsumingProcess:
         if self._pulse is not None:
             self._pulse.tick()
 
-    def _watchers(self) -> Watchers:
-        return Watchers(
-            reached=self._connected, ticked=self._tick, stopping=self._stopping, others_empty=self._others_empty
-        )
-
     def _connected(self) -> None:
         if self._meter is not None:
             self._meter.add(Slot.CONNECTIONS)
@@ -200,17 +199,6 @@ class ConsumingProcess:
             relaying.empty(answer) if empty and relaying is not None else answer(empty)
 
         self._drainer.empty(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
-
-    def _limits(self) -> ConsumerLimits:
-        start = self._start
-        return ConsumerLimits(
-            burst=start.burst,
-            messages=start.messages,
-            seconds=start.seconds,
-            fail_fast=start.fail_fast,
-            shutdown=start.shutdown,
-            also=(self._memory,) if self._memory else (),
-        )
 
     def _liveness(self) -> LivenessFile | None:
         if self._start.liveness_file is None:

@@ -1,7 +1,4 @@
-"""The order of deliveries within an ordering key, and the quota of messages.
-
-This module does not use the database: the package ``ordering`` blocks a key after a failure.
-"""
+"""The order of deliveries within an ordering key, without the database, and the quota of messages."""
 
 import threading
 from collections import deque
@@ -166,10 +163,7 @@ class Sequencer:
         return True
 
     def _forget(self, queue: str, channel: object) -> None:
-        """Forget deliveries of older channels that have not begun, as they would run twice.
-
-        A running one occupies its key until it ends.
-        """
+        """Forget deliveries of older channels that have not begun. A running one occupies its key until it ends."""
         for behind in self._behind.values():
             left = [one for one in behind if one.queue != queue or one.channel is channel]
             behind.clear()
@@ -192,10 +186,7 @@ class Sequencer:
 
 
 class Quota:
-    """The limit on runs of handlers, shared by all worker threads.
-
-    ``last`` is called on the thread of the last run, as that run begins.
-    """
+    """The limit on runs of handlers in all threads; ``last`` is called on the thread of the last run, as it begins."""
 
     def __init__(self, most: int, *, last: Callable[[], None]) -> None:
         self.most = most

@@ -88,10 +88,7 @@ class Child:
 
 
 class Supervisor:
-    """Starts, watches and replaces several processes.
-
-    ``run`` returns in the parent, with the exit code for all processes, and in each child, with the code of that child.
-    """
+    """Starts, watches and replaces several processes. ``run`` returns in the parent, and in each child, its code."""
 
     def __init__(
         self,

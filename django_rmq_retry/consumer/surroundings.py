@@ -54,7 +54,6 @@ class Surroundings:
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
     tidied: Callable[[], Sequence[LeftOpen]] = lambda: ()
-    """Rolls back the transactions that are open in this thread, and returns what was open. By default the thread's
-    connections are not the consumer's: a test has its own transactions."""
+    """Rolls back the transactions open in this thread, and returns what was open; a test has its own transactions."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""

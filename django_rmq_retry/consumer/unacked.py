@@ -59,10 +59,7 @@ class Unacked:
         self._states: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
         self._has_kept = False  # A fast path: false as long as no message was kept, so the dictionary is empty
         self._halted: dict[str, tuple[bytes, str, int]] = {}
-        """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
-
-        The broker may redeliver that message over another channel, as a new delivery.
-        """
+        """By queue, body, key and attempts of the halted message at its head, which may arrive as a new delivery."""
 
     def state_of(self, arrival: Delivery) -> AttemptState:
         """Return the state of a message that stayed unacked, or a new state."""

@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.contracts import (
     Receiver,
     unwritable,
 )
-from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
+from django_rmq_retry.amqp.frames import check_frames
 from django_rmq_retry.amqp.pauses import Pauses
 from django_rmq_retry.amqp.refusals import channel_closed
 from django_rmq_retry.amqp.settler import Settler
@@ -43,10 +43,7 @@ RECONNECT_SECONDS = 0.25
 
 
 class DirectBroker:
-    """A broker for one test. Nothing happens by itself: time passes only through ``advance``.
-
-    It is also the loop of the settlers of its connections.
-    """
+    """A broker for one test, and the loop of its settlers. Time passes only through ``advance``."""
 
     breakable = True
     """True if a test can break its connections."""
@@ -87,11 +84,9 @@ class DirectBroker:
         return self.clock.now
 
     def now_ms(self) -> int:
-        """Return the time in milliseconds since the epoch."""
         return round((self.clock.now + self.clock.epoch) * 1000)
 
     def next_due(self) -> float | None:
-        """Return the time of the next timer; None if there is none."""
         return self.clock.next_due()
 
     def advance(self, now: float) -> None:
@@ -126,7 +121,6 @@ class DirectBroker:
         return [] if queue is None else [seen(entry, name) for entry in queue.ready]
 
     def takers(self, message: Message) -> list[str]:
-        """Return the names of the queues to which a message is routed."""
         exchange = self.vhost.router.exchanges.get(message.exchange)
         if exchange is None:
             return []
@@ -150,15 +144,12 @@ def seen(entry: Entry, queue: str) -> Delivery:
 
 
 class DirectPublisher:
-    """Publishes with confirms."""
-
     def __init__(self, broker: DirectBroker) -> None:
         self._lock = broker.lock
         self._session = ClientSession(broker.vhost)
         self._channel: BrokerChannel | None = None
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        """Return when the broker has confirmed the message, else raise the PublishError for its end."""
         result = self._publish(message)
         if not result.confirmed:
             raise result.error(message)
@@ -186,15 +177,7 @@ class DirectPublisher:
         """Publish on the channel; raise the engine's refusal, which closes the channel."""
         raw = encode_properties(message.properties)
         try:
-            marshal_publish(
-                1,
-                raw,
-                b"",
-                exchange=message.exchange,
-                routing_key=message.routing_key,
-                mandatory=message.mandatory,
-                frame_max=FRAME_MAX,
-            )
+            check_frames(message)
         except (HeadersTooLarge, ValueError) as error:
             return unwritable(str(error))
         channel = self._open()
@@ -219,7 +202,7 @@ class DirectPublisher:
         return self._channel
 
     def _events(self) -> list[Event]:
-        return list(self._session.drain())
+        return self._session.drain()
 
 
 class DirectCaller(DirectPublisher):
@@ -276,8 +259,6 @@ class DirectCaller(DirectPublisher):
 
 
 class DirectLine:
-    """A queue consumed on its own channel."""
-
     since = float("inf")
     quiet = True
 
@@ -339,12 +320,7 @@ class DirectSource:
         self._broker = broker
         # Without jitter, so that a test gets pauses of round numbers.
         self._settler = Settler(
-            broker,
-            publisher,
-            answer=publisher.send,
-            again=self._hand_over,
-            renew=self._renew,
-            chance=lambda: 0.5,
+            broker, publisher, answer=publisher.send, again=self._hand_over, renew=self._renew, chance=lambda: 0.5
         )
         self._session: ClientSession | None = None
         self._lines: dict[str, DirectLine] = {}
@@ -365,7 +341,6 @@ class DirectSource:
             self._settler.give_back(delivery)
 
     def empty(self, answer: Callable[[bool], None]) -> None:
-        """Call back with True if the queues are empty and no message is unacked."""
         queues = (self._broker.queue(queue) for queue in self._wanted if queue not in self._pauses)
         answer(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
 

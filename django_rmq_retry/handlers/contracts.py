@@ -63,16 +63,10 @@ def has_history(delivery: Delivery) -> bool:
 
 
 class Gate(Protocol):
-    """A check around each run of a handler, such as its breaker, rate or ordering key.
-
-    Called on the worker's thread, inside ``around``, only for subscriptions that are ``gated``.
-    """
+    """A check around each run of a ``gated`` handler: breaker, rate or key. Called by its worker, in ``around``."""
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | Verdict | None:
-        """Return None if the handler may run now, else what happens to the delivery without an attempt.
-
-        If this raises, the message stays unacked and no attempt is counted.
-        """
+        """Return None to let the handler run, else the delivery's end; an error keeps it unacked and uncounted."""
         ...
 
     def leave(

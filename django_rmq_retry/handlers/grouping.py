@@ -27,10 +27,7 @@ def grouped(
 
 
 def ruled(causes: Sequence[ChainedError], *, reason: str, kind: str, queue: str) -> Grouping:
-    """Return the group by the project-wide rule.
-
-    ``kind`` is the name of the error; it is used if the traceback holds no code of the project.
-    """
+    """Return the group by the project-wide rule; the error's ``kind`` decides if no code of the project is traced."""
     return traced(causes, reason=reason) or untraced(kind, reason=reason, queue=queue)
 
 

@@ -80,13 +80,8 @@ class Handler(Generic[R]):
         **options: Any,
     ) -> Message:
         """Return a message; the function with its own options is for the error that names all of them."""
-        return message_of(
-            data,
-            exchange=exchange,
-            routing_key=routing_key,
-            options=options_of(options, function, ("exchange", "routing_key", *own)),
-            destination=self.destination,
-        )
+        given = options_of(options, function, ("exchange", "routing_key", *own))
+        return message_of(data, exchange=exchange, routing_key=routing_key, options=given, destination=self.destination)
 
     def publish(
         self,
@@ -144,7 +139,6 @@ class Handler(Generic[R]):
 
 
 def destination_of(subscription: Subscription) -> Destination:
-    """Return the destination of a handler's messages."""
     match = subscription.match
     return Destination(
         handler=subscription.name,
@@ -242,7 +236,7 @@ def _registration(
     name = name or f"{function.__module__}.{function.__qualname__}"
     if name in options.formerly:
         raise ConfigurationError(f"formerly={name!r} is the handler's name of today. Give the one that it had before.")
-    asynchronous = _is_async(function)
+    asynchronous = any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function), type(function).__call__)))
     registration = registry.Registration(
         name=name,
         run=_run_of(function, name, options.timeout) if asynchronous else guarded(function, name),
@@ -259,10 +253,6 @@ def _registration(
         registration.queue if isinstance(registration.queue, Queue) else Queue(registration.queue), RetryThenPark()
     )
     return registration
-
-
-def _is_async(function: Callable[[Any], Any]) -> bool:
-    return any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function), type(function).__call__)))
 
 
 def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Callable[[Delivery], object]:

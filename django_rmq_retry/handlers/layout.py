@@ -48,10 +48,7 @@ def layout(work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue
 
 
 def needed(work_queues: Sequence[WorkQueue]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
-    """Return the queues and exchanges that must exist before messages are consumed.
-
-    These are the work queues and every queue and exchange into which a message may be copied.
-    """
+    """Return the queues and exchanges that must exist before consuming: where messages come from or are copied to."""
     topology = Topology()
     for work_queue in work_queues:
         own = [work_queue.queue.name] if work_queue.queue.lasting else []
@@ -72,10 +69,7 @@ def temporary(work_queue: WorkQueue) -> Topology | None:
 
 
 def parks(work_queue: WorkQueue) -> bool:
-    """True if the broker parks messages rejected in the work queue; False if the queue is declared elsewhere.
-
-    The arguments of a queue declared elsewhere are unknown.
-    """
+    """True if the broker parks messages rejected in the work queue; False if others declare the queue."""
     if work_queue.queue.existing:
         return False
     arguments = _of_work_queue(work_queue).queues[work_queue.queue.name].arguments
@@ -115,10 +109,7 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: 
 
 
 def _quarantine(work_queue: WorkQueue) -> Topology:
-    """Return the quarantine queue, which is consumed one message at a time.
-
-    Therefore a message that kills its worker there does not raise the crash count of any other message.
-    """
+    """Return the quarantine queue, consumed one message at a time: one that kills its worker counts for no other."""
     if work_queue.quarantine is None:
         return Topology()
     queue = Queue(work_queue.quarantine)

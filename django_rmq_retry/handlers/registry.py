@@ -113,7 +113,6 @@ def _refuse_shared_name(registration: Registration) -> None:
 
 
 def subscription(name: str) -> Subscription:
-    """Return the handler of this name, joined with its queue and policy."""
     joined = _subscriptions.get(name)
     if joined is None:
         registration = _registrations[name]
@@ -122,12 +121,10 @@ def subscription(name: str) -> Subscription:
 
 
 def subscriptions() -> tuple[Subscription, ...]:
-    """Return all handlers, in the order in which they were registered."""
     return tuple(subscription(name) for name in _registrations)
 
 
 def work_queues() -> tuple[WorkQueue, ...]:
-    """Return the work queues, each with the handlers that share it."""
     return work_queues_of(subscriptions())
 
 
@@ -141,7 +138,6 @@ def topology() -> Topology:
 
 
 def registrations() -> Mapping[str, Registration]:
-    """Return the handlers by name, as their decorators define them."""
     return dict(_registrations)
 
 

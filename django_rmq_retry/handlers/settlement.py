@@ -7,13 +7,7 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.handlers.verdicts import goes_back
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.deaths import (
-    DEATHS_BYTES,
-    brokers_part,
-    deaths_as_text,
-    first_rejected,
-    rejections,
-)
+from django_rmq_retry.messages.deaths import DEATHS_BYTES, brokers_part, deaths_as_text, first_rejected, rejections
 from django_rmq_retry.messages.header_names import (
     ANSWER,
     BROKERS,
@@ -78,7 +72,6 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
 
 
 def settlement_of(verdict: Verdict, case: Case) -> Settlement:
-    """Return the settlement that carries out a verdict."""
     if verdict.kind is Kind.PARK:
         return Settlement(instruction=Instruction.ACK, copy=parked_copy(verdict, case))
     if verdict.kind is Kind.HALT:
@@ -95,10 +88,7 @@ def settlement_of(verdict: Verdict, case: Case) -> Settlement:
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
-    """Return the settlement that sends a message on its next hop if it has to wait longer, without an attempt.
-
-    Return None if its wait is over, or if the message cannot be copied.
-    """
+    """Return the settlement that sends a message on its next hop; None if its wait is over, or it cannot be copied."""
     via = subscription.policy.via
     if PREFIX_BYTES not in delivery.raw or len(delivery.raw) > ROOM_BYTES or not via.stamps or not via.notes_rest:
         # A message that cannot be copied would wait forever, because only a copy removes the note of the rest.
@@ -118,10 +108,7 @@ def copied_to(delivery: Delivery, queue: str) -> Settlement:
 
 
 def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
-    """Return a message to its queue without any count: as a copy, or in place.
-
-    A message that returns in place stays unacked, and goes back to its position when its channel closes.
-    """
+    """Return a message to its queue, uncounted: as a copy, or by leaving it unacked until its channel closes."""
     if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM_BYTES:
         return Settlement(instruction=Instruction.KEEP, hold=RETURN_SECONDS)
     queue = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
@@ -132,7 +119,6 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
 
 
 def parked_copy(verdict: Verdict, case: Case) -> Message:
-    """Return the copy for the parked queue."""
     delivery, subscription = case.delivery, case.subscription
     if subscription is None:
         verdict = replace(verdict, counted=False)

@@ -29,10 +29,7 @@ Named = Callable[[Delivery], object]
 
 
 def ordering_key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
-    """Return the ordering key of a decoded message, computed by ``order_by``.
-
-    Raise NoKey unless the result is a text, a whole number, a Decimal, a date or a UUID, or a sequence of these.
-    """
+    """Return the key that ``order_by`` computes; NoKey unless it is a text, number, date or UUID, or several."""
     forked = forks.count
     try:
         value = order_by(delivery)
@@ -129,7 +126,6 @@ class HandlerOptions:
     """The conditions under which the handler pauses because a service that it needs is down."""
 
     def written(self) -> dict[str, Any]:
-        """Return the options by name."""
         return {option.name: getattr(self, option.name) for option in fields(HandlerOptions)}
 
 
@@ -247,7 +243,6 @@ class WorkQueue:
 
     @property
     def keyed(self) -> bool:
-        """True if a handler of the queue has ``order_by``."""
         return any(subscription.order_by is not None for subscription in self.subscriptions)
 
     @property

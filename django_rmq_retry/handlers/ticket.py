@@ -1,8 +1,4 @@
-"""Tickets: the signed header by which an attempt of a requeued copy finds its record.
-
-The header is signed because a sender could forge it. The signature is valid for one message only, because a handler may
-copy the header into another message.
-"""
+"""Tickets: the header by which a requeued copy finds its record, signed for one message: senders may forge it."""
 
 from dataclasses import dataclass
 

@@ -41,10 +41,7 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
-    """Return the verdict, or one that parks a message whose retry cannot be counted.
-
-    Headers that fill the AMQP frame leave no room for the count of attempts.
-    """
+    """Return the verdict, or one that parks a message whose headers leave no room for the count of attempts."""
     roomless = verdict.kind is Kind.RETRY and len(delivery.raw) > ROOM_BYTES and subscription.policy.via.stamps
     if not roomless or goes_back(verdict):
         return verdict
@@ -63,7 +60,6 @@ def lost(verdict: Verdict) -> Verdict:
 
 
 def no_handler(delivery: Delivery) -> Verdict:
-    """Return the verdict that parks a message that no handler takes."""
     kind = f" of type {delivery.type!r}" if delivery.type else ""
     return park(
         Reason.UNHANDLED,

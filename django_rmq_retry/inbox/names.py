@@ -25,8 +25,6 @@ _BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name by which a handler recognizes a message."""
-
     key: str
     """The entry's primary key: a UUID in hexadecimal, which all databases accept."""
     text: str
@@ -48,7 +46,10 @@ def name_for(subscription: Subscription, delivery: Delivery) -> Name:
     if callable(subscription.once):
         how, text = _BY_FUNCTION, _from_function(subscription.once, subscription.name, delivery)
     else:
-        text = _from_message(delivery)
+        try:
+            text = message_name(delivery)
+        except UndecodableHeaders as error:
+            raise parked_unrun(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error)) from error
         how = _BY_BYTES if named_by_bytes(text) else _BY_ID
     # The key includes the kind of name, so that an id and an equal result of a once=… function stay distinct.
     key, *also = (_key(handler, how, text) for handler in subscription.names)
@@ -63,13 +64,6 @@ def key_by_id(handler: str, message_id: str) -> str:
 def digest_of(body: bytes) -> UUID:
     """Return the digest of a body in the form in which an inbox entry stores it."""
     return UUID(_digest(body))
-
-
-def _from_message(delivery: Delivery) -> str:
-    try:
-        return message_name(delivery)
-    except UndecodableHeaders as error:
-        raise unreadable(error) from error
 
 
 def _from_function(once: Named, handler: str, delivery: Delivery) -> str:
@@ -114,10 +108,6 @@ def unnamed(handler: str, why: str, error: BaseException | None = None) -> Handl
     note = None if error is None else ErrorNote.of(error)
     text = f"{why} {note}" if note else why
     return parked_unrun(Reason.UNNAMED, f"once=… of handler {handler} {text}. The handler was not run.", note)
-
-
-def unreadable(error: UndecodableHeaders) -> HandlerSkipped:
-    return parked_unrun(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
 
 
 def parked_unrun(reason: Reason, detail: str, note: ErrorNote | None = None) -> HandlerSkipped:

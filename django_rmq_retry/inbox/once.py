@@ -46,10 +46,7 @@ END_ADVICE = "Do not commit, roll back or close the connection in the handler. U
 MOST_REPEATS = 3
 """The number of times a handler is run again at once after a conflict with another transaction."""
 MOST_LOSSES = 3
-"""Consecutive attempts of a message that lose the connection, while a new one can be opened at once.
-
-After this number the message counts as the cause, and the attempt counts as failed.
-"""
+"""Attempts in a row that lose a connection which can be opened again at once; then the message is the cause."""
 
 
 def conflict(handler: str, name: str) -> HandlerSkipped:
@@ -69,10 +66,7 @@ def alike(handler: str) -> HandlerSkipped:
 
 
 def came_before(delivery: Delivery, *, begun: bool) -> bool:
-    """True if this is certainly not the first delivery of the message.
-
-    An entry with the same bytes then most likely belongs to the same message.
-    """
+    """True if this is certainly not the first delivery, so that an entry with the same bytes is most likely its own."""
     if begun or delivery.redelivered or delivery.quarantined or delivery.attempt > 1:
         return True
     return stamp_of(delivery).attempts > 0
@@ -113,7 +107,6 @@ def same(connection: Any, name: Name) -> bool | None:
 
 
 def present(connection: Any, key: str) -> bool:
-    """True if the entry is visible on this connection."""
     with connection.cursor() as cursor:
         cursor.execute(_statements(connection.vendor).present, (key,))
         return cursor.fetchone() is not None
@@ -135,10 +128,7 @@ def _statements(vendor: str) -> Statements:
 
 
 def guard(connection: Any, handler: str, name: Name, *, blocks: int) -> None:
-    """Raise EffectsLost if the following commit would not store the handler's effects.
-
-    ``blocks`` is the number of atomic() blocks around the handler's transaction: none, except in a test.
-    """
+    """Raise EffectsLost if the commit would not store all effects; ``blocks`` are the atomic() blocks of a test."""
     problem = _problem(connection, name)
     if len(connection.savepoint_ids) > blocks:
         # Leaving the transaction would leave only that block, and commit nothing.
@@ -171,10 +161,7 @@ def _problem(connection: Any, name: Name) -> tuple[str, str] | None:
 
 
 def _problem_by_status(status: int) -> tuple[str, str] | None:
-    """Return the problem and advice for a state that the driver knows without a query; None if there is no problem.
-
-    A lost connection (UNKNOWN) is detected at the commit.
-    """
+    """Return problem and advice for a state that the driver knows without a query. UNKNOWN shows at the commit."""
     if status == IN_ERROR:
         return "a database error was caught, and PostgreSQL turns this COMMIT into a ROLLBACK", ERROR_ADVICE
     if status not in (IN_TRANSACTION, UNKNOWN):
@@ -195,8 +182,6 @@ class EntryDeleted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """The requeue of this message by an operator."""
-
     which: str
     """The record and the number of its requeue, as ``record.cycle``."""
     decided: bool
@@ -205,10 +190,7 @@ class Requeue:
 
 
 def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
-    """Run the handler in a transaction with its inbox entry, and return its answer after the commit.
-
-    If the handler raises an error, everything is rolled back and the error is raised.
-    """
+    """Run the handler in a transaction with its inbox entry; its error rolls both back, and is raised."""
     try:
         connection = connections[alias_of(subscription)]
     except ConnectionDoesNotExist as error:
@@ -327,10 +309,7 @@ class OnceRun:
         raise error
 
     def _loses_each_connection(self) -> bool:
-        """True if the message itself repeatedly loses the connection, while the database is available.
-
-        If the transaction was committed in spite of the error, it is False: the next attempt finds the entry.
-        """
+        """True if the message itself keeps losing the connection, without a commit, while the database is there."""
         state = self._state
         kept = asked_again(self._connection, lambda: present(self._connection, self._entered.key))
         if kept is None:
@@ -415,10 +394,7 @@ class OnceRun:
 
 
 def _close_without_autocommit(connection: Any) -> None:
-    """Close a connection on which a handler left autocommit off: there Django's atomic() silently does not commit.
-
-    Raise Unready if the settings switch autocommit off.
-    """
+    """Close a connection left without autocommit: atomic() would not commit. Raise Unready if the settings say so."""
     if connection.in_atomic_block or connection.get_autocommit():
         return
     if not connection.settings_dict["AUTOCOMMIT"]:

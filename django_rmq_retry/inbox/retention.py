@@ -1,7 +1,4 @@
-"""Periodic chores: deleting old inbox entries, and closing records of parked twins.
-
-A twin is a parked copy of a message of which another copy was handled.
-"""
+"""Chores: old inbox entries are deleted; records of twins, parked copies of handled messages, are closed."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -34,17 +31,13 @@ Longer = Mapping[tuple[str, bool], datetime]
 """The time from which entries are kept, by handler and by a flag that is True for names made of bytes."""
 
 TWINS_SECONDS = 60.0
-"""Seconds between two passes over the parked messages."""
 TWINS_TURN_BATCHES = 4
 """Batches in one turn, after which other chores get the thread."""
 
 
 @dataclass(slots=True)
 class EntryRetention:
-    """The chore that deletes old entries.
-
-    It starts at the oldest entry and remembers its position, so that entries to keep are not read again each time.
-    """
+    """The chore that deletes old entries; its position is remembered, so that kept entries are read once."""
 
     _reached: dict[str, tuple[datetime, UUID]] = field(default_factory=dict)
 
@@ -133,10 +126,7 @@ class Waiting:
 
 
 class Twins:
-    """The chore that closes records of twins.
-
-    It reads the parked messages of each handler, the oldest first, and remembers its position.
-    """
+    """The chore that closes records of twins, the oldest first; its position is remembered."""
 
     def __init__(self) -> None:
         self._reached: dict[str, tuple[datetime, int]] = {}
@@ -188,10 +178,7 @@ def _close(subscription: Subscription, rows: Iterable[Waiting]) -> None:
 def _same(
     row_by_key: Mapping[UUID, Waiting], handled: Mapping[UUID, tuple[UUID, datetime]]
 ) -> Iterator[tuple[Waiting, datetime]]:
-    """Yield the records with the same body as the handled message, and the time of handling.
-
-    A record with another body under the same id is another message.
-    """
+    """Yield the records with the handled message's body, and its time; another body is another message."""
     for key, (digest, at) in handled.items():
         row = row_by_key[key]
         body = _parked().filter(pk=row.pk).values_list("body", flat=True).first()

@@ -1,7 +1,4 @@
-"""Messages and their AMQP bytes. Standard library only: no clock, no threads, no randomness.
-
-`Message`, `Delivery`, `Json` and `Raw` are imported from `django_rmq_retry`.
-"""
+"""Messages and their AMQP bytes. Standard library only: no clock, no threads, no randomness."""
 
 from django_rmq_retry.messages.codecs import Codec
 from django_rmq_retry.messages.history import Reason, Stamp

@@ -1,7 +1,4 @@
-"""Codecs, which convert a message body to data and back.
-
-JSON is the default. It rejects ambiguous input, so that two readers of one payment get the same data.
-"""
+"""Codecs: bodies to data and back. JSON, the default, rejects ambiguous input: two readers get the same data."""
 
 import datetime
 import itertools
@@ -121,10 +118,7 @@ def _has_more_elements(text: bytes, most: int) -> bool:
 
 
 def decoded(delivery: Delivery, codec: Codec, limits: BodyLimits = LIMITS) -> object:
-    """Return the data of a message.
-
-    Raise UndecodableBody, which is not retried, if the codec cannot read the body, or if it is beyond a limit.
-    """
+    """Return the data of a message; raise UndecodableBody if the codec cannot read it, or if it is beyond a limit."""
     if len(delivery.body) > SMALL_BYTES and (problem := limits.problem(delivery.body, codec)):
         raise UndecodableBody(problem, size=len(delivery.body))
     # Decode the properties only if they include a content-encoding: most messages never need them decoded.
@@ -163,10 +157,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _too_deep(text: str) -> bool:
-    """True if the text is nested deeper than DEPTH_LIMIT.
-
-    Checked before parsing, because the parser, and code that walks the parsed data, recurse once per level.
-    """
+    """True if the text is nested deeper than DEPTH_LIMIT: the parser, and readers of its data, recurse per level."""
     depth = 0
     for bracket in _BRACKETS.finditer(text):
         first = bracket[0][0]

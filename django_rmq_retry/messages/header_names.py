@@ -1,7 +1,4 @@
-"""The names of headers: those of this package, each in one place, and those that belong to the broker.
-
-The headers of the stamp are named by its fields, in ``messages.history``, with the sets of headers that copies omit.
-"""
+"""The names of headers: this package's and the broker's. Those of the stamp are the fields of ``messages.history``."""
 
 PREFIX = "rmq-retry-"
 PREFIX_BYTES = PREFIX.encode()
@@ -11,20 +8,14 @@ ANSWER = PREFIX + "answer"
 """The header that marks a reply as an answer or an error, so that the data itself can have any form."""
 FAILED = "error"
 BARE = PREFIX + "reply-to"
-"""The header in which our copies carry a bare direct reply-to.
-
-A stored message can have one, because the broker accepts it from senders using other protocols, such as AMQP 1.0.
-"""
+"""The header of our copies with a bare direct reply-to, which senders by other protocols (AMQP 1.0) may have stored."""
 TICKET = PREFIX + "ticket"
 """The header that links a requeued copy to its record, to report the result. Retries and the parked copy keep it."""
 
 DEATHS = PREFIX + "x-death"
 """The header with x-death as JSON, for people and other programs that read a parked queue."""
 BROKERS = PREFIX + "broker"
-"""The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
-
-Only records show them.
-"""
+"""The header with the original's broker headers (mainly x-death) as bytes, which no broker interprets, for records."""
 KEPT_RAW = PREFIX + "properties"
 """The header with the original properties, as bytes, if they are unreadable or leave no room for our headers."""
 KEPT_PACKED = PREFIX + "properties-zlib"
@@ -56,9 +47,6 @@ BROKERS_OWN = frozenset(
         "BCC",
     }
 )
-"""Headers that the broker sets or acts on. They are never republished.
-
-RabbitMQ before version 4 may drop a message as a dead-letter cycle because of its x-death; CC sends copies elsewhere.
-"""
+"""Headers that the broker acts on, never republished: x-death may look like a cycle, CC sends copies elsewhere."""
 COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 """The headers that the broker changes when it redelivers a message."""

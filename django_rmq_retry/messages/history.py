@@ -1,8 +1,4 @@
-"""The stamp: headers that carry the earlier attempts of a message, and the copies that carry a stamp.
-
-A sender can forge it. It has integers and short texts only, so that a client that republishes the message does
-not alter them, and so that they fit into a frame.
-"""
+"""The stamp: headers with a message's earlier attempts. Integers and short texts only; a sender can forge it."""
 
 import re
 from dataclasses import replace
@@ -62,10 +58,7 @@ class Stamp(NamedTuple):
     since: int = 0
     """The time of the first failed attempt, in epoch milliseconds; 0 before that."""
     wait: int = 0
-    """Milliseconds that the message still has to wait after it leaves the waiting queue that it is in.
-
-    A remaining wait, not a time to wait until: the clocks of workers may differ.
-    """
+    """Milliseconds to wait after the present waiting queue; not a time to wait until, as workers' clocks may differ."""
     exchange: str = ""
     routing_key: str = ""
     queue: str = ""
@@ -76,10 +69,7 @@ class Stamp(NamedTuple):
     @classmethod
     @lru_cache(maxsize=32)
     def read(cls, headers: Headers) -> "Stamp":
-        """Read the stamp from headers. Values that this package cannot have written are ignored.
-
-        Cached, because several callers need it during one attempt.
-        """
+        """Read the stamp, once for all steps of an attempt; ignore values that this package cannot have written."""
         context = headers.get(STAMP_HEADERS["traceparent"])
         return cls(
             attempts=_number(headers, "attempts"),
@@ -108,7 +98,6 @@ class Stamp(NamedTuple):
         )
 
     def headers(self) -> dict[str, object]:
-        """Return the stamp as headers, without the empty ones."""
         return {
             STAMP_HEADERS[field]: _faithful(str(value)) if field in _BROKERS_NAMES else value
             for field, value in zip(Stamp._fields, self, strict=True)
@@ -117,7 +106,6 @@ class Stamp(NamedTuple):
 
 
 STAMP_HEADERS = {field: PREFIX + field.replace("_", "-") for field in Stamp._fields}
-"""The header of each field of the stamp."""
 _BROKERS_NAMES = frozenset({"exchange", "routing_key", "queue"})
 STAMPED = frozenset(STAMP_HEADERS.values())
 OURS = STAMPED | PARKED
@@ -144,7 +132,6 @@ def stamp_of(delivery: Delivery) -> Stamp:
 
 
 NO_STAMP = Stamp()
-"""The stamp of a message without a failed attempt."""
 
 
 def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:

@@ -64,10 +64,7 @@ def copy_digest(delivery: Delivery, arrived: Properties) -> str:
 
 
 def message_name(delivery: Delivery) -> str:
-    """Return a name that is the same for each delivery and retry of one message.
-
-    It is the message id, or else a digest of the content, which two messages without an id may share.
-    """
+    """Return the same for each delivery and retry: the id, or a digest of the content, which others may share."""
     if delivery.id:
         return delivery.id
     arrived = delivery.properties

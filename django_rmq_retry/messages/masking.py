@@ -202,11 +202,7 @@ def _charset(content_type: str) -> str | None:
 
 
 def indented(text: str, *, most: int) -> str | None:
-    """Return the text with one line per entry. The text must be JSON; the caller checks it.
-
-    None if it has more than `MOST_LEVELS` levels, or if the result would exceed `most` characters: each level indents
-    the lines inside it.
-    """
+    """Return checked JSON with one line per entry; None above `MOST_LEVELS` levels or `most` characters."""
     pieces: list[str] = []
     depth, length, before = 0, 0, ""
     for word, _start, _stop in tokens(text):

@@ -1,8 +1,4 @@
-"""A published message, one delivery of it, and the settlement that ends a delivery.
-
-The consumer creates a Delivery for every message, so speed counts: it keeps the broker's bytes and decodes properties
-on first access.
-"""
+"""A published message, one delivery of it, and its settlement. Each message needs a Delivery, so speed counts."""
 
 from collections.abc import Hashable
 from dataclasses import FrozenInstanceError, dataclass, field
@@ -160,10 +156,7 @@ class Instruction(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """The way to end a delivery: what to publish, and how to settle.
-
-    The copies are confirmed before the delivery is settled, unless ack_first. Until then the message stays unacked.
-    """
+    """The way to end a delivery. Its copy is confirmed before the delivery is settled, unless ``ack_first``."""
 
     instruction: Instruction
     copy: Message | None = None

@@ -1,10 +1,4 @@
-"""Parked messages in a parked queue: reading, identifying and copying them for a requeue.
-
-Any client of the broker can write such a message, so its headers may be forged or malformed. Unreadable parts are left
-out; no message is refused.
-
-This module must not import the database records; callers pass it bytes.
-"""
+"""Parked messages: read, identified and copied. Headers may be forged; unreadable ones are left out, not refused."""
 
 import zlib
 from collections.abc import Mapping
@@ -44,10 +38,7 @@ ROOM_BYTES = 120_000
 """In bytes. A frame takes 131 072; properties larger than this would leave no room for our own headers."""
 
 MOST_UNPACKED_BYTES = 1024 * 1024
-"""In bytes. Properties fit one frame (128 kB by default), so a larger result of unpacking is a decompression bomb.
-
-Such a header stays packed.
-"""
+"""In bytes. Properties fit one frame (128 kB by default); what unpacks to more is a bomb, and stays packed."""
 UNRECORDED_QUEUE = ".unrecorded"
 """The suffix of the queue, named after a parked queue, for messages that the database cannot store."""
 FOREIGN = "foreign"
@@ -55,10 +46,7 @@ FOREIGN = "foreign"
 
 
 def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
-    """Return headers that carry the properties, and bytes to put in front of the body.
-
-    Properties too large for a header, even compressed, go in front of the body, because a body may span many frames.
-    """
+    """Return headers with the properties; if they are too large even compressed, bytes for the front of the body."""
     if len(raw) <= ROOM_BYTES:
         return {KEPT_RAW: raw}, b""
     packed = zlib.compress(raw)
@@ -106,11 +94,7 @@ class ParkedCopy:
 
     @property
     def identity(self) -> str:
-        """The identity of the message, the same for each of its failures and deliveries.
-
-        A message without an id is identified only by this copy, because two messages with the same bytes may be two
-        payments.
-        """
+        """The identity, the same for each failure; without an id that of this copy: equal bytes may be two payments."""
         named = self.properties.message_id
         if not named:
             return f"copy:{self.copy}"
@@ -118,10 +102,7 @@ class ParkedCopy:
 
 
 def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
-    """Read a delivery from a parked queue.
-
-    ``homes`` maps each queue that belongs to a work queue, such as its parked queue, to the name of the work queue.
-    """
+    """Read a delivery from a parked queue; ``homes`` maps each queue of a work queue to the work queue's name."""
     try:
         return _read(delivery, delivery.properties, homes)
     except UndecodableHeaders as error:
@@ -143,10 +124,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> ParkedCopy:
 
 
 def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
-    """Return the copy of a parked message that cannot be recorded, to be published to a separate queue.
-
-    There it does not block the messages of the parked queue behind it.
-    """
+    """Return the copy of a message that cannot be recorded, for a queue where it blocks no other parked message."""
     put: dict[str, object] = {UNRECORDED: short(why)}
     try:
         arrived = delivery.properties
@@ -169,6 +147,9 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
     # headers in our name may come from the sender.
     died = deaths(headers)
     by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
+    texts["reason"] = reason_of(headers) or texts["reason"] or FOREIGN
+    if by is not By.CONSUMER:
+        texts["fingerprint"] = texts["culprit"] = ""
     raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
     queue, exchange, routing_key = _origin(delivery, stamp, died, homes)
     return ParkedCopy(
@@ -180,25 +161,15 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
         exchange=exchange,
         routing_key=routing_key,
         by=by,
-        reason=reason_of(headers) or texts["reason"] or FOREIGN,
-        detail=texts["detail"],
-        error=texts["error"],
-        message=texts["message"],
-        handler=texts["handler"],
-        fingerprint=texts["fingerprint"] if by is By.CONSUMER else "",
-        culprit=texts["culprit"] if by is By.CONSUMER else "",
-        ticket=texts["ticket"],
         stamp=stamp,
         parked_at=_parked_at(headers, died),
         copy=copy_digest(delivery, arrived),
+        **texts,
     )
 
 
 def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[bytes, Properties, bytes]:
-    """Return the encoded properties, the decoded properties and the body of the message before it was parked.
-
-    `kept` is True if the consumer parked the message, so that headers in our name can be trusted.
-    """
+    """Return raw and decoded properties and body before the parking; ``kept`` if the consumer parked it."""
     headers = arrived.headers
     whole, packed, leading = (headers.get(name) if kept else None for name in (KEPT_RAW, KEPT_PACKED, KEPT_LEADING))
     if isinstance(whole, bytes):
@@ -293,11 +264,7 @@ class Original:
 
 
 def requeued(original: Original, *, queue: str, ticket: str, traceparent: str = "") -> Message:
-    """Return the copy to requeue, addressed to one queue by name.
-
-    Other queues bound to its original exchange do not get it. The stamp carries the original exchange and routing
-    key, which are needed to select the handler by routing key. Its attempts start at 1.
-    """
+    """Return the copy for one queue by name, with the original exchange and key in its stamp; attempts start at 1."""
     stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue, traceparent=traceparent)
     stored = original.properties
     headers = stored.headers.replacing(drop=BROKERS_OWN | ADDED, put={**stamp.headers(), TICKET: ticket})

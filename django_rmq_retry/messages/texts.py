@@ -22,10 +22,7 @@ class ErrorNote:
 
 
 def short(value: object, limit: int = ERROR_TEXT_BYTES) -> str:
-    """Return a text that is safe for any header, log and database.
-
-    It has at most `limit` bytes of UTF-8, and no NUL or lone surrogate.
-    """
+    """Return a text of at most `limit` bytes of UTF-8, safe for any header, log and database: no NUL, no surrogate."""
     try:
         text = str(value)
     except BaseException as broken:  # noqa: BLE001 - any error of __str__ is caught, because the message must be parked

@@ -1,7 +1,4 @@
-"""Exceptions as plain values, and the fingerprint that groups failures by cause.
-
-No function here raises, even if a method of the exception does. Callers pass the test for the project's own files.
-"""
+"""Exceptions as plain values, and their fingerprint. Nothing here raises, whatever the exception's methods do."""
 
 import functools
 import hashlib
@@ -40,8 +37,6 @@ _paths = sysconfig.get_paths()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame of a traceback."""
-
     module: str
     function: str
     file: str
@@ -69,8 +64,6 @@ class Stack:
 
 
 class ChainedError(NamedTuple):
-    """One exception of a chain."""
-
     kind: str
     link: str
     """Its relation to an exception before it: "cause", "context" or "member" (of a group); "" for the first."""
@@ -79,7 +72,6 @@ class ChainedError(NamedTuple):
 
 
 def trace(error: BaseException, own: Own) -> tuple[ChainedError, ...]:
-    """Return an exception and its causes, the newest first."""
     # Positional arguments and a list, for speed: this runs at every failure.
     return tuple(
         [
@@ -90,10 +82,7 @@ def trace(error: BaseException, own: Own) -> tuple[ChainedError, ...]:
 
 
 def causes(error: BaseException) -> list[tuple[BaseException, str]]:
-    """Return the exception, the members of its group and the exceptions it was raised from.
-
-    Each is listed once, even if their references form a cycle.
-    """
+    """Return the exception, the members of its group and what it was raised from, each once even in a cycle."""
     if not isinstance(error, BaseExceptionGroup) and not (_get(error, "__cause__") or _get(error, "__context__")):
         return [(error, "")]
     chain: list[tuple[BaseException, str]] = []
@@ -192,8 +181,6 @@ def _get(error: BaseException, name: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """The group of a failure."""
-
     fingerprint: str
     culprit: str = ""
     """The innermost function of the project in the traceback."""
@@ -226,7 +213,6 @@ def untraced(error: str, *, reason: str, queue: str) -> Grouping:
 
 
 def named(name: str) -> str:
-    """Return the fingerprint of a group that the handler named."""
     return _digest("named", name)
 
 

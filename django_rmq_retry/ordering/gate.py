@@ -1,7 +1,4 @@
-"""The gate of handlers with ``order_by``: messages wait in the database behind a failed one with their ordering key.
-
-The blocked keys are kept in memory without a query, because only the queue's active consumer blocks any.
-"""
+"""The gate of handlers with ``order_by``: messages wait in the database behind a failed one with their ordering key."""
 
 import logging
 import threading
@@ -37,11 +34,7 @@ from django_rmq_retry.policies.verdict import Kind, Verdict, park
 log = logging.getLogger("django_rmq_retry")
 
 FULL_SECONDS = 1.0
-"""Seconds that a message stays unacked while the limits are exceeded, before it is stored all the same.
-
-The wait is bounded because the message that goes first arrives by the same queue, and may be behind as many
-messages as the prefetch allows.
-"""
+"""Seconds unacked while limits are exceeded; then it is stored: the message that goes first may be behind it."""
 LOG_SECONDS = 60.0
 """Seconds between two log lines about exceeded limits."""
 
@@ -51,7 +44,7 @@ class NotStored(Exception):
 
 
 class Order:
-    """The gate of one consuming process, shared by its workers."""
+    """The gate of a process. Blocked keys are in memory: only the queue's active consumer, one process, blocks any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,10 +86,7 @@ class Order:
         return verdict
 
     def _known(self, delivery: Delivery) -> set[str]:
-        """Return the blocked keys of the delivery's queue.
-
-        Each new channel reads them again, because another process may have consumed the queue before.
-        """
+        """Return the blocked keys of the queue, read again on each new channel: another process may have had it."""
         channel, queue = delivery.channel, delivery.queue
         if queue in self._blocked and self._channels.get(queue) is channel:
             return self._blocked[queue]

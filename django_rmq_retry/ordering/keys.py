@@ -162,10 +162,7 @@ def goes_first(blocked_key: BlockedKey, delivery: Delivery) -> bool:
 
 
 def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
-    """Store a message behind the one that goes first, once for all its deliveries. Raise Full above the limits.
-
-    Raise HeadersTooLarge or ValueError for a message that could not be sent when it is its turn.
-    """
+    """Store a message once behind the one that goes first. Raise Full above a limit, ValueError if it is unsendable."""
     using, digest = database(), delivery_digest(delivery)
     waiting = BlockedMessage.objects.using(using).filter(block=blocked_key)
     if waiting.filter(digest=digest).exists():
@@ -191,10 +188,7 @@ def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bo
 
 
 def pass_on(blocked_key: BlockedKey, *, now: datetime | None = None) -> BlockedMessage | None:
-    """Let the next message go first, and send it back to its queue; unblock the key if none waits.
-
-    The caller has resolved the message that went first.
-    """
+    """Let the next message go first, back in its queue, as the first is resolved; unblock the key if none waits."""
     using = database()
     following = BlockedMessage.objects.using(using).filter(block=blocked_key).order_by("pk").first()
     rows = BlockedKey.objects.using(using).filter(pk=blocked_key.pk)
@@ -215,7 +209,6 @@ def pass_on(blocked_key: BlockedKey, *, now: datetime | None = None) -> BlockedM
 
 
 def copy_back(waiting: BlockedMessage, queue: str) -> Message:
-    """Return the copy that goes back to the queue."""
     properties = decode_properties(bytes(waiting.properties))
     return Message(body=bytes(waiting.body), properties=properties, exchange="", routing_key=queue)
 
@@ -352,28 +345,20 @@ def _resolved_keys() -> QuerySet[BlockedKey]:
 
 
 def _nameless() -> QuerySet[BlockedKey]:
-    """Return up to ``MOST_AT_ONCE`` keys whose first message has no id.
-
-    Each costs a query of its own, and a random choice stops the first ones from hiding those behind them.
-    """
-    return (
-        BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True).order_by("?")[:MOST_AT_ONCE]
-    )
+    """Return up to ``MOST_AT_ONCE`` keys whose first message has no id, at random: each costs a query of its own."""
+    rows = BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True)
+    return rows.order_by("?")[:MOST_AT_ONCE]
 
 
 def _ended(blocked_key: BlockedKey) -> bool:
     newest = record_of(blocked_key)
-    return (
-        newest is not None
-        and newest.state in RESOLVED
-        and (newest.resolved_at or blocked_key.since) >= blocked_key.since
-    )
+    if newest is None or newest.state not in RESOLVED:
+        return False
+    return (newest.resolved_at or blocked_key.since) >= blocked_key.since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedFigures:
-    """Figures about all blocked keys."""
-
     keys: int
     waiting: int
     """Messages that wait, over all keys."""

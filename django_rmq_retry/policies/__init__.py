@@ -1,8 +1,4 @@
-"""Policies decide what happens when a handler fails, and how a retry waits. Pure functions and values.
-
-The policies, back-offs and carriers are imported from `django_rmq_retry`; the names here are for code that judges a
-failure itself or annotates such values.
-"""
+"""Policies decide what happens when a handler fails, and how a retry waits. Pure functions and values."""
 
 from django_rmq_retry.policies.backoff import Backoff
 from django_rmq_retry.policies.breaker import Circuit

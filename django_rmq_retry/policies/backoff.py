@@ -14,10 +14,7 @@ ENDLESS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Backoff(ABC):
-    """The rule for waits between attempts.
-
-    Attempts are counted from 1. The wait after attempt n is ``delay(n, chance)``, with a random `chance` in [0, 1).
-    """
+    """The rule for waits: ``delay(n, chance)`` follows attempt n, counted from 1, with a random chance in [0, 1)."""
 
     @property
     @abstractmethod
@@ -32,10 +29,7 @@ class Backoff(ABC):
         return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST_WAIT_SECONDS)
 
     def steps(self, attempts: int | None) -> tuple[float, ...]:
-        """Return the distinct waits between this many attempts, in rising order.
-
-        Only the first MOST_WAITS_LOOKED_AT waits are considered.
-        """
+        """Return the distinct waits between this many attempts, rising; only MOST_WAITS_LOOKED_AT are considered."""
         waits: list[float] = []
         last = MOST_WAITS_LOOKED_AT if attempts is None else min(attempts - 1, MOST_WAITS_LOOKED_AT)
         for attempt in range(1, last + 1):
@@ -55,10 +49,7 @@ class Backoff(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Fixed(Backoff):
-    """The same wait after each attempt: ``Fixed(30)``.
-
-    ``Fixed(0)`` does not wait: for carriers that keep a message unacked, such as ``NackRequeue``.
-    """
+    """The same wait after each attempt: ``Fixed(30)``; ``Fixed(0)`` is for carriers that keep a message unacked."""
 
     seconds: float
     jitter: float = 0.0

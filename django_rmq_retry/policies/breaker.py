@@ -83,11 +83,7 @@ class End(Enum):
 
 
 class FailureTally:
-    """The results of the last attempts of one handler in this process.
-
-    Failures are compared with the fixed number `of`, not with the attempts so far, so a breaker can open before any
-    attempt succeeds.
-    """
+    """The last results of a handler here; failures count against ``of``, so it can open before any success."""
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker = breaker
@@ -142,10 +138,7 @@ class Circuit:
         return self.opened and now >= self.probe_at and (not self.prober or now >= self.probe_until)
 
     def with_plausible_times(self, now: float, most: float) -> "Circuit":
-        """Return the circuit due now if its times are more than `most` seconds ahead, else unchanged.
-
-        No process sets times that far ahead, so a clock was wrong when they were set.
-        """
+        """Return the circuit due now if its times are over `most` seconds ahead, from a wrong clock; else unchanged."""
         if max(self.probe_at, self.probe_until) <= now + most:
             return self
         return replace(self, probe_at=now, prober="", probe_until=0.0)

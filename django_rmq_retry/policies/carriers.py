@@ -21,10 +21,7 @@ MOST_STEPS = 16
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 LONGEST_HOLD_SECONDS = 900.0
-"""Seconds that a message may stay unacked for a wait.
-
-After 30 minutes RabbitMQ closes the channel of the consumer and requeues the message (rabbitmq.com/docs/consumers).
-"""
+"""Seconds of wait that a message may stay unacked: after 30 minutes RabbitMQ closes the channel (docs/consumers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +125,7 @@ class Carrier(ABC):
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement: ...
 
     def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp] | None:
-        """Return the way to publish a message that arrives later; None if the carrier cannot delay messages.
-
-        The result is exchange, routing key, expiration in milliseconds, and stamp.
-        """
+        """Return exchange, key, expiration in ms and stamp of a message that arrives later; None if it cannot."""
         return None
 
 
@@ -139,10 +133,7 @@ CARRIER = one_of(Carrier, "a carrier, such as Ladder() or DeadLetter(exchange='r
 
 
 def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) -> dict[str, object]:
-    """Return the queue arguments that dead-letter to an exchange.
-
-    `safe` selects the at-least-once strategy, which only quorum queues support.
-    """
+    """Return the queue arguments that dead-letter to an exchange; ``safe``: at least once, for quorum queues only."""
     arguments: dict[str, object] = {"x-dead-letter-exchange": exchange}
     if key is not None:
         arguments["x-dead-letter-routing-key"] = key
@@ -153,17 +144,13 @@ def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) ->
 
 
 def parked_by_broker(route: Route) -> dict[str, object]:
-    """Return the work queue's arguments that dead-letter to the parked queue; none if expired messages are dropped.
-
-    At-least-once dead-lettering is used if the queue supports it.
-    """
+    """Return the work queue's arguments that dead-letter to the parked queue; none if expired messages are dropped."""
     if route.work.expired == "drop":
         return {}
     return dead_letter("", route.park, safe=at_least_once(route.work))
 
 
 def at_least_once(queue: Queue) -> bool:
-    """True if the queue supports at-least-once dead-lettering."""
     return queue.type == "quorum" and queue.overflow == "reject-publish"
 
 
@@ -375,26 +362,23 @@ class Republish(Carrier):
 
     notes_rest = False
     keeps_unacked = True
+    ack_first = False
 
     def refusal(self, route: Route) -> str | None:
         return _too_long(self, route)
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        return _copied(route, delivery, hop, ack_first=False)
+        # The copy carries no remaining wait: a forged one would occupy a prefetch slot for that time.
+        copy = copy_of(delivery, hop.stamp, exchange="", routing_key=route.work.name)
+        hold = min(hop.delay, LONGEST_HOLD_SECONDS)
+        return Settlement(instruction=Instruction.ACK, copy=copy, hold=hold, ack_first=self.ack_first)
 
 
 @dataclass(frozen=True, slots=True)
-class AckFirst(Carrier):
+class AckFirst(Republish):
     """Ack, then publish a copy with a counter to the end of the same queue: may lose a message, rarely duplicates."""
 
-    notes_rest = False
-    keeps_unacked = True
-
-    def refusal(self, route: Route) -> str | None:
-        return _too_long(self, route)
-
-    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        return _copied(route, delivery, hop, ack_first=True)
+    ack_first = True
 
 
 def _too_long(carrier: Carrier, route: Route) -> str | None:
@@ -404,15 +388,4 @@ def _too_long(carrier: Carrier, route: Route) -> str | None:
     return (
         f"{type(carrier).__name__} keeps a waiting message unacked, for at most {LONGEST_HOLD_SECONDS:g} s, and the "
         f"back-off waits up to {longest:.9g} s. Use shorter waits, or via=Ladder()."
-    )
-
-
-def _copied(route: Route, delivery: Delivery, hop: Hop, *, ack_first: bool) -> Settlement:
-    """Return the settlement with a copy for the end of the work queue.
-
-    The copy carries no remaining wait: a forged one would occupy a prefetch slot for that time.
-    """
-    copy = copy_of(delivery, hop.stamp, exchange="", routing_key=route.work.name)
-    return Settlement(
-        instruction=Instruction.ACK, copy=copy, hold=min(hop.delay, LONGEST_HOLD_SECONDS), ack_first=ack_first
     )

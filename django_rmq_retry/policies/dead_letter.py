@@ -46,10 +46,7 @@ QUEUE = one_of((Queue, str), "a queue's name, or a Queue")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter(Carrier):
-    """The broker's dead-letter loop: reject → exchange → queue with a TTL → work queue.
-
-    The consumer publishes a copy only if the loop would lose or multiply the message.
-    """
+    """The broker's loop: reject → exchange → queue with a TTL → work queue; a copy if that would lose the message."""
 
     exchange: Exchange | str
     queue: Queue | str
@@ -104,14 +101,10 @@ class DeadLetter(Carrier):
         return _too_narrow(self._exchange(), self._keys(route))
 
     def additions(self, route: Route) -> Additions:
-        exchange = self._exchange()
-        back, back_key = _way_back(route, self.back, self.back_key)
-        queue = _round_queue(
-            route, self.queue, milliseconds(self.after), dead_letter(back, back_key, safe=at_least_once(route.work))
-        )
-        bindings = _bindings(exchange, name_of(self.queue), self._keys(route))
+        exchange, ttl = self._exchange(), milliseconds(self.after)
+        way_back = self.back, self.back_key
         return Additions(
-            topology=_written_back(self.back) + exchanges_of(exchange) + queue + Topology(bindings=bindings),
+            topology=_loop(route, exchange, self.queue, self._keys(route), way_back=way_back, ttl=ttl),
             arguments=dead_letter(exchange.name, self._key(), safe=at_least_once(route.work)),
         )
 
@@ -140,10 +133,7 @@ class DeadLetter(Carrier):
         return Exchange(self.exchange, "fanout" if self.exchange else "direct")
 
     def _key(self) -> str | None:
-        """Return the routing key for rejected messages; None if they keep their own.
-
-        With the default exchange it is the queue's name, because that exchange routes by queue name only.
-        """
+        """Return the key of rejected messages, None to keep theirs; the default exchange takes the queue's name."""
         return self.key if self._exchange().name else name_of(self.queue)
 
     def _keys(self, route: Route) -> list[str]:
@@ -177,12 +167,8 @@ class WaitQueue(Carrier):
         return _too_narrow(self._exchange(), _keys(route))
 
     def additions(self, route: Route) -> Additions:
-        exchange = self._exchange()
-        back, back_key = _way_back(route, self.back, None)
-        queue = _round_queue(route, self.queue, None, dead_letter(back, back_key, safe=at_least_once(route.work)))
-        bindings = _bindings(exchange, name_of(self.queue), _keys(route))
         return Additions(
-            topology=_written_back(self.back) + exchanges_of(exchange) + queue + Topology(bindings=bindings),
+            topology=_loop(route, self._exchange(), self.queue, _keys(route), way_back=(self.back, None)),
             arguments=parked_by_broker(route),
         )
 
@@ -217,10 +203,7 @@ def _keys(route: Route) -> list[str]:
 
 
 def _leaves_by_itself(work: Queue) -> str | None:
-    """Return the setting by which the broker may dead-letter a message that no handler rejected; None without one.
-
-    Such a message would go round the loop without an attempt.
-    """
+    """Return the setting by which the broker may send a message round the loop that no handler rejected, or None."""
     if work.message_ttl is not None:
         return "a message_ttl"
     if work.bounded and work.overflow == "drop-head":
@@ -255,16 +238,29 @@ def _key_back(route: Route) -> str:
     return ".".join("retry" if word in {"*", "#"} else word for word in _keys(route)[0].split("."))
 
 
-def _way_back(route: Route, back: Exchange | str | None, key: str | None) -> tuple[str, str | None]:
-    if back is None and route.work.bindings:
-        back = route.work.bindings[0].source
-    name = name_of(back or "")
-    return (name, key) if name else ("", route.work.name)
-
-
-def _written_back(back: Exchange | str | None) -> Topology:
-    """Return the exchange of the way back for the topology, if it was given as an Exchange and not by name."""
-    return exchanges_of(back) if isinstance(back, Exchange) else Topology()
+def _loop(
+    route: Route,
+    exchange: Exchange,
+    queue: Queue | str,
+    keys: list[str],
+    *,
+    way_back: tuple[Exchange | str | None, str | None],
+    ttl: int | None = None,
+) -> Topology:
+    """Return the exchange and the waiting queue, and the exchange of the way back if it is no name."""
+    given, back_key = way_back
+    back = name_of(given or (route.work.bindings[0].source if given is None and route.work.bindings else ""))
+    arguments = dead_letter(back, back_key if back else route.work.name, safe=at_least_once(route.work))
+    bindings = tuple(
+        BindingDeclaration(source=exchange.name, destination=name_of(queue), key=key)
+        for key in dict.fromkeys(keys if exchange.name else ())
+    )
+    return (
+        (exchanges_of(given) if isinstance(given, Exchange) else Topology())
+        + exchanges_of(exchange)
+        + _round_queue(route, queue, ttl, arguments)
+        + Topology(bindings=bindings)
+    )
 
 
 def _round_queue(route: Route, written: Queue | str, ttl: int | None, back: dict[str, object]) -> Topology:
@@ -276,8 +272,3 @@ def _round_queue(route: Route, written: Queue | str, ttl: int | None, back: dict
         return Topology(queues={written: queue})
     vital = added.keys() - {"x-dead-letter-strategy", "x-overflow"}
     return Topology(queues={written.name: queue_of(written, Role.WAITING, added, vital=vital)}) + bound(written)
-
-
-def _bindings(exchange: Exchange, queue: str, keys: list[str]) -> tuple[BindingDeclaration, ...]:
-    distinct = dict.fromkeys(keys if exchange.name else ())
-    return tuple(BindingDeclaration(source=exchange.name, destination=queue, key=key) for key in distinct)

@@ -26,10 +26,7 @@ from django_rmq_retry.policies.verdict import (
 
 DEFAULT_BACKOFF = Exponential(10, factor=3, jitter=0.2)
 DEFAULT_UNACKED = Exponential(10, factor=3, cap=750, jitter=0.2)
-"""The default back-off for carriers that keep a message unacked while it waits.
-
-With its jitter it stays within the 15 minutes for which they may keep it.
-"""
+"""The default back-off for carriers that keep a message unacked: with its jitter within their 15 minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +81,7 @@ class Policy(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The attempts and back-off of one kind of error.
-
-    For example ``schedules={RateLimited: Schedule(attempts=20, backoff=Fixed(5))}``.
-    """
+    """The attempts and back-off of one kind of error: ``schedules={RateLimited: Schedule(20, Fixed(5))}``."""
 
     attempts: int | None
     backoff: Backoff

@@ -99,10 +99,6 @@ def error_types(name: str, errors: object) -> tuple[type[BaseException], ...]:
         raise ConfigurationError(f"{name} takes exception classes, not {errors!r}.")
     classes = (errors,) if isinstance(errors, type) else tuple(errors)
     for error in classes:
-        if not _is_error_type(error):
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
             raise ConfigurationError(f"{name} takes exception classes, not {error!r}.")
     return classes
-
-
-def _is_error_type(error: object) -> bool:
-    return isinstance(error, type) and issubclass(error, BaseException)

@@ -13,7 +13,6 @@ from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
 
 CHECK_SECONDS = 0.2
-"""Seconds between checks whether to continue waiting."""
 SPARE_SECONDS = 10.0
 """Seconds beyond the publish timeout for which rows are leased to their writer."""
 
@@ -30,11 +29,7 @@ class _RowLine:
 
 
 class RowBatch:
-    """One batch of rows to publish.
-
-    ``late`` is called on the I/O thread with each result that arrives after `wait` has returned.
-    With ``one_by_one`` each row is sent after the confirm of the previous one, and none after a failure.
-    """
+    """One batch of rows; ``late`` gets results after `wait`; ``one_by_one`` sends each after a confirm of the last."""
 
     def __init__(
         self,
@@ -63,10 +58,7 @@ class RowBatch:
             self._send_next(line)
 
     def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[RowResult], set[int]]:
-        """Return the results that arrive within `seconds`, and the ids of the rows sent but without a result.
-
-        Results after that are late, and no further row is sent. `enough` ends the wait early.
-        """
+        """Return the results within `seconds` or until `enough`, and the ids in flight; later results are late."""
         deadline = time.monotonic() + seconds
         while not self._over.wait(min(CHECK_SECONDS, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline or enough():
@@ -76,10 +68,7 @@ class RowBatch:
             return list(self._answers), set(self._in_flight)
 
     def _send_next(self, line: _RowLine) -> None:
-        """Send the next row of a line.
-
-        A publisher may return a result within the call, so this loops instead of recursing.
-        """
+        """Send the next row of a line, in a loop: a publisher may return a result within the call."""
         with self._lock:
             if line.busy:
                 line.again = True

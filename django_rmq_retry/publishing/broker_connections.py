@@ -38,7 +38,6 @@ class Reach:
         self.away = False
 
     def probe_due(self) -> bool:
-        """True if the unreachable broker should be probed now."""
         return self._clock() >= self._probe_at
 
     def take_probe(self) -> bool:
@@ -59,17 +58,13 @@ class Reach:
             log.warning(text, why, extra={"event": "outbox_waiting"})
 
     def found(self) -> None:
-        """Record that the broker answers again."""
         if self.away:
             self.away = False
             log.info("The broker answers again", extra={"event": "outbox_resumed"})
 
 
 class Connections:
-    """The broker as a process sees it: its connections, shared by all threads, and whether it answers.
-
-    Each connection is opened on first use.
-    """
+    """The broker of a process: connections of all threads, each opened on first use, and whether it answers."""
 
     def __init__(self, reach: Reach | None = None) -> None:
         self.reach = Reach() if reach is None else reach
@@ -118,7 +113,6 @@ class Connections:
         return self._io is None or self._io.alive
 
     def close(self) -> None:
-        """Close all open connections."""
         with self._lock:
             publisher = self.__dict__.pop("publisher", None)
             callers, self._callers = self._callers, {}
@@ -161,10 +155,7 @@ def close() -> None:
 
 
 def _forked() -> None:
-    """Replace connections and locks in a forked child.
-
-    The connections belong to the parent, and a thread that held a lock does not exist in the child.
-    """
+    """Replace connections and locks in a forked child: they belong to the parent and to threads that are not here."""
     _parents.append(replace_current(Connections()))
 
 

@@ -37,15 +37,11 @@ class Wanted:
     alone: bool = False
     """True for the rows that are sent one by one, False for all others; without effect if `only` names rows."""
     without: Collection[str] = ()
-    """The exchanges whose rows are skipped."""
 
 
 @contextmanager
 def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[OutboxRow]]:
-    """Claim rows that no other process sends meanwhile.
-
-    With SKIP LOCKED they are locked until the block ends or the process dies, else leased for `lease` seconds.
-    """
+    """Claim rows that no other process sends: locked until the block ends, or leased without SKIP LOCKED."""
     if skips_locked(using):
         with transaction.atomic(using=using):
             yield _taken(using, wanted, lock=True)
@@ -54,7 +50,6 @@ def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Outbox
 
 
 def waiting(using: str) -> bool:
-    """True if any row is due."""
     return _due(using, database_clock.now(using)).exists()
 
 
@@ -101,10 +96,7 @@ def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: 
 def _followers(
     using: str, ready: QuerySet[OutboxMessage], heads: Sequence[Sized], most: int, *, lock: bool
 ) -> list[Sized]:
-    """Return the rows that follow the first rows of their ordering keys.
-
-    Each ordering key ends at its first row that is not due or is claimed by another process.
-    """
+    """Return the rows behind the first ones of their keys, up to one that is not due or claimed elsewhere."""
     open_keys = {key for _pk, key, _size in heads if key}
     if not open_keys:
         return []

@@ -67,7 +67,6 @@ def suspect(result: PublishResult) -> bool:
 
 
 def wait_after(attempts: int) -> float:
-    """Return the seconds until the next attempt."""
     return float(min(FIRST_WAIT_SECONDS * 2 ** min(attempts - 1, 16), LONGEST_WAIT_SECONDS))
 
 
@@ -111,10 +110,7 @@ class Denied:
 
     @property
     def exchanges(self) -> Collection[str]:
-        """The exchanges whose rows are not sent.
-
-        The broker would refuse each and close the channel, with all other messages in flight on it.
-        """
+        """The exchanges whose rows are not sent: each refusal would close the channel, with all others in flight."""
         return self._probes.keys()
 
     def note(self, exchange: str, row: int, *, seconds: float) -> None:
@@ -122,10 +118,7 @@ class Denied:
         self._probes[exchange] = Probe(row=row, at=time.monotonic() + seconds + PROBE_MARGIN_SECONDS)
 
     def next(self) -> int | None:
-        """Return a probe row that is due, to be sent alone; None if no row is due.
-
-        Its exchange counts as writable again, until the probe is refused and noted.
-        """
+        """Return a due probe row, to be sent alone, or None; its exchange counts as writable until it is refused."""
         now = time.monotonic()
         for exchange, probe in self._probes.items():
             if probe.at <= now:

@@ -19,7 +19,6 @@ IDLE_SECONDS = 5.0
 """Seconds without a result after which the thread ends."""
 WRITE_PAUSE_SECONDS, WRITE_TRIES = 0.5, 10
 MOST_RESULTS = 500
-"""Results that are written together."""
 AT_EXIT = "interpreter shutdown"
 """The words of Python's error on starting a thread then."""
 
@@ -62,10 +61,7 @@ class ResultWriter:
             log.warning("The thread that writes late publish results could not start: %s", error)
 
     def finish(self) -> None:
-        """End the thread and write what is left, in the calling thread.
-
-        While the interpreter shuts down no thread can be started, and one that runs is not waited for.
-        """
+        """Write what is left in the calling thread: at the interpreter's shutdown no thread starts or is awaited."""
         with self._lock:
             self._over, busy = True, self._busy
         if busy and self._thread is not None:
@@ -117,9 +113,7 @@ class ResultWriter:
                     if not left:
                         log.warning(
                             "%s publish results for the outbox of %r could not be written: %s",
-                            len(results),
-                            using,
-                            error,
+                            *(len(results), using, error),
                         )
                     else:
                         self._ended.wait(WRITE_PAUSE_SECONDS)

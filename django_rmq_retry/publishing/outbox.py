@@ -131,10 +131,7 @@ class OutboxWriter:
         return connection.in_atomic_block
 
     def keep(self, messages: Sequence[Message], *, using: str) -> None:
-        """Write messages, all or none, as rows in the open transaction of a database; they are sent after its commit.
-
-        Messages with the same ``order_key`` are sent in the order of writing, each after the previous one is confirmed.
-        """
+        """Write messages, all or none, as rows of the open transaction; those of an ``order_key`` are sent in turn."""
         for message in messages:
             _check(message)
         reach = broker_connections.current.reach

@@ -68,10 +68,7 @@ def allowed(using: str) -> bool:
 
 
 def served() -> list[str]:
-    """Return the databases that a relay serves.
-
-    The OUTBOX setting is ignored, so that rows written before it was switched off are sent.
-    """
+    """Return the databases that a relay serves, also those for which OUTBOX was switched off since."""
     return [alias for alias in connections if allowed(alias) and connections[alias].vendor != "unknown"]
 
 
@@ -103,8 +100,6 @@ def _database_key(using: str) -> Hashable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRow:
-    """One message to be sent."""
-
     id: int
     message: Message
     attempts: int = 0
@@ -194,17 +189,12 @@ def row_of(values: Sequence[Any]) -> OutboxRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """The result of publishing a row."""
-
     row: OutboxRow
     result: PublishResult
 
 
 def delete(ids: Sequence[int], *, using: str) -> None:
-    """Delete rows that the broker has confirmed.
-
-    PostgreSQL may restore such a row after a power loss; then its message is sent twice.
-    """
+    """Delete confirmed rows. After a power loss PostgreSQL may restore one, whose message is sent twice."""
     connection = connections[using]
     # Do not wait for the disk: a restored row is a duplicate, which handlers must expect in any case.
     lazily = "SET LOCAL synchronous_commit TO OFF; " if connection.vendor == "postgresql" else ""
@@ -249,7 +239,6 @@ def _lease(rows: Sequence[OutboxRow], using: str, due: datetime, *, after: datet
 
 
 def postpone(row: int, *, using: str, seconds: float, attempts: int, error: str) -> None:
-    """Make a row due later, and store the error."""
     due = connections[using].ops.adapt_datetimefield_value(database_clock.now(using) + timedelta(seconds=seconds))
     _update(using, "due_at = %s, attempts = %s, error = %s", "id = %s", [due, attempts, short(error, 1000), row])
 
@@ -275,17 +264,13 @@ def _update(using: str, changes: str, where: str, values: Sequence[Any]) -> int:
 
 
 def written(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
-    """Return those of the rows that are in the table.
-
-    The message id is compared too, because SQLite reuses the id of a row that was rolled back.
-    """
+    """Return the rows that are in the table, by id and message id: SQLite reuses the ids of rolled back rows."""
     ids = ", ".join(str(int(row.id)) for row in rows)
     there = set(_select(using, f"id, message_id FROM {{table}} WHERE id IN ({ids})", ()))
     return [row for row in rows if (row.id, stored_name(row.message)) in there]
 
 
 def earliest(order_keys: Collection[str], *, using: str) -> dict[str, int]:
-    """Return the id of the first row of each ordering key."""
     keys = ", ".join(["%s"] * len(order_keys))
     clause = f"order_key, MIN(id) FROM {{table}} WHERE order_key IN ({keys}) GROUP BY order_key"
     return {key: int(first) for key, first in _select(using, clause, list(order_keys))}
@@ -309,5 +294,4 @@ def notify(using: str) -> None:
 
 
 def can_notify(using: str) -> bool:
-    """True if `notify` may reach a relay."""
     return bool(wakers) or connections[using].vendor == "postgresql"

@@ -95,10 +95,7 @@ class PublishOptions:
 
 
 def options_of(given: Mapping[str, object], function: str = "publish", own: Sequence[str] = ()) -> PublishOptions:
-    """Return the options of a publish. Raise TypeError for an unknown option.
-
-    ``own`` are the options that the function itself takes: the error names them, too.
-    """
+    """Return the options of a publish; the TypeError for an unknown one also names the function's ``own``."""
     if not given:
         return PLAIN
     unknown = sorted(set(given) - set(PublishOptions.__dataclass_fields__))
@@ -248,13 +245,8 @@ def publish(
     commit. With ``outbox=False`` it is sent on commit without an outbox row, with ``immediate=True`` now. For the
     options, see ``Handler.publish``.
     """
-    message = message_of(
-        data,
-        exchange=exchange,
-        routing_key=routing_key,
-        codec=codec,
-        options=options_of(options, own=PUBLISH_ARGUMENTS),
-    )
+    given = options_of(options, own=PUBLISH_ARGUMENTS)
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=given)
     return dispatch(message, timeout=timeout, immediate=immediate, outbox=outbox)
 
 
@@ -267,17 +259,9 @@ async def apublish(
     timeout: float | None = None,  # noqa: ASYNC109 - the publisher applies the timeout
     **options: object,
 ) -> str:
-    """Publish like ``publish``, without blocking the event loop.
-
-    The message is sent at once, because Django has no transactions in async code.
-    """
-    message = message_of(
-        data,
-        exchange=exchange,
-        routing_key=routing_key,
-        codec=codec,
-        options=options_of(options, "apublish", PUBLISH_ARGUMENTS[:4]),
-    )
+    """Publish like ``publish`` without blocking the loop, at once: Django has no transactions in async code."""
+    given = options_of(options, "apublish", PUBLISH_ARGUMENTS[:4])
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=given)
     return await adispatch(message, timeout=timeout)
 
 
@@ -379,12 +363,7 @@ def _properties(options: PublishOptions, headers: Headers, content_type: str, ex
 
 
 def dispatch(
-    message: Message,
-    *,
-    handler: str = "",
-    timeout: float | None = None,
-    immediate: bool = False,
-    outbox: bool = True,
+    message: Message, *, handler: str = "", timeout: float | None = None, immediate: bool = False, outbox: bool = True
 ) -> str:
     """Send a message now, or after the commit if a transaction is open. Return the message's id."""
     _check_timeout(timeout)
@@ -438,7 +417,6 @@ async def adispatch(
 
 
 async def _confirmed(message: Message, timeout: float | None) -> str:  # noqa: ASYNC109 - as above
-    """Send a message and await its confirm."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[PublishResult] = loop.create_future()
 
@@ -492,10 +470,7 @@ def _publish_committed(messages: Sequence[Message], window: int, timeout: float 
 
 
 def _without_order_key(message: Message) -> Message:
-    """Return a message that is sent without the outbox.
-
-    Raise ConfigurationError if it has an ordering key, because it would overtake messages waiting in the outbox.
-    """
+    """Return a message sent without the outbox; an ordering key raises: it would overtake those in the outbox."""
     if message.order_key:
         raise ConfigurationError(
             f"order_key={message.order_key!r} takes effect in an outbox only. Publish inside transaction.atomic() of a "
@@ -518,10 +493,7 @@ def call(
     exclusive: bool = False,
     options: PublishOptions = PLAIN,
 ) -> object:
-    """Send a call and return the handler's answer.
-
-    The call is sent at once, also inside a transaction, because the caller waits.
-    """
+    """Send a call, also inside a transaction at once, as its caller waits; return the handler's answer."""
     message = _call_message(data, destination, options, timeout)
     with _hooks(message, destination.handler, kind="call") as sent:
         answer = broker_connections.current.caller(exclusive=exclusive).call(sent, timeout=timeout)
@@ -536,7 +508,6 @@ async def acall(
     exclusive: bool = False,
     options: PublishOptions = PLAIN,
 ) -> object:
-    """Call like ``call``, without blocking the event loop."""
     message = _call_message(data, destination, options, timeout)
     caller = broker_connections.current.caller(exclusive=exclusive)
     with _hooks(message, destination.handler, kind="call") as sent:

@@ -26,8 +26,6 @@ GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The result of one batch."""
-
     sent: int = 0
     failed: int = 0
     away: str = ""
@@ -56,13 +54,13 @@ class Relay:
         self._denied = Denied()
 
     def turn(self) -> Turn:
-        """Send one batch."""
         self.forget()
         probe = self._denied.next()
         if probe is not None:
             return self._batch(Wanted(most=1, only=[probe], without=self._denied.exchanges)) or Turn(failed=1)
         for alone in (self._alone_first, not self._alone_first):
-            turn = self._batch(self._wanted(alone=alone))
+            most = 1 if self._away else MOST_ALONE if alone else MOST_ROWS
+            turn = self._batch(Wanted(most=most, alone=alone, without=self._denied.exchanges))
             if turn:
                 # Neither kind of rows waits for all of the other kind.
                 self._alone_first = not alone
@@ -85,10 +83,6 @@ class Relay:
             raise
         self._confirmed -= {answer.row.id for answer in answers}
         return turn
-
-    def _wanted(self, *, alone: bool) -> Wanted:
-        most = 1 if self._away else MOST_ALONE if alone else MOST_ROWS
-        return Wanted(most=most, alone=alone, without=self._denied.exchanges)
 
     def forget(self) -> None:
         """Delete rows confirmed earlier, so that they are not sent again after the database was unreachable."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing.due_rows import next_due
@@ -34,10 +33,7 @@ Report = Callable[[bool], None]
 
 
 class RelayThread(Recurring):
-    """The thread with the relays of all databases that have an outbox.
-
-    An unreachable database stops its own relay only.
-    """
+    """The thread with the relays of all outboxes; an unreachable database stops its own relay only."""
 
     def __init__(self, *, around: ContextFactory = nullcontext, burst: bool = False) -> None:
         super().__init__("rmq-relay")
@@ -129,7 +125,10 @@ class RelayThread(Recurring):
                 self._failures.ends(failure)
             except Exception as error:  # noqa: BLE001 - the thread must survive any error
                 self._log_failure(failure, error)
-                _close(connections[using])
+                if not connections[using].in_atomic_block:
+                    # A transaction around the relay would still need the connection.
+                    with suppress(Exception):
+                        connections[using].close()
                 waits.append(RETRY_SECONDS)
         return min(waits)
 
@@ -162,10 +161,3 @@ class RelayThread(Recurring):
         if self._failures.begins(failure):
             text = " ".join(str(error).split())
             log.warning("%s and retries every %g s: %s", failure, RETRY_SECONDS, text, extra={"event": "relay"})
-
-
-def _close(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection that failed, unless a transaction around the relay still needs it."""
-    if not connection.in_atomic_block:
-        with suppress(Exception):
-            connection.close()

@@ -15,14 +15,10 @@ from django_rmq_retry.publishing.outbox_rows import CHANNEL
 log = logging.getLogger("django_rmq_retry")
 
 ERROR_SECONDS = 1.0
-"""The longest wait while the connections cannot be watched."""
 
 
 class WakeUps:
-    """Waits for wake-up signals from this process and from PostgreSQL.
-
-    One thread uses it; any thread may call ``wake``.
-    """
+    """Waits for signals of this process and of PostgreSQL, in one thread; any thread may call ``wake``."""
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
@@ -66,14 +62,15 @@ class WakeUps:
             self._read_notifications(using)
 
     def _signalled(self, seconds: float) -> list[str]:
-        """Return the databases that sent notifications."""
         # `select` refuses descriptors above 1023.
         with selectors.DefaultSelector() as watched:
             watched.register(self._near, selectors.EVENT_READ)
             for using, one in self._listening.items():
                 watched.register(one.connection, selectors.EVENT_READ, using)
             ready = [key.data for key, _events in watched.select(seconds)]
-        _drain(self._near)
+        with suppress(BlockingIOError):
+            while self._near.recv(4096):
+                pass
         return [using for using in ready if using is not None]
 
     def stop_listening(self) -> None:
@@ -109,9 +106,3 @@ def _listening(using: str) -> BaseDatabaseWrapper:
     with connection.cursor() as cursor:
         cursor.execute(f"LISTEN {CHANNEL}")
     return connection
-
-
-def _drain(near: socket.socket) -> None:
-    with suppress(BlockingIOError):
-        while near.recv(4096):
-            pass

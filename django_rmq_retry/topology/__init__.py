@@ -1,7 +1,4 @@
-"""Queues, exchanges and bindings: defined, declared, compared and drawn. Pure.
-
-`Queue`, `Exchange` and `Broadcast` are imported from `django_rmq_retry`.
-"""
+"""Queues, exchanges and bindings: defined, declared, compared and drawn. Pure."""
 
 from django_rmq_retry.topology.declarations import (
     Binding,
@@ -13,12 +10,4 @@ from django_rmq_retry.topology.declarations import (
     Topology,
 )
 
-__all__ = [
-    "Binding",
-    "BindingDeclaration",
-    "ExchangeDeclaration",
-    "QueueDeclaration",
-    "Role",
-    "Server",
-    "Topology",
-]
+__all__ = ["Binding", "BindingDeclaration", "ExchangeDeclaration", "QueueDeclaration", "Role", "Server", "Topology"]

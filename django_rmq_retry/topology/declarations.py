@@ -27,8 +27,7 @@ MOST_NAME_BYTES = 255
 QUARANTINE = ".quarantine"
 """The ending of the name of a quarantine queue, after the name of its work queue."""
 NO_LIMIT = 1_000_000
-"""A delivery limit that is never reached. RabbitMQ 4's default of 20 drops untouched messages, and -1 means 0 on 3.x.
-"""
+"""A delivery limit that is never reached: the default of 4.x, 20, drops untouched messages, and -1 is 0 on 3.x."""
 
 Arguments = Mapping[str, object]
 QueueType = Literal["quorum", "classic"]
@@ -209,7 +208,6 @@ class Queue:
 
     @property
     def bounded(self) -> bool:
-        """True if the queue can be full."""
         return self.max_length is not None or self.max_bytes is not None
 
     def varied(self, **changes: object) -> "Queue":
@@ -326,8 +324,6 @@ def check_text(kind: str, text: str) -> None:
 
 
 class Role(StrEnum):
-    """The purpose of a queue."""
-
     WORK = "work"
     WAITING = "waiting"
     QUARANTINE = "quarantine"
@@ -490,7 +486,6 @@ def queue_of(
 
 
 def bound(queue: Queue) -> Topology:
-    """Return the bindings of a queue, with their exchanges."""
     topology = Topology()
     for binding in queue.bindings:
         topology += exchanges_of(binding.source)

@@ -5,12 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from xml.sax.saxutils import escape
 
-from django_rmq_retry.topology.declarations import (
-    ExchangeDeclaration,
-    QueueDeclaration,
-    Role,
-    Topology,
-)
+from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration, Role, Topology
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
@@ -47,8 +42,6 @@ __all__ = ["Shape", "definitions", "mermaid", "svg", "text"]
 
 
 class Way(StrEnum):
-    """The way in which a message passes an edge."""
-
     BINDING = "binding"
     DEAD_LETTER = "dead letter"
     """Moved by the broker."""
@@ -60,8 +53,6 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An exchange, or a queue with its role."""
-
     name: str
     detail: str
     role: Role | None = None
@@ -262,7 +253,6 @@ _ALWAYS = (Way.BINDING, Way.DEAD_LETTER, Way.COPY)
 
 
 def svg(shape: Shape, *, title: str = "Topology") -> str:
-    """Return the drawing as an SVG document."""
     where = cells(shape)
     columns = max((cell.column for cell in where.values()), default=0) + 1
     rows = max((cell.row for cell in where.values()), default=0.0) + 1
@@ -371,11 +361,7 @@ _ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.ALTERNATE: "--o", Wa
 
 
 def mermaid(shape: Shape) -> str:
-    """Return Mermaid code.
-
-    Solid arrows are bindings, dotted ones dead letters, thick ones copies by the consumer; lines that end in a circle
-    lead to an alternate exchange.
-    """
+    """Return Mermaid code: solid arrows are bindings, dotted dead letters, thick copies, circled ends alternates."""
     return "\n".join(_mermaid_lines(shape))
 
 

@@ -48,8 +48,6 @@ def _refusals(server: Server, arguments: Mapping[str, object]) -> Iterator[str]:
 
 
 class PlanState(StrEnum):
-    """The result of comparing a declaration with the broker."""
-
     CREATE = "create"
     SAME = "same"
     DIFFERS = "differs"
@@ -79,8 +77,6 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One declaration and its state."""
-
     declaration: Declaration
     state: PlanState
     differences: tuple[Difference, ...] = ()
@@ -107,8 +103,6 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole topology compared with one broker."""
-
     server: Server
     items: tuple[Item, ...]
 
@@ -117,7 +111,6 @@ class Plan:
 
     @property
     def possible(self) -> bool:
-        """True if nothing prevents the declaration."""
         return not self.of(PlanState.DIFFERS, PlanState.MISSING, PlanState.REFUSED, PlanState.LEFT)
 
     @property
@@ -131,9 +124,8 @@ class Plan:
 
 
 def kind_of(declaration: Declaration) -> str:
-    return {ExchangeDeclaration: "exchange", QueueDeclaration: "queue", BindingDeclaration: "binding"}[
-        type(declaration)
-    ]
+    kinds = {ExchangeDeclaration: "exchange", QueueDeclaration: "queue", BindingDeclaration: "binding"}
+    return kinds[type(declaration)]
 
 
 def name_of(declaration: Declaration) -> str:
@@ -144,7 +136,6 @@ def name_of(declaration: Declaration) -> str:
 
 
 def shown(value: object) -> str:
-    """Format the value of an argument."""
     if value is None:
         return "none"
     if isinstance(value, bool):
