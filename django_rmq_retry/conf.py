@@ -84,10 +84,6 @@ def _is_table_of(value: object, kind: type) -> bool:
     return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
 
 
-def _is_web_address(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(("http://", "https://"))
-
-
 text = taking("a string that is not empty", lambda value: isinstance(value, str) and value)
 path = taking(
     "the path of a file",
@@ -111,7 +107,7 @@ switches = taking("a dict such as {'payment.*': True}", lambda value: _is_table_
 texts = taking("a dict such as {'BankDown': 'The bank did not answer.'}", lambda value: _is_table_of(value, str), dict)
 trace_url = taking(
     "an http:// or https:// URL such as 'https://jaeger.bank/trace/{trace_id}'",
-    lambda value: _is_web_address(value) and TRACE_ID in value,
+    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")) and TRACE_ID in value,
 )
 
 
@@ -392,19 +388,14 @@ def _read() -> Settings:
     given = getattr(project, NAME, {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(f"{NAME} takes a dict such as {{'URL': …}}, not a {type(given).__name__}.")
-    _refuse_misplaced(given)
+    for key in given.keys() & OPERATOR_KEYS.keys():
+        raise ImproperlyConfigured(f"{NAME}[{key!r}] belongs under {NAME}['OPERATORS'].")
     refuse_unknown(NAME, given, KEYS)
     values = {key.lower(): KEYS[key](f"{NAME}[{key!r}]", value) for key, value in given.items()}
     known = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
     if not callable(known.url) and not callable(known.password):
         known.address()
     return known
-
-
-def _refuse_misplaced(given: Mapping[object, object]) -> None:
-    for key in given:
-        if key in OPERATOR_KEYS:
-            raise ImproperlyConfigured(f"{NAME}[{key!r}] belongs under {NAME}['OPERATORS'].")
 
 
 def _project() -> str:

@@ -19,7 +19,6 @@ from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properti
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.difference import DiffLine
 from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
 from django_rmq_retry.parked.findings import RequeueReport, report
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -132,7 +131,9 @@ def _review_page(
     pages: Pages, request: HttpRequest, message: ParkedMessage, form: EditForm, *, proposal: Proposal, wrong: str
 ) -> HttpResponse:
     findings, look = report(Selection.of_ids([message.pk])), broker_look.look()
-    lines = _shown(proposal.difference)
+    # As many lines as a page shows.
+    lengths = accumulate(len(line.text) + 2 for line in proposal.difference)
+    lines = [line for line, length in zip(proposal.difference, lengths, strict=True) if length <= TEXT_LIMIT]
     return pages.page(
         request,
         "parkedmessage/review.html",
@@ -150,12 +151,6 @@ def _review_page(
         ready=_ready(findings, look),
         wrong={"all": wrong} if wrong else {},
     )
-
-
-def _shown(lines: Sequence[DiffLine]) -> list[DiffLine]:
-    """Return as many lines as a page shows."""
-    lengths = accumulate(len(line.text) + 2 for line in lines)
-    return [line for line, length in zip(lines, lengths, strict=True) if length <= TEXT_LIMIT]
 
 
 def _headers(message: ParkedMessage) -> Headers:
