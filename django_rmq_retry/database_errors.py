@@ -8,8 +8,7 @@ from django.db.utils import Error, InterfaceError, OperationalError
 from django_rmq_retry.policies.verdict import Overrule
 
 # PostgreSQL: serialization failure, deadlock. MariaDB: record changed since it was read, lock wait timeout, deadlock.
-_CLASHES_POSTGRES = frozenset({"40001", "40P01"})
-_CLASHES_MYSQL = frozenset({1020, 1205, 1213})
+_CLASHES = frozenset({"40001", "40P01", 1020, 1205, 1213})
 _BUSY, _LOCKED = 5, 6
 _LOST_CLASSES = frozenset({"08"})
 _LOST_POSTGRES = frozenset({"40003", "57P01", "57P02", "57P03"})
@@ -22,36 +21,32 @@ def clashed(error: BaseException) -> bool:
     cause = error.__cause__
     if not isinstance(error, OperationalError) or cause is None:
         return False
-    number = _of_mysql(cause)
-    if number is not None:
-        return number in _CLASHES_MYSQL
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if isinstance(state, str):
-        return state in _CLASHES_POSTGRES
-    code = getattr(cause, "sqlite_errorcode", None)
+    code = _code_of(cause)
+    if code is not None:
+        return code in _CLASHES
+    number = getattr(cause, "sqlite_errorcode", None)
     # The lower byte is the primary result code; the rest specifies a variant of it.
-    return isinstance(code, int) and code & 0xFF in (_BUSY, _LOCKED)
+    return isinstance(number, int) and number & 0xFF in (_BUSY, _LOCKED)
 
 
 def uncertain(error: BaseException) -> bool:
     """True if the connection failed at the commit, so that it is unknown whether the transaction was committed."""
     if not isinstance(error, (InterfaceError, OperationalError)):
         return False
-    cause = error.__cause__
-    number = _of_mysql(cause)
-    if number is not None:
-        return number in _LOST_MYSQL
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if isinstance(state, str):
-        return state[:2] in _LOST_CLASSES or state in _LOST_POSTGRES
+    code = _code_of(error.__cause__)
+    if isinstance(code, int):
+        return code in _LOST_MYSQL
+    if code is not None:
+        return code[:2] in _LOST_CLASSES or code in _LOST_POSTGRES
     # libpq reports no code for a broken connection.
-    return getattr(cause, "sqlite_errorcode", None) is None
+    return getattr(error.__cause__, "sqlite_errorcode", None) is None
 
 
-def _of_mysql(cause: BaseException | None) -> int | None:
-    """Return the number of MariaDB or MySQL, first in the exception's arguments; check it before any sqlstate."""
+def _code_of(cause: BaseException | None) -> int | str | None:
+    """Return the number of MariaDB or MySQL, first in the arguments also beside an sqlstate; or PostgreSQL's state."""
     number = cause.args[0] if cause is not None and cause.args else None
-    return number if isinstance(number, int) else None
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return number if isinstance(number, int) else state if isinstance(state, str) else None
 
 
 def lost(connection: Any, error: BaseException | None = None) -> bool:

@@ -250,9 +250,7 @@ class Settler:
             log.error(
                 "Message %r of queue %r is too large to be copied (%s); it is rejected, and parked by the broker. "
                 "Raise max_message_size on the broker before it is requeued.",
-                copy.properties.message_id,
-                delivery.queue,
-                reason,
+                *(copy.properties.message_id, delivery.queue, reason),
             )
             line.instruct(delivery, Instruction.REJECT)
             return
@@ -260,10 +258,7 @@ class Settler:
         log.error(
             "Message %r of queue %r is too large to be copied (%s); it stays unacked, and its place is taken until the "
             "broker takes it: copied again in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
-            copy.properties.message_id,
-            delivery.queue,
-            reason,
-            wait,
+            *(copy.properties.message_id, delivery.queue, reason, wait),
         )
         self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE_SECONDS))
 
@@ -284,8 +279,7 @@ class Settler:
             self._copies.end(number)
             log.critical(
                 "Message %r of queue %r is redelivered or lost: AckFirst (the channel closed before the ack arrived)",
-                copy.properties.message_id,
-                delivery.queue,
+                *(copy.properties.message_id, delivery.queue),
             )
 
         line: SettledLine = delivery.channel

@@ -19,9 +19,7 @@ def announce(queue: str, before: Circuit, after: Circuit) -> None:
         wait = after.probe_at - after.since
         log.info(
             "The breaker of %s stays open: %r. Next probe at %s",
-            after.handler,
-            after.cause,
-            clock(after.probe_at),
+            *(after.handler, after.cause, clock(after.probe_at)),
             extra={**names, "seconds": round(wait, 3)},
         )
     elif after.opened:

@@ -185,10 +185,7 @@ class Consumer:
             return
         log.warning(
             "No broker since %s (%s), reconnecting in %.1f s (attempt %s)",
-            time.strftime("%H:%M:%S", time.localtime(self._lost_at)),
-            reason,
-            retry_in,
-            self._tries,
+            *(time.strftime("%H:%M:%S", time.localtime(self._lost_at)), reason, retry_in, self._tries),
             extra={"event": "disconnected"},
         )
 

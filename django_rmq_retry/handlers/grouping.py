@@ -41,8 +41,7 @@ def named_by_handler(delivery: Delivery, subscription: Subscription | None, erro
     except BaseException as broken:  # noqa: BLE001 - a function of the project may raise anything
         log.warning(
             "fingerprint= of handler %s raised %s; the default rule groups this failure",
-            subscription.name,
-            type(broken).__name__,
+            *(subscription.name, type(broken).__name__),
             extra={"event": "ungrouped", "handler": subscription.name},
         )
         return ""
