@@ -413,3 +413,28 @@ def test_a_client_with_two_queues_keeps_one_when_the_other_is_deleted(rig: Rig, 
     client.publish("other", "x")
 
     assert [one.consumer for one in client.arrivals(1)] == [stays]
+
+
+def test_a_classic_queue_requeues_messages_to_their_old_places(rig: Rig) -> None:
+    client = rig.connect()
+    filled(client, "classic", "abcd")
+    held = [client.get("q") for _ in range(3)]
+    for one in (held[2], held[0]):
+        assert one is not None
+        client.reject(one)
+    found = [client.get("q") for _ in range(3)]
+
+    assert "".join(one.text for one in found if one) == "acd"
+
+
+def test_several_are_rejected_at_once(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    filled(client, kind, "abcd", dead_letter_exchange="", dead_letter_routing_key="dead")
+    client.queue("dead")
+    held = [client.get("q") for _ in range(4)]
+    assert held[2] is not None
+    client.nack(held[2], multiple=True, requeue=False)
+    dead = [client.get("dead") for _ in range(3)]
+
+    assert "".join(sorted(one.text for one in dead if one)) == "abc"
+    assert client.queue("q", passive=True).messages == 0

@@ -123,3 +123,16 @@ def test_an_unused_queue_is_deleted_at_a_tick_of_five_seconds(rig: Rig) -> None:
     rig.wait(5)
 
     assert client.publish("q", "x", mandatory=True) == "returned"
+
+
+def test_several_returned_at_once_keep_their_order(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": 9})
+    for body in "abcd":
+        client.publish("q", body)
+    held = [client.get("q") for _ in range(3)]
+    assert held[2] is not None
+    client.nack(held[2], multiple=True)
+    found = [client.get("q") for _ in range(4)]
+
+    assert "".join(one.text for one in found if one) == "abcd"
