@@ -15,7 +15,7 @@ COUNT = 41
 
 
 @pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 3)])
-@pytest.mark.parametrize("to", ["plain", "once"])
+@pytest.mark.parametrize("to", [pytest.param("plain", marks=pytest.mark.nightly), "once"])
 def test_a_forked_child_that_falls_through_doubles_nothing(
     project: Project, send: Send, to: str, how: str, code: int
 ) -> None:

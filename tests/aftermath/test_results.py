@@ -8,7 +8,9 @@ from tests.tooling.marks import NIGHTLY_ON_SQLITE
 pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 
 
-@pytest.mark.parametrize("to", ["plain", "once", "async"])
+@pytest.mark.parametrize(
+    "to", [pytest.param("plain", marks=pytest.mark.nightly), "once", pytest.param("async", marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize(
     ("result", "advice"), [("coroutine", "await"), ("generator", "yield"), ("async generator", "yield")]
 )

@@ -364,16 +364,19 @@ def test_the_liveness_file_of_a_stopped_process_goes_stale(shop: Shop, tmp_path:
         wait_until(lambda: path.stat().st_mtime > 1, what="it is written again")
 
 
-@pytest.mark.parametrize("words", [(), ("--processes", "2")])
-def test_a_closed_log_pipe_does_not_stop_the_consumer(shop: Shop, send: Send, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("words", "processes"), [((), 1), (("--processes", "2"), 2)])
+def test_a_closed_log_pipe_does_not_stop_the_consumer(
+    shop: Shop, send: Send, words: tuple[str, ...], processes: int
+) -> None:
     reader, writer = os.pipe()
     command = shop.command(("rmq_consume", *words))
     process = subprocess.Popen(
         command, env=shop.environment(), cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True
     )
     os.close(writer)
-    while b"Connected" not in os.read(reader, 65536):
-        pass
+    said = b""
+    while said.count(b"Connected") < processes:
+        said += os.read(reader, 65536)
     os.close(reader)
     send("a", "park", "b")
     wait_until(lambda: len(shop.noted("end")) == 2)

@@ -66,21 +66,24 @@ def first_line(shop: Shop, *words: str) -> tuple[int, int, str]:
 
 
 @pytest.mark.usefixtures("many")
-def test_a_pipe_closed_by_head_ends_the_command_silently(shop: Shop) -> None:
-    limit = ("--limit", str(MANY))
-    commands: tuple[tuple[str, ...], ...] = (
-        ("rmq_parked", "list", *limit),
-        ("rmq_parked", "list", "--json", *limit),
-        ("rmq_parked", "list", "--jsonl"),
-        ("rmq_parked", "export", "--all"),
-        ("rmq_parked", "export", "--all", "--csv"),
-        ("rmq_audit", "list", *limit),
-        ("rmq_audit", "export"),
-        ("rmq_audit", "export", "--csv"),
-    )
-
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("rmq_parked list", "rmq_parked export --all --csv", "rmq_audit export"),
+        pytest.param(
+            (
+                *("rmq_parked list --json", "rmq_parked list --jsonl", "rmq_parked export --all"),
+                *("rmq_audit list", "rmq_audit export --csv"),
+            ),
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_a_pipe_closed_by_head_ends_the_command_silently(shop: Shop, commands: tuple[str, ...]) -> None:
     for words in commands:
-        assert first_line(shop, *words) == (0, 1, ""), words
+        limit = ("--limit", str(MANY)) if " list" in words and "jsonl" not in words else ()
+
+        assert first_line(shop, *words.split(), *limit) == (0, 1, ""), words
 
 
 def test_a_closed_reader_changes_no_exit_code(shop: Shop) -> None:

@@ -43,6 +43,7 @@ def test_a_message_too_large_to_be_copied_is_parked_and_disturbs_no_other(limite
     assert "is not stored" not in worker.said
 
 
+@pytest.mark.nightly
 def test_a_message_too_large_to_be_parked_stays_unacked(limited: Scene) -> None:
     worker = limited.worker(prefetch=50, parks=False)
 

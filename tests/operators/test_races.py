@@ -163,7 +163,13 @@ def killed(own: Own, broker_url: str, run: RequeueRun, *words: str) -> datetime:
     return past
 
 
-@pytest.mark.parametrize(("step", "nth"), [(step, nth) for step in STEPS for nth in (1, 2) if (step, nth) != ENDS_ONCE])
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        *((step, 1) for step in STEPS),
+        *(pytest.param(step, 2, marks=pytest.mark.nightly) for step in STEPS if (step, 2) != ENDS_ONCE),
+    ],
+)
 def test_a_run_resumes_after_its_driver_is_killed(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
@@ -202,7 +208,9 @@ def large(count: int = 8) -> RequeueRun:
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize(
+    "nth", [1, pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("step", LISTING_STEPS)
 def test_a_driver_killed_while_it_lists_omits_and_doubles_nothing(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
@@ -219,7 +227,7 @@ def test_a_driver_killed_while_it_lists_omits_and_doubles_nothing(
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("step", LETTING_GO_STEPS)
 def test_a_driver_killed_while_it_skips_leaves_the_rest_to_the_next(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int

@@ -75,7 +75,7 @@ def drained(shop: Shop, *options: str) -> None:
     assert ran.returncode == 0, (ran.stdout, ran.stderr)
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_drainer_loses_and_doubles_nothing(shop: Shop, put: Any, settings: Any, step: str, nth: int) -> None:
     put(*(copy(number) for number in range(25)), *(copy(number, named=False) for number in range(25, 30)))

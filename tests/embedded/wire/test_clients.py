@@ -33,7 +33,10 @@ def need(lack: str | None) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["pika_blocking", "pika_select", "aio_pika", "amqpstorm", "kombu", "celery", "celery quorum", "dramatiq"],
+    [
+        *("pika_blocking", "aio_pika", "celery quorum", "dramatiq"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("pika_select", "amqpstorm", "kombu", "celery")),
+    ],
 )
 def test_a_client_in_python_works_unchanged(broker_url: str, command: str) -> None:
     script, *more = command.split()
