@@ -18,8 +18,8 @@ from django_rmq_retry import forks
 from django_rmq_retry.amqp.frames import MOST_HEADER_BYTES
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import HeadersTooLarge
-from django_rmq_retry.messages.history import TRACE_CONTEXT, Stamp
 from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.stamp import TRACE_CONTEXT, Stamp
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")

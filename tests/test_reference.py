@@ -12,7 +12,7 @@ from django.dispatch import Signal
 
 import django_rmq_retry
 from django_rmq_retry import conf, signals, testing
-from django_rmq_retry.messages import header_names, history
+from django_rmq_retry.messages import header_names, stamp
 from tests.commands.running import run
 from tests.tooling import commands
 from tests.tooling.pages import page
@@ -76,7 +76,7 @@ def test_every_header_is_documented() -> None:
     written = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
     sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     named = {f"rmq-retry-{name}" for name in re.findall(r'PREFIX \+ "([a-z-]+)"', sources)}
-    named |= history.OURS | header_names.BROKERS_OWN
+    named |= stamp.OURS | header_names.BROKERS_OWN
 
     assert len(named) > 30
     assert written == named

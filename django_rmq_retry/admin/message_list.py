@@ -20,7 +20,7 @@ from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators

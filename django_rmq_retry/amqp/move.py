@@ -13,8 +13,8 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.errors import RmqRetryError, UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.header_names import BARE, BROKERS_OWN, PREFIX
-from django_rmq_retry.messages.history import Stamp
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
+from django_rmq_retry.messages.stamp import Stamp
 
 MOST_UNCONFIRMED = 200
 EXPIRATION = PREFIX + "expiration"

@@ -104,7 +104,7 @@ def _epoch(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
 
 
-class Table:
+class BreakerTable:
     def read(self, queues: Collection[str]) -> Mapping[str, QueueState]:
         # This call measures the database's clock; until the next one, times need no query.
         database_clock.now(database())
@@ -146,7 +146,7 @@ def database() -> str:
     return router.db_for_write(QueueControl)
 
 
-class MeterTable:
+class RateTable:
     """One row for each handler. An update applies only if the row is still as it was read, so no lock is needed."""
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:

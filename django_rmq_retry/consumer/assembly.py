@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import RateGate
-from django_rmq_retry.breakers.table import Halts, MeterTable, Table, Watch, database, process_name
+from django_rmq_retry.breakers.table import BreakerTable, Halts, RateTable, Watch, database, process_name
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
@@ -40,7 +40,7 @@ from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE, set_aside
-from django_rmq_retry.ordering.gate import Order
+from django_rmq_retry.ordering.gate import OrderGate
 from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
 from django_rmq_retry.parked.history import Recorder
 from django_rmq_retry.parked.log_lines import FreshConnectionsAndLog
@@ -77,9 +77,9 @@ def consumer(
     # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
     warn = now.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
     seconds = partial(epoch, _clock())
-    breaker_gate = BreakerGate(work_queues, Table(), now=seconds, chance=random.random, who=name, warn=warn)
-    pace = RateGate(work_queues, MeterTable(), now=seconds)
-    surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()), meter)
+    breaker_gate = BreakerGate(work_queues, BreakerTable(), now=seconds, chance=random.random, who=name, warn=warn)
+    pace = RateGate(work_queues, RateTable(), now=seconds)
+    surroundings = _surroundings(events, recorder, (breaker_gate, pace, OrderGate()), meter)
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
     recorded = Recorded(

@@ -22,12 +22,13 @@ from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history, lo
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, settlement_of, waits_on
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
-from django_rmq_retry.handlers.verdicts import crashed, feasible, lost, no_handler, unsettled
+from django_rmq_retry.handlers.verdicts import crashed, feasible, lost_by_auto_ack, no_handler, unsettled
 from django_rmq_retry.hooks import AroundAttempt, Entered, context_of
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
-from django_rmq_retry.messages.history import Reason, at_origin, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
+from django_rmq_retry.messages.reasons import Reason
+from django_rmq_retry.messages.stamp import at_origin, stamp_of
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.policy import Failure
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
@@ -207,7 +208,7 @@ class Attempts:
             if state.delivery.redelivered and self._isolate(state, subscription):
                 return None
             if PREFIX_BYTES in state.delivery.raw and (settlement := waits_on(state.delivery, subscription)):
-                self._leave(state, settlement)
+                self._end_early(state, settlement)
                 return None
         # Count the attempts that the carrier knows, and those made while the message was unacked.
         state.number = state.earlier + (
@@ -242,7 +243,7 @@ class Attempts:
         if verdict is None:
             return False
         if quarantine is not None and verdict.kind is Kind.RETRY:
-            self._leave(state, copied_to(delivery, quarantine), noted=verdict)
+            self._end_early(state, copied_to(delivery, quarantine), noted=verdict)
             return True
         # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
         state.number = failed_attempts(delivery) + 1
@@ -283,15 +284,15 @@ class Attempts:
                 self._decline(state, answer)
                 return True
             if answer is not None:
-                self._leave(state, answer)
+                self._end_early(state, answer)
                 return True
         return False
 
     def _decline(self, state: AttemptState, verdict: Verdict) -> None:
         self._carry_out(state, verdict)
-        self._leave(state, state.settlement, noted=state.verdict)
+        self._end_early(state, state.settlement, noted=state.verdict)
 
-    def _leave(self, state: AttemptState, settlement: Settlement, *, noted: Verdict | None = None) -> None:
+    def _end_early(self, state: AttemptState, settlement: Settlement, *, noted: Verdict | None = None) -> None:
         """Let a message leave the pipeline without an attempt; the journals note the verdict, if there is one."""
         state.settlement = settlement
         if noted is not None:
@@ -391,7 +392,7 @@ class Attempts:
         subscription, delivery = state.subscription, state.delivery
         work_queue = self._work_queues[state.arrival.queue]
         if work_queue.auto_ack and verdict.kind not in (Kind.ACK, Kind.DISCARD):
-            verdict = lost(verdict)
+            verdict = lost_by_auto_ack(verdict)
         elif subscription is not None:
             verdict = feasible(verdict, delivery, subscription)
         if verdict.kind is Kind.PARK:

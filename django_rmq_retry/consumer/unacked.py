@@ -14,7 +14,10 @@ from django_rmq_retry.policies.verdict import ACK, Verdict
 
 @dataclass(slots=True, eq=False, repr=False)  # error trackers send the repr of local variables, and it has the data
 class AttemptState:
-    """The state of one delivery from its arrival to its settlement. Only the steps of the pipeline write it."""
+    """The state of one delivery from its arrival to its settlement.
+
+    The steps of the pipeline write it, the deadline that ends its handler, and ``Unacked`` between two attempts.
+    """
 
     arrival: Delivery
     """The delivery as the source passed it in."""

@@ -18,7 +18,6 @@ from django_rmq_retry.messages.header_names import (
     PREFIX,
     PREFIX_BYTES,
 )
-from django_rmq_retry.messages.history import HANDLER_BYTES, MOST_ATTEMPTS, OURS, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement, message_id
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES, kept_properties
 from django_rmq_retry.messages.properties import (
@@ -28,6 +27,7 @@ from django_rmq_retry.messages.properties import (
     copied_properties,
     encode_entry,
 )
+from django_rmq_retry.messages.stamp import HANDLER_BYTES, MOST_ATTEMPTS, OURS, Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.deaths import counts_losses_only, returns
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park, retry
 
@@ -54,7 +54,7 @@ def goes_back(verdict: Verdict) -> bool:
     return verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after
 
 
-def lost(verdict: Verdict) -> Verdict:
+def lost_by_auto_ack(verdict: Verdict) -> Verdict:
     """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
     return discard(f"It is lost, because its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
 

@@ -13,9 +13,9 @@ from django_rmq_retry.database_connections import left_open, tidied
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerSkipped, log_left_open
 from django_rmq_retry.handlers.subscription import Named, Subscription
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.identity import message_name, named_by_bytes
 from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.verdict import park
 

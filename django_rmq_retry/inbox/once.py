@@ -19,8 +19,9 @@ from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.inbox.names import Name, name_for, parked_unrun
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.history import Reason, stamp_of
 from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.reasons import Reason
+from django_rmq_retry.messages.stamp import stamp_of
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.policies.verdict import DUPLICATE

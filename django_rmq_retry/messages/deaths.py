@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import BROKERS_OWN
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, entries, value_end
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import short
 
 _LIST = "x-death"

@@ -1,4 +1,4 @@
-"""The names of headers: this package's and the broker's. Those of the stamp are the fields of ``messages.history``."""
+"""The names of headers: this package's and the broker's. Those of the stamp are the fields of ``messages.stamp``."""
 
 PREFIX = "rmq-retry-"
 PREFIX_BYTES = PREFIX.encode()

@@ -15,9 +15,9 @@ import hashlib
 from dataclasses import replace
 
 from django_rmq_retry.messages.header_names import COUNTS
-from django_rmq_retry.messages.history import NOT_CONTENT
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties, encode_properties, reply_of
+from django_rmq_retry.messages.stamp import NOT_CONTENT
 
 BODY = "body:"
 NAMELESS = ("nameless:", BODY)

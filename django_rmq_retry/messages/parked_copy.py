@@ -19,7 +19,6 @@ from django_rmq_retry.messages.header_names import (
     TICKET,
     UNRECORDED,
 )
-from django_rmq_retry.messages.history import ADDED, Reason, Stamp
 from django_rmq_retry.messages.identity import copy_digest, message_identity
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import (
@@ -32,6 +31,8 @@ from django_rmq_retry.messages.properties import (
     reply_of,
     with_headers,
 )
+from django_rmq_retry.messages.reasons import Reason
+from django_rmq_retry.messages.stamp import ADDED, Stamp
 from django_rmq_retry.messages.texts import short
 
 ROOM_BYTES = 120_000

@@ -10,7 +10,7 @@ from django.db.models.expressions import Combinable
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.statements import lock
 
 REASON_TEXTS: Mapping[str, Any] = {

@@ -13,9 +13,9 @@ from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.identity import text_digest
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering.keys import (
@@ -43,7 +43,7 @@ class NotStored(Exception):
     """Raised if writing a message's row loses the database connection; if that repeats, the message is parked."""
 
 
-class Order:
+class OrderGate:
     """The gate of a process. Blocked keys are in memory: only the queue's active consumer, one process, blocks any."""
 
     def __init__(self) -> None:

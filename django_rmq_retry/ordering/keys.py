@@ -19,7 +19,6 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import copied_to
 from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
-from django_rmq_retry.messages.history import at_origin
 from django_rmq_retry.messages.identity import (
     BODY,
     body_identity,
@@ -30,6 +29,7 @@ from django_rmq_retry.messages.identity import (
 )
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
+from django_rmq_retry.messages.stamp import at_origin
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED

@@ -18,9 +18,9 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.identity import attempt_identities, attempt_identity
 from django_rmq_retry.messages.message import message_id
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, projects_own, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked

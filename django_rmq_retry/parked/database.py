@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, t
 from django.db.models import F, Model
 from django.utils import timezone
 
+from django_rmq_retry.database_errors import clashed
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.statements import locking
@@ -18,7 +19,6 @@ NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, Re
 P = ParamSpec("P")
 T = TypeVar("T")
 CONFLICT_TRIES = 5
-CONFLICTS = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
 
 
 class _RolledBack(Exception):
@@ -112,8 +112,7 @@ def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P,
                     with transaction.atomic(using=using):
                         return change(*args, **kwargs)
                 except OperationalError as error:
-                    conflict = any(words in str(error).lower() for words in CONFLICTS)
-                    if not left or not conflict or connections[using].in_atomic_block:
+                    if not left or not clashed(error) or connections[using].in_atomic_block:
                         raise
             raise AssertionError("the last try returns or raises")
 

@@ -11,7 +11,7 @@ from django.utils.translation import ngettext_lazy
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, ParkedMessage
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database

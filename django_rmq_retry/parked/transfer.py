@@ -20,10 +20,10 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.messages.header_names import KEPT_RAW, PREFIX
-from django_rmq_retry.messages.history import Stamp
 from django_rmq_retry.messages.masking import HIDDEN, masked, without
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.audit import log_action

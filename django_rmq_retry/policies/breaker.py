@@ -6,7 +6,7 @@ from enum import Enum
 
 from django_rmq_retry.arguments import NUMBER, check, check_seconds
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.policies.backoff import Exponential
 from django_rmq_retry.policies.verdict import Discard, Errors, Kind, Park, Verdict, error_types
 

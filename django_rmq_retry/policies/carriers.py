@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS, NUMBER, NUMBERS, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.history import Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.messages.properties import milliseconds
+from django_rmq_retry.messages.stamp import Stamp, copy_of, stamp_of
 from django_rmq_retry.policies.backoff import Backoff
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology, check_name
 

@@ -10,9 +10,9 @@ from django_rmq_retry.arguments import TEXT, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.deaths import comes_back, rejections
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
-from django_rmq_retry.messages.history import Stamp, copy_of, stamp_of
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.messages.properties import milliseconds
+from django_rmq_retry.messages.stamp import Stamp, copy_of, stamp_of
 from django_rmq_retry.policies.carriers import (
     Additions,
     Carrier,

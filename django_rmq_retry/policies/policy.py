@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST_WAIT_SECONDS, Argument, check, check_seconds, plural
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed, check_waits
 from django_rmq_retry.policies.carriers import CARRIER, Carrier, InPlace, Ladder

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import ErrorNote, short
 
 DETAIL_BYTES = 600

@@ -20,7 +20,7 @@ Late = Callable[[RowResult], None]
 
 
 @dataclass(slots=True)
-class _RowLine:
+class _RowChain:
     """Rows that are sent one after the other: those of an ordering key, those sent alone, or a single other row."""
 
     rows: deque[OutboxRow] = field(default_factory=deque)
@@ -50,7 +50,7 @@ class RowBatch:
         self._waited_for = True
         self._left = len(rows)
         self._over = threading.Event()
-        self._lines = [_RowLine(rows=deque(rows))] if one_by_one else _lines(rows)
+        self._lines = [_RowChain(rows=deque(rows))] if one_by_one else _lines(rows)
 
     def begin(self) -> None:
         """Send the first row of each line. A row that cannot be encoded gets its result at once."""
@@ -67,7 +67,7 @@ class RowBatch:
             self._waited_for = False
             return list(self._answers), set(self._in_flight)
 
-    def _send_next(self, line: _RowLine) -> None:
+    def _send_next(self, line: _RowChain) -> None:
         """Send the next row of a line, in a loop: a publisher may return a result within the call."""
         with self._lock:
             if line.busy:
@@ -84,7 +84,7 @@ class RowBatch:
                     return
                 line.again = False
 
-    def _next(self, line: _RowLine) -> OutboxRow | None:
+    def _next(self, line: _RowChain) -> OutboxRow | None:
         with self._lock:
             if not self._waited_for or time.monotonic() > self._until:
                 self._drop(line)
@@ -94,7 +94,7 @@ class RowBatch:
             self._in_flight.add(row.id)
             return row
 
-    def _send(self, row: OutboxRow, line: _RowLine) -> None:
+    def _send(self, row: OutboxRow, line: _RowChain) -> None:
         try:
             publisher = broker_connections.current.publisher
         except Exception as error:  # noqa: BLE001 - the settings may be invalid; the row stays in the outbox
@@ -105,7 +105,7 @@ class RowBatch:
         except Exception as error:  # noqa: BLE001 - as above
             self._answered(row, line, unwritable(str(error)))
 
-    def _answered(self, row: OutboxRow, line: _RowLine, result: PublishResult) -> None:
+    def _answered(self, row: OutboxRow, line: _RowChain, result: PublishResult) -> None:
         answer = RowResult(row=row, result=result)
         with self._lock:
             self._in_flight.discard(row.id)
@@ -124,21 +124,21 @@ class RowBatch:
         if more:
             self._send_next(line)
 
-    def _drop(self, line: _RowLine) -> None:
+    def _drop(self, line: _RowChain) -> None:
         self._left -= len(line.rows)
         line.rows.clear()
         if not self._left:
             self._over.set()
 
 
-def _lines(rows: Sequence[OutboxRow]) -> list[_RowLine]:
-    lines: list[_RowLine] = []
-    keyed: dict[str, _RowLine] = {}
+def _lines(rows: Sequence[OutboxRow]) -> list[_RowChain]:
+    lines: list[_RowChain] = []
+    keyed: dict[str, _RowChain] = {}
     for row in rows:
         key = row.message.order_key
         line = keyed.get(key) if key else None
         if line is None:
-            line = _RowLine()
+            line = _RowChain()
             lines.append(line)
             if key:
                 keyed[key] = line

@@ -16,8 +16,8 @@ from itertools import accumulate, pairwise
 
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
-from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 
 VERDICTS = (*(kind.value for kind in Kind), "duplicate")

@@ -10,9 +10,9 @@ from django_rmq_retry import __version__
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
 from django_rmq_retry.messages.header_names import TICKET
-from django_rmq_retry.messages.history import STAMP_HEADERS
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Headers, has_headers
+from django_rmq_retry.messages.stamp import STAMP_HEADERS
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.messages.tracebacks import kind_of
 from django_rmq_retry.policies.verdict import Discard, Kind, Verdict

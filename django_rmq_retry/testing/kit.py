@@ -33,10 +33,10 @@ from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.history import Stamp
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked_copy import read_parked
 from django_rmq_retry.messages.properties import Headers, encode_properties
+from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.publishing.publish import message_of as published
 from django_rmq_retry.publishing.publish import options_of
@@ -223,9 +223,9 @@ def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     """Return the gate of handlers with ``order_by``; none without such handlers."""
     if not any(work_queue.keyed for work_queue in work_queues):
         return ()
-    from django_rmq_retry.ordering.gate import Order  # noqa: PLC0415 - pytest loads the kit before settings and models
+    from django_rmq_retry.ordering.gate import OrderGate  # noqa: PLC0415 - pytest loads the kit before settings and models
 
-    return (Order(),)
+    return (OrderGate(),)
 
 
 class RmqTest:

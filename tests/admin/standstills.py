@@ -4,7 +4,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_rmq_retry.breakers.table import Table
+from django_rmq_retry.breakers.table import BreakerTable
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.policies import Circuit
 from tests.admin import made
@@ -37,4 +37,4 @@ def blocked(first: ParkedMessage, *, waiting: int, parked: bool = True) -> Block
 
 def tripped(queue: str, circuit: Circuit, *, by: str = "host:1") -> None:
     """Store the state of a queue's breaker, as the process does whose handlers have failed."""
-    Table().put(queue, circuit, by)
+    BreakerTable().put(queue, circuit, by)

@@ -12,7 +12,7 @@ from django.db import connections
 from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
 from django_rmq_retry.breakers.gate import LEASE_SECONDS, READ_SECONDS, BreakerGate
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, RateGate
-from django_rmq_retry.breakers.table import MeterTable, Table
+from django_rmq_retry.breakers.table import BreakerTable, RateTable
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.messages import Instruction
 from django_rmq_retry.models import HandlerRate, QueueControl
@@ -51,7 +51,7 @@ class Away:
     """A table that raises while the test wants it to."""
 
     def __init__(self) -> None:
-        self.table, self.away = Table(), False
+        self.table, self.away = BreakerTable(), False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if self.away:
@@ -82,7 +82,9 @@ class Process:
         self.queue = self.subscription.queue.name
         self.now = NOW
         self.control = RecordedControl()
-        self.gate = BreakerGate(self.work_queues, store or Table(), now=lambda: self.now, chance=lambda: 0.0, who=who)
+        self.gate = BreakerGate(
+            self.work_queues, store or BreakerTable(), now=lambda: self.now, chance=lambda: 0.0, who=who
+        )
         self.gate.control = self.control
 
     def ran(self, error: BaseException | None = None) -> Verdict:
@@ -102,7 +104,7 @@ def test_an_auto_delete_queue_keeps_flowing_whatever_its_row_states() -> None:
     QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
-    gate = BreakerGate(work_queues_of([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
+    gate = BreakerGate(work_queues_of([known]), BreakerTable(), now=lambda: NOW, chance=lambda: 0.0)
     control = gate.control = RecordedControl()
     gate.turn()
 
@@ -250,7 +252,7 @@ def test_a_breaker_opened_by_a_fast_clock_is_still_probed(ahead: float, trying: 
 
 
 def test_a_read_only_table_is_polled_with_a_pause() -> None:
-    class ReadOnly(Table):
+    class ReadOnly(BreakerTable):
         def claim(self, *args: Any, **options: Any) -> bool:
             raise ConnectionError("cannot execute UPDATE in a read-only transaction")
 
@@ -264,14 +266,14 @@ def test_a_read_only_table_is_polled_with_a_pause() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_of_many_processes_one_probes() -> None:
-    Table().put(QUEUE, Circuit().trip(handler="charge", kind="", cause="", now=NOW, wait=1), "another process")
+    BreakerTable().put(QUEUE, Circuit().trip(handler="charge", kind="", cause="", now=NOW, wait=1), "another process")
     claimed: list[bool] = []
     ready = threading.Barrier(6)
 
     def claim(number: int) -> None:
         try:
             ready.wait(20)
-            claimed.append(Table().claim(QUEUE, f"process {number}", now=NOW + 2, until=NOW + 20, most=600))
+            claimed.append(BreakerTable().claim(QUEUE, f"process {number}", now=NOW + 2, until=NOW + 20, most=600))
         finally:
             connections.close_all()
 
@@ -367,7 +369,7 @@ class Taken:
         )
         self.now = NOW
         self.paces = [
-            RateGate(work_queues_of([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)
+            RateGate(work_queues_of([self.subscription]), RateTable(), now=lambda: self.now) for _ in range(count)
         ]
 
     def run(self, messages: int, step: float = 0.01) -> list[float]:
@@ -412,8 +414,8 @@ def test_unused_rate_slots_expire() -> None:
     assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)
 
 
-@pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
-def test_a_clock_that_was_ahead_delays_no_process(meters: MeterTable | None) -> None:
+@pytest.mark.parametrize("meters", [RateTable(), None], ids=["table", "own"])
+def test_a_clock_that_was_ahead_delays_no_process(meters: RateTable | None) -> None:
     taken = Taken(1, 10)
     taken.paces = [RateGate(work_queues_of([taken.subscription]), meters, now=lambda: taken.now)]
     taken.run(5)
@@ -453,7 +455,7 @@ def test_a_process_slower_than_the_others_waits_without_taking_slots() -> None:
 
 
 def test_without_the_database_each_process_keeps_the_whole_rate(caplog: pytest.LogCaptureFixture) -> None:
-    class Gone(MeterTable):
+    class Gone(RateTable):
         def take(self, handler: str, count: int, rate: float, now: float) -> float:
             raise ConnectionError("the database is away")
 

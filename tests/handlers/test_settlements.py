@@ -23,7 +23,7 @@ from django_rmq_retry.messages import (
     Stamp,
     encode_properties,
 )
-from django_rmq_retry.messages.history import OURS, STAMPED
+from django_rmq_retry.messages.stamp import OURS, STAMPED
 from django_rmq_retry.policies import ACK, Failure, Policy, Verdict, discard, halt, park, retry
 from tests.handlers.factories import NOW, arrived, delivery, settled, subscription, unattempted
 from tests.messages.exceptions import BankDown

@@ -4,8 +4,8 @@ import struct
 from collections.abc import Iterator, Mapping
 
 from django_rmq_retry.messages.header_names import BROKERS_OWN, TICKET
-from django_rmq_retry.messages.history import ADDED
 from django_rmq_retry.messages.properties import encode_entry
+from django_rmq_retry.messages.stamp import ADDED
 from tests.tooling.tables import entry, nested
 
 NAMES = sorted({*BROKERS_OWN, *ADDED, TICKET, "rmq-retry-answer", "rmq-retry-unrecorded"})

@@ -6,8 +6,8 @@ import pytest
 
 from django_rmq_retry import Delivery
 from django_rmq_retry.messages import Headers, Properties, Stamp, encode_properties
-from django_rmq_retry.messages.history import copy_of
 from django_rmq_retry.messages.identity import message_name, named_by_bytes
+from django_rmq_retry.messages.stamp import copy_of
 
 SENT = Properties(content_type="application/json", timestamp=7, headers=Headers.of({"tenant": "bank"}), priority=3)
 

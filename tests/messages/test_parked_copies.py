@@ -17,9 +17,9 @@ from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, decode_properties, encode_properties
 from django_rmq_retry.messages.deaths import deaths
 from django_rmq_retry.messages.header_names import BROKERS_OWN, KEPT, TICKET
-from django_rmq_retry.messages.history import ADDED
 from django_rmq_retry.messages.identity import message_identity
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES, By, Original, ParkedCopy, read_parked, requeued, set_aside
+from django_rmq_retry.messages.stamp import ADDED
 from django_rmq_retry.policies import park
 from tests.handlers.factories import NOW, arrived, delivery, subscription
 from tests.messages.parked_copies import parked_copy

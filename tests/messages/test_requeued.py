@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from django_rmq_retry import Fixed, Message, RetryThenPark
 from django_rmq_retry.messages import Headers, Properties, encode_properties
-from django_rmq_retry.messages.history import stamp_of
+from django_rmq_retry.messages.stamp import stamp_of
 from django_rmq_retry.policies import retry
 from tests.handlers.factories import arrived, delivery, settled, subscription
 from tests.messages.parked_copies import requeued_copy

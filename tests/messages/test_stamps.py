@@ -11,7 +11,7 @@ from django_rmq_retry import RetryThenPark
 from django_rmq_retry.handlers.settlement import Case, copied_to, parked_copy, parked_headers
 from django_rmq_retry.messages import ErrorNote, Headers, Reason, Stamp
 from django_rmq_retry.messages.header_names import BROKERS, DEATHS
-from django_rmq_retry.messages.history import OURS
+from django_rmq_retry.messages.stamp import OURS
 from django_rmq_retry.policies import park, retry
 from tests.handlers.factories import delivery, settled, subscription
 from tests.messages.parked_copies import copy_of, read_back, requeued_copy

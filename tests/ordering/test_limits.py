@@ -162,15 +162,15 @@ def test_a_database_unavailable_after_each_loss_parks_no_message(
 def test_a_lost_commit_answer_stores_a_message_without_an_id_once(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_behind, losses = gate.Order._wait_behind, iter(range(2))
+    wait_behind, losses = gate.OrderGate._wait_behind, iter(range(2))
 
-    def lost(self: gate.Order, delivery: Delivery, key: str) -> Settlement | Verdict | None:
+    def lost(self: gate.OrderGate, delivery: Delivery, key: str) -> Settlement | Verdict | None:
         settlement = wait_behind(self, delivery, key)
         if next(losses, None) is not None:
             raise OperationalError("the server closed the connection unexpectedly")
         return settlement
 
-    monkeypatch.setattr(gate.Order, "_wait_behind", lost)
+    monkeypatch.setattr(gate.OrderGate, "_wait_behind", lost)
     bank.closed.add(1)
     bank.publish(1)
     for _ in range(2):

@@ -9,7 +9,7 @@ from django_rmq_retry.amqp.move import EXPIRATION
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.messages import Instruction, encode_properties
 from django_rmq_retry.messages.header_names import ANSWER, TICKET
-from django_rmq_retry.messages.history import ADDED, OURS, stamp_of
+from django_rmq_retry.messages.stamp import ADDED, OURS, stamp_of
 from django_rmq_retry.policies import Policy, retry
 from tests.handlers.factories import delivery, sent_on, settled, subscription
 from tests.messages.parked_copies import read_back

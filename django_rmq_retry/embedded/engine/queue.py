@@ -26,7 +26,7 @@ _TICK_SECONDS = 5.0
 
 # A full quorum queue accepts messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
 _REOPENS_AT = 0.8
-Verdict = Literal["take", "refuse", "bury"]
+Admission = Literal["take", "refuse", "bury"]
 
 _LIMITING = ("x-max-length", "x-max-length-bytes")
 
@@ -84,7 +84,7 @@ class LengthLimits:
         # Quorum queues silently treat reject-publish-dlx as drop-head (docs/quorum-queues).
         self.drops = self.overflow == "drop-head" or (spec.quorum and self.overflow == "reject-publish-dlx")
 
-    def judge(self, count: int, size: int, *, more: int) -> Verdict:
+    def judge(self, count: int, size: int, *, more: int) -> Admission:
         """Decide about a message of `more` bytes, with this many messages and bytes in the queue."""
         if self.drops:
             return "take"

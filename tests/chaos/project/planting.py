@@ -3,12 +3,12 @@
 from django.utils import timezone
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.table import Table
+from django_rmq_retry.breakers.table import BreakerTable
 
 
 def deafen() -> None:
     """Make consumers ignore pauses and breakers of other processes."""
-    Table.read = lambda *_: {}  # type: ignore[method-assign]
+    BreakerTable.read = lambda *_: {}  # type: ignore[method-assign]
 
 
 def misdate() -> None:

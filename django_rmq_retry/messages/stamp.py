@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,26 +27,6 @@ HANDLER_BYTES = 255
 MOST_ATTEMPTS = 2**31 - 1
 """The largest number that an integer header holds."""
 LONGEST_WAIT_MILLISECONDS = milliseconds(LONGEST_WAIT_SECONDS)
-
-
-class Reason(StrEnum):
-    """The reason for parking a message. The values are stored and compared by programs, so they are not translated."""
-
-    EXHAUSTED = "retries_exhausted"
-    PERMANENT = "permanent"
-    REQUESTED = "parked_by_handler"
-    UNDECODABLE_BODY = "undecodable_body"
-    UNDECODABLE_HEADERS = "undecodable_headers"
-    UNHANDLED = "no_handler"
-    CRASHED = "worker_stopped"
-    EXPIRED = "expired"
-    DELIVERY_LIMIT = "delivery_limit"
-    OVERFLOWN = "queue_overflow"
-    REJECTED = "rejected"
-    CONFLICT = "identity_conflict"
-    ALIKE = "possible_duplicate"
-    UNNAMED = "unnamed"
-    UNSETTLED = "unsettled"
 
 
 class Stamp(NamedTuple):

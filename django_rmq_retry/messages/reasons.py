@@ -1,0 +1,23 @@
+"""The reasons for parking a message."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """The reason for parking a message. The values are stored and compared by programs, so they are not translated."""
+
+    EXHAUSTED = "retries_exhausted"
+    PERMANENT = "permanent"
+    REQUESTED = "parked_by_handler"
+    UNDECODABLE_BODY = "undecodable_body"
+    UNDECODABLE_HEADERS = "undecodable_headers"
+    UNHANDLED = "no_handler"
+    CRASHED = "worker_stopped"
+    EXPIRED = "expired"
+    DELIVERY_LIMIT = "delivery_limit"
+    OVERFLOWN = "queue_overflow"
+    REJECTED = "rejected"
+    CONFLICT = "identity_conflict"
+    ALIKE = "possible_duplicate"
+    UNNAMED = "unnamed"
+    UNSETTLED = "unsettled"
