@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,10 +14,20 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin.pages import Pages, refusal
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.findings import RequeueFinding
-from django_rmq_retry.parked.key_lists import Excluded, Visible, excluded, keys_of, list_filter, matches_of_list, store
+from django_rmq_retry.parked.key_lists import (
+    Excluded,
+    Lookup,
+    Visible,
+    excluded,
+    keys_of,
+    list_filter,
+    matches_of_list,
+    store,
+)
 from django_rmq_retry.parked.key_text import parse, written
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
@@ -24,22 +35,28 @@ from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_
 MOST_CHECKED = 2000
 """The most messages of a filter for which the project's rules are called before the request is sent."""
 MOST_KEYS_SHOWN = 200
+MOST_KEYS_NAMED = 5
+"""The most keys in one sentence."""
 CARRIED = ("canary", "held")
 """Query parameters that are kept besides the selection."""
-NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed"}
+NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed", "checked"}
 """Form fields that are not carried over when the form is shown again with another selection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """The field of a page for keys whose messages are left out, with the effect of these keys."""
+    """The keys of a page: the field for those whose messages are left out, their effect, and those that chose."""
 
     text: str = ""
     wrong: str = ""
     """The reason that the typed text cannot be used."""
     effect: Excluded | None = None
-    listed: Sequence[tuple[str, int]] = ()
-    """If the selection is a list of keys itself: the keys that match several messages, and how many."""
+    listed: Lookup | None = None
+    """If the selection is a list of keys itself: the matches of these keys."""
+    states: Sequence[str] = ()
+    """The states of the messages that the list chooses."""
+    ticked: str = ""
+    """The doubtful keys that the operator has checked, as ``mark`` names them."""
 
     @property
     def lines(self) -> list[tuple[str, str, Sequence[str]]]:
@@ -79,9 +96,53 @@ class LeftOut:
         return [(kind, text % {"count": len(some)}, some[:MOST_KEYS_SHOWN]) for kind, text, some in lines if some]
 
     @property
-    def twice(self) -> list[str]:
-        """Return the keys of a selected list that match several messages, as the preview shows them."""
-        return [f"{key} ({count})" for key, count in self.listed[:MOST_KEYS_SHOWN]]
+    def listed_lines(self) -> list[tuple[str, Sequence[str]]]:
+        """Return the remarks about the keys of a selected list that match no message, or several."""
+        if self.listed is None:
+            return []
+        none = self.listed.missing
+        twice = [f"{key} ({count})" for key, count in self.listed.twice(self.states).items()]
+        not_found = ngettext(
+            "%(count)d key of the list matches no message",
+            "%(count)d keys of the list match no message",
+            len(none),
+        )
+        match_several = ngettext(
+            "%(count)d key of the list matches several messages: all of them are chosen",
+            "%(count)d keys of the list match several messages: all of them are chosen",
+            len(twice),
+        )
+        lines = ((not_found, none), (match_several, twice))
+        return [(text % {"count": len(some)}, some[:MOST_KEYS_SHOWN]) for text, some in lines if some]
+
+    @property
+    def doubtful(self) -> list[str]:
+        """Keys that match no message, or several: each may be a typing error, so the operator has to check them."""
+        listed = self.listed.doubtful(self.states) if self.listed else []
+        return [*listed, *(self.effect.doubtful if self.effect else [])]
+
+    @property
+    def mark(self) -> str:
+        """Return the value that ticks the present doubtful keys, and no others."""
+        return sha256("\n".join(self.doubtful).encode(errors="backslashreplace")).hexdigest()[:16]
+
+    @property
+    def checked(self) -> bool:
+        return self.ticked == self.mark
+
+    @property
+    def unchecked(self) -> str:
+        """Return the sentence that refuses an action before the doubtful keys are ticked; else an empty text."""
+        keys = self.doubtful
+        if not keys or self.checked:
+            return ""
+        text = ngettext(
+            "Check %(count)d key that matches no message or several, and tick it: %(keys)s.",
+            "Check %(count)d keys that match no message or several, and tick them: %(keys)s.",
+            len(keys),
+        )
+        named = ", ".join(short(key, 80) for key in keys[:MOST_KEYS_NAMED])
+        return text % {"count": len(keys), "keys": named + "…" * (len(keys) > MOST_KEYS_NAMED)}
 
 
 def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
@@ -254,18 +315,11 @@ def _left_out(request: HttpRequest, selection: Selection) -> LeftOut:
     except Refused as why:
         return LeftOut(text=typed, wrong=str(why))
     keys, seen = _keys_left_out(selection), seen_by(request)
-    listed = _several(selection, seen) if LISTED in selection.filter else ()
-    if not keys:
-        return LeftOut(listed=listed)
-    effect = excluded(keys, selection.leaving_out(None).queryset(), seen)
-    return LeftOut(text=written(keys), effect=effect, listed=listed)
-
-
-def _several(selection: Selection, seen: Visible | None) -> list[tuple[str, int]]:
-    """Return the keys of the selected list that match more than one message each."""
-    known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first()
-    if known is None:
-        return []
-    lookup, states = matches_of_list(known, seen), selection.filter.get("state", State.values)
-    counts = [(key, sum(one.state in states for one in lookup.matches[key])) for key in lookup.several]
-    return [(key, count) for key, count in counts if count > 1]
+    known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first() if LISTED in selection.filter else None
+    return LeftOut(
+        text=written(keys),
+        effect=excluded(keys, selection.leaving_out(None).queryset(), seen) if keys else None,
+        listed=matches_of_list(known, seen) if known else None,
+        states=selection.filter.get("state", State.values),
+        ticked=request.POST.get("checked", ""),
+    )

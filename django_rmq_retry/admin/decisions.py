@@ -92,8 +92,10 @@ def _decided(
     **context: Any,
 ) -> HttpResponse:
     """Change the messages if the button was pressed, else ask."""
-    why_not, wrong = forbidden(request, selection, verb), left.wrong
-    if request.method == "POST" and "leave_out" not in request.POST and not wrong:
+    pressed = request.method == "POST" and "leave_out" not in request.POST
+    why_not = forbidden(request, selection, verb)
+    wrong = left.wrong or (left.unchecked if pressed and not why_not else "")
+    if pressed and not wrong:
         if why_not:
             return pages.refused(request, why_not)
         try:

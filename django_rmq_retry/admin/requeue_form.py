@@ -88,7 +88,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     if request.method == "POST" and "start" in request.POST:
         if why_not:
             return pages.refused(request, why_not)
-        wrong = wrong or _wrong(wish, found)
+        wrong = wrong or ({"checked": left.unchecked} if left.unchecked else {}) | _wrong(wish, found)
         if not wrong:
             try:
                 run = start(selection, Actor.of_request(request), **wish.options(request.POST["start"]))

@@ -123,7 +123,7 @@ class RequeueRunAdmin(Pages):
             left=None if seen.unreachable or run.wait in SILENCED else _left(run, now),
             guard=_guard(run),
             whys=sorted({str(one.get_skip_code_display()) for one in skipped if one.skip_code}),
-            waiting=max(run.sent - run.processed - run.failed, 0),
+            waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
             skipped=[(one, one.get_skip_code_display()) for one in _seen(request, skipped)],

@@ -19,6 +19,7 @@ from django_rmq_retry.management.parked_choice import (
     add_choice,
     confirm_number,
     lists_data,
+    refuse_doubtful,
     report_keys,
     selection_of,
     token_of,
@@ -113,6 +114,7 @@ def change(command: RmqCommand, options: Options) -> Exit:
     if options["dry_run"]:
         _show_token(command, chosen, options)
         return Exit.DONE
+    refuse_doubtful(chosen, options)
     confirm_number(command, chosen.count, f"{name.capitalize()} {plural(chosen.count, 'message')}?", options)
     # Read the matches before the action: afterwards none of the messages is open.
     lists = lists_data(chosen) if options["json"] else {}

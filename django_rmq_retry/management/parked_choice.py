@@ -152,6 +152,21 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
     return Exit.PARTLY if (lookup and lookup.missing) or (left and left.missing) else Exit.DONE
 
 
+def refuse_doubtful(chosen: Selection, options: Options) -> None:
+    """Raise a CommandError if a key matches no message or several, and the operator did not say that it is right."""
+    if options["keys_checked"] or options["dry_run"]:
+        return
+    lookup, left = answer_of(chosen), excluded_from(chosen)
+    states = chosen.filter.get("state", State.values)
+    doubtful = [*(lookup.doubtful(states) if lookup else []), *(left.doubtful if left else [])]
+    if doubtful:
+        raise CommandError(
+            f"{plural(len(doubtful), 'key')} {'matches' if len(doubtful) == 1 else 'match'} no message, or several. "
+            "Nothing was changed. Check the keys above, then pass --keys-checked.",
+            returncode=Exit.UNCONFIRMED,
+        )
+
+
 def _say_some(command: RmqCommand, what: str, keys: Sequence[str]) -> None:
     if keys:
         more = f" and {len(keys) - MOST_NAMED} more" if len(keys) > MOST_NAMED else ""
@@ -221,6 +236,9 @@ def _ids(given: list[str]) -> list[int] | None:
 
 def add_act(parser: CommandParser) -> None:
     parser.add_argument("--reason", default="", help="the reason, kept in the audit log")
+    parser.add_argument(
+        "--keys-checked", action="store_true", help="go on although keys of a list match no message, or several"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="change nothing; show the messages and a token for --selection"
     )

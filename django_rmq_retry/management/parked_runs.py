@@ -19,6 +19,7 @@ from django_rmq_retry.management.parked_choice import (
     add_choice,
     confirm_number,
     lists_data,
+    refuse_doubtful,
     report_keys,
     selection_of,
     token_of,
@@ -121,6 +122,7 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         return Exit.DONE
     unread = _check_broker(options, [queue for queue, _count in findings.queues])
     _say_unread(command, unread)
+    refuse_doubtful(chosen, options)
     confirm_number(command, findings.sendable, f"Requeue {plural(findings.sendable, 'message')}?", options)
     names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
     run = start(

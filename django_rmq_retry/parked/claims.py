@@ -231,14 +231,14 @@ def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int,
     for one in results:
         by_outcome.setdefault(one.kind, []).append(one.claim.item)
     confirmed = by_outcome.get(Outcome.CONFIRMED, [])
-    claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, skip_code="")
-    # Items whose outcome arrived before the confirm were sent too.
+    # Items whose outcome arrived before the confirm were counted as sent with it.
+    sent = claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, skip_code="")
     RequeueItem.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
     unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
         state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
     RequeueRun.objects.using(using).filter(pk=run).update(
-        sent=F("sent") + len(confirmed), unconfirmed=F("unconfirmed") + unconfirmed
+        sent=F("sent") + sent, unconfirmed=F("unconfirmed") + unconfirmed
     )
     codes: dict[int, ItemReason] = {}
     for one in results:
@@ -333,6 +333,6 @@ def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
     changes: dict[str, Any] = {COUNTED.get(after, "processed"): F(COUNTED.get(after, "processed")) + 1}
     if before in COUNTED:
         changes[COUNTED[before]] = reduced(COUNTED[before])
-    if before == ItemState.UNCONFIRMED:
+    if before in (ItemState.CLAIMED, ItemState.UNCONFIRMED):
         changes["sent"] = F("sent") + 1
     return changes

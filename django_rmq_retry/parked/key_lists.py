@@ -68,6 +68,15 @@ class Lookup:
         """Keys that name one message, which is not parked but on hold, in a requeue run, processed or discarded."""
         return [key for key in self.keys if len(self._of(key)) == 1 and self._of(key)[0].state != State.PARKED]
 
+    def twice(self, states: Sequence[str]) -> dict[str, int]:
+        """Return the keys that name more than one message in these states, each with the number of messages."""
+        counts = {key: sum(one.state in states for one in self._of(key)) for key in self.several}
+        return {key: count for key, count in counts.items() if count > 1}
+
+    def doubtful(self, states: Sequence[str]) -> list[str]:
+        """Return the keys that match no message, or several in these states: each may be a typing error."""
+        return [*self.missing, *self.twice(states)]
+
     @property
     def spaced(self) -> list[str]:
         """Keys that were not found and contain a space: they may be several keys."""
@@ -234,6 +243,11 @@ class Excluded:
     """Keys whose messages are outside the selection, each with one of the messages."""
     several: Mapping[str, int]
     """Keys that exclude more than one message, each with the number of messages."""
+
+    @property
+    def doubtful(self) -> list[str]:
+        """Keys that match no message, or several: each may be a typing error."""
+        return [*self.missing, *self.several]
 
 
 def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Visible | None = None) -> Excluded:

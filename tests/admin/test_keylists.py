@@ -73,7 +73,7 @@ def test_only_the_listed_messages_are_requeued(page: Client, sent: list[Message]
     for number in range(4):
         made.message(business_key=f"PAY-{number}")
     preview = go(page, pasted(page, "PAY-1\nPAY-2\nPAY-9"), "Requeue 2")
-    run_page = press(page, preview, "Requeue 2 messages", reason="INC-553")
+    run_page = press(page, preview, "Requeue 2 messages", reason="INC-553", checked=preview.context["left"].mark)
     press(page, run_page, "Continue here")
     run = RequeueRun.objects.get()
 
@@ -99,7 +99,7 @@ def test_the_audit_log_has_the_keys_and_the_messages_of_an_action(page: Client) 
     rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
     preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-9"), "Discard 3")
     rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
-    press(page, rest, "Discard 2 messages", category="handled elsewhere")
+    press(page, rest, "Discard 2 messages", category="handled elsewhere", checked=rest.context["left"].mark)
     act = OperatorAction.objects.get()
     told = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/")).text
     ParkedMessage.objects.all().delete()
@@ -139,7 +139,7 @@ def test_the_preview_repeats_keys_that_match_several_messages(page: Client) -> N
 
     assert f"#{one.pk}" in Page(told).text
     assert f"#{two.pk}" in Page(told).text
-    assert "1 key of the list matches several messages, and all of them are left out: CUST-7 (2)" in Page(preview).text
+    assert "1 key of the list matches several messages: all of them are chosen: CUST-7 (2)" in Page(preview).text
 
 
 def test_a_key_in_another_case_is_a_suggestion_and_not_a_match(page: Client) -> None:

@@ -29,7 +29,7 @@ DATABASE = {
     "keys": ("rmq_parked", "keys", LISTED),
     "keys_none": ("rmq_parked", "keys", ABSENT),
     "requeue_keys": ("rmq_parked", "requeue", "--keys-from", LISTED, "--dry-run"),
-    "discard_keys": ("rmq_parked", "discard", "--keys-from", LISTED, "--category", "test", "--yes"),
+    "discard_keys": ("rmq_parked", "discard", "--keys-from", LISTED, "--category", "test", "--yes", "--keys-checked"),
     "hold_except": ("rmq_parked", "hold", "--group", "41", "--for", "2h", "--except-from", LISTED, "--dry-run"),
     "groups": ("rmq_parked", "groups"),
     "show": ("rmq_parked", "show", "812", "--body", "pretty", "--attempts", "all"),

@@ -44,8 +44,12 @@ def test_the_exit_code_of_keys_states_whether_all_were_found(text: str, code: in
 
 def test_only_the_listed_messages_are_discarded_and_missing_keys_reported() -> None:
     one, two, other = record(key="PAY-1"), record(message_id="m-x"), record(key="PAY-3")
-    told = parked("discard", "--keys-from", "-", "--category", "test", "--yes", given=b"PAY-1\nm-x\nPAY-9\n")
+    words, keys = ("discard", "--keys-from", "-", "--category", "test", "--yes"), b"PAY-1\nm-x\nPAY-9\n"
+    refused, before = parked(*words, given=keys), again(one).state
+    told = parked(*words, "--keys-checked", given=keys)
 
+    assert (refused.out, refused.code, before) == ("", 7, "parked")
+    assert "1 key matches no message, or several. Nothing was changed." in refused.err
     assert (told.out, told.code) == ("2 messages discarded.\n", 5)
     assert "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 not open.\n  not found: PAY-9" in told.err
     assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
@@ -74,9 +78,10 @@ def test_all_but_the_listed_messages_are_discarded(tmp_path: Path) -> None:
 
 def test_an_exclusion_key_without_a_match_is_reported_and_exits_with_5(tmp_path: Path) -> None:
     record(key="PAY-1")
-    told = parked("hold", "--all", "--for", "2h", "--except-from", written(tmp_path, "pay-1"), "--yes")
+    words = ("hold", "--all", "--for", "2h", "--except-from", written(tmp_path, "pay-1"), "--yes")
+    told, checked = parked(*words), parked(*words, "--keys-checked")
 
-    assert told.code == 5
+    assert (told.code, checked.code) == (7, 5)
     assert "not found, so no message is left out: pay-1\n  differs in case only: pay-1 → PAY-1" in told.err
 
 

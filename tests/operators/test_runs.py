@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.amqp import CONFIRMED
 from django_rmq_retry.models import (
     ItemReason,
     ItemState,
@@ -21,7 +22,7 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.claims import end_expired_claims
+from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
 from django_rmq_retry.parked.run import RunPace
@@ -87,6 +88,20 @@ def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
     """Report the consumer's result for the message at this place."""
     item = run.items.get(place=place)
     (copy_succeeded if good else copy_failed)(item.message_id, item.cycle)
+
+
+def test_a_run_never_has_more_outcomes_than_sent_messages() -> None:
+    run = started(3)
+    RequeueRun.objects.update(driver="me", state=RunState.RUNNING)
+    claims = claimed_of(run)
+    outcome(run, 1, good=True)
+    outcome(run, 2, good=False)
+    early = now(run)
+    store_results(run.pk, [ClaimResult(claim=one, result=CONFIRMED) for one in claims])
+    late = now(run)
+
+    assert (early.sent, early.processed, early.failed) == (2, 1, 1)
+    assert (late.sent, late.processed, late.failed) == (3, 1, 1)
 
 
 class TestRate:
