@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event
 
 from tests.tooling import databases, servers
 
@@ -76,6 +77,8 @@ STORM = (
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
 UNTESTED = re.compile(r"!+ NOT TESTED \((\d+)\) !+")
 RUNNING: set["subprocess.Popen[str]"] = set()
+INTERRUPTED = Event()
+"""Set once this run is interrupted: then no further lane begins."""
 NOTHING = 5
 """pytest's exit code when the arguments select no test."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -134,14 +137,15 @@ def run_beside(*streams: Sequence[Callable[[], Result]]) -> list[Result]:
         try:
             return [result for stream in running for result in stream.result()]
         except BaseException:
+            INTERRUPTED.set()
             for run in [*RUNNING]:
                 run.terminate()
             raise
 
 
 def run_each(stream: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run lanes one after another."""
-    return [lane() for lane in stream]
+    """Run lanes one after another, until this run is interrupted."""
+    return [lane() for lane in stream if not INTERRUPTED.is_set()]
 
 
 def run_database(kind: str, arguments: list[str], *, night: bool = False) -> Result:
