@@ -23,7 +23,7 @@ from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, minute, rmq_ago, visible
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, minute, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 
 LONGEST_SELECTION = 400
@@ -65,14 +65,14 @@ def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
     # A later version may have stored a field that this one does not know.
-    named = ((FIELDS[name].label if name in FIELDS else name, _value(name, value)) for name, value in words.items())
+    named = ((FIELDS[word].label if word in FIELDS else word, _value(word, value)) for word, value in words.items())
     text = " · ".join(f"{label} {chosen}" for label, chosen in named)
     return otherwise if selection.get("ids") and otherwise else short(text, LONGEST_SELECTION) or otherwise
 
 
 def _value(name: str, value: Any) -> str:
     if name in (LISTED, EXCEPT):
-        return ngettext("%(count)d key", "%(count)d keys", value["count"]) % {"count": value["count"]}
+        return counted(ngettext("%(count)d key", "%(count)d keys", value["count"]), count=value["count"])
     several = value if isinstance(value, (list, tuple)) else [value]
     choices = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
     return ", ".join(str(choices.get(one, one)) for one in several)
@@ -102,7 +102,7 @@ def key(message: ParkedMessage) -> str:
 
 @admin.display(description=gettext_lazy("Message type"))
 def kind(message: ParkedMessage) -> SafeString:
-    return labelled(_("Message type"), cut(message.type or NOTHING))
+    return labelled(_("Message type"), name(cut(message.type or NOTHING)))
 
 
 @admin.display(description=gettext_lazy("Error"))
@@ -113,7 +113,7 @@ def failure(message: ParkedMessage) -> SafeString:
 
 @admin.display(description=gettext_lazy("Queue"))
 def queue(message: ParkedMessage) -> SafeString:
-    return labelled(_("Queue"), cut(message.queue or NOTHING))
+    return labelled(_("Queue"), name(cut(message.queue or NOTHING)))
 
 
 @admin.display(description=gettext_lazy("Attempts"))
@@ -171,7 +171,7 @@ class Trend:
         first, last = self.counts[0], self.counts[-1]
         highest = max(self.counts)
         text = _("Parked per 10 minutes in the last 3 hours: first %(first)d, now %(last)d, at most %(highest)d.")
-        return text % {"first": first, "last": last, "highest": highest}
+        return counted(text, first=first, last=last, highest=highest)
 
     def rows(self) -> list[tuple[datetime, int]]:
         return list(zip(self.starts, self.counts, strict=True))
@@ -188,7 +188,8 @@ class Card:
         recent = self.trend.recent
         if not grows(recent):
             return ""
-        return ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent) % {"count": recent}
+        text = ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent)
+        return counted(text, count=recent)
 
     @property
     def is_permanent(self) -> bool:

@@ -36,6 +36,7 @@ MOST_EDITED_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
+MOST_KEYS = 50
 HIGHEST_COUNT = 2**31 - 1
 """A bound for the count in x-death, which can be forged; no column holds more."""
 
@@ -144,6 +145,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         "parkedmessage/message.html",
         title=f"{message.type} {message}".strip(),
         message=message,
+        business_keys=list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_KEYS]),
         plain=labels.plain_words(message.group) if message.open else "",
         summary=_summary(message),
         become=_outcome(message, history["items"]),

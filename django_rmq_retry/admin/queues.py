@@ -1,4 +1,4 @@
-"""The admin of queues: pause and resume."""
+"""The admin of queues: their depth, consumers and state; pause and resume."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,28 +12,36 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.health.problems import Judged, Queues, excused
+from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked import controls
+from django_rmq_retry.parked import controls, declared
 from django_rmq_retry.parked.operators import Actor, Refused
 
 SPANS: dict[str, tuple[Any, timedelta | None]] = {
-    "": (gettext_lazy("until an operator resumes it"), None),
-    "15m": (gettext_lazy("for 15 minutes"), timedelta(minutes=15)),
     "1h": (gettext_lazy("for 1 hour"), timedelta(hours=1)),
+    "15m": (gettext_lazy("for 15 minutes"), timedelta(minutes=15)),
     "4h": (gettext_lazy("for 4 hours"), timedelta(hours=4)),
     "12h": (gettext_lazy("for 12 hours"), timedelta(hours=12)),
+    "": (gettext_lazy("until an operator resumes it"), None),
 }
+SEARCHED = 20
+"""More queues than these have a search field."""
 BADGES: dict[str, tuple[str, str, Any]] = {
     FLOWING: ("processed", "✓", pgettext_lazy("queue", "running")),
     PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
     OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
     PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
+UNREAD = ("parked", "✕", pgettext_lazy("queue", "no consumer"))
+UNKNOWN = ("discarded", "?", pgettext_lazy("queue", "unknown"))
+SAID = (Code.NO_CONSUMER, Code.IDLE)
+"""Problems that the state itself names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,24 @@ class Standstills:
         return Queues(levels=levels, excused=self.excused).judged()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A queue of the page: what the broker counts, and the state, which is running only if a consumer reads it."""
+
+    standing: Standing
+    level: Level | None
+    problems: Sequence[str]
+
+    @classmethod
+    def of(cls, standing: Standing, found: Judged | None) -> "QueueRow":
+        level = found.level if found else None
+        if standing.state == FLOWING and (level is None or not level.consumers):
+            kind, sign, label = UNKNOWN if level is None or level.consumers is None else UNREAD
+            standing = replace(standing, kind=kind, sign=sign, label=label)
+        problems = [one.row for one in found.errors if one.code not in SAID] if found else []
+        return cls(standing=standing, level=level, problems=problems)
+
+
 @admin.register(QueueControl)
 class QueueControlAdmin(Pages):
     sees = "view_queue"
@@ -87,29 +113,45 @@ class QueueControlAdmin(Pages):
         return [self.own_url("change_state/", "change_state", require_POST(self.change_state))]
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
-        now = table.now()
+        asked, now, states = request.GET.get("q", "").strip(), table.now(), controls.queue_states()
+        broker_look.remember(declared.rows())
+        seen = broker_look.look()
+        judged = {one.level.queue: one for one in Queues(levels=seen.levels, excused=excused(states, now)).judged()}
+        shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         return self.page(
             request,
             "queuecontrol/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
-            rows=[Standing.of(one, now) for one in controls.queue_states()],
+            look=seen,
+            rows=[QueueRow.of(Standing.of(one, now), judged.get(one.queue)) for one in shown],
+            abandoned=[(one.level, one.problems) for one in judged.values() if one.level.abandoned],
+            asked=asked,
+            searched=len(states) > SEARCHED,
             why_not=refusal(request, "pause_queue"),
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
+            **more,
         )
 
     @needs("view_queue", "pause_queue")
     def change_state(self, request: HttpRequest) -> HttpResponse:
-        queue, reason, action = (request.POST.get(name, "") for name in ("queue", "reason", "action"))
-        _label, span = SPANS.get(request.POST.get("span", ""), SPANS[""])
+        queues, action = request.POST.getlist("queue"), request.POST.get("action", "")
+        reason, span = request.POST.get("reason", ""), request.POST.get("span", "")
+        wrong = "" if queues else _("Tick the queues first.")
+        wrong = wrong or (controls.lacks_reason(reason) if action == "pause" else "")
+        if wrong:
+            typed = {"reason": reason, "span": span, "queues": queues}
+            return self.list_page(request, status=422, wrong={"all": wrong}, typed=typed)
         actor = Actor.of_request(request)
-        try:
-            if action == "pause":
-                controls.pause(queue, actor, reason=reason, until=controls.pause_end(span))
-                messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
-            elif action == "resume":
-                controls.resume(queue, actor, reason=reason)
-                messages.success(request, _("Queue %(queue)s is resumed.") % {"queue": queue})
-        except Refused as refusal:
-            messages.warning(request, str(refusal))
+        for queue in queues:
+            try:
+                if action == "pause":
+                    until = controls.pause_end(SPANS.get(span, SPANS[""])[1])
+                    controls.pause(queue, actor, reason=reason, until=until)
+                    messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
+                elif action == "resume":
+                    controls.resume(queue, actor, reason=reason)
+                    messages.success(request, _("Queue %(queue)s is resumed.") % {"queue": queue})
+            except Refused as refusal:
+                messages.warning(request, str(refusal))
         return HttpResponseRedirect(self.address("queuecontrol_changelist"))

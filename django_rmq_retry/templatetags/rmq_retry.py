@@ -8,7 +8,8 @@ from typing import Any
 from django import template
 from django.template import Context
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.formats import number_format
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -22,6 +23,10 @@ register = template.Library()
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _FEW = 10 * _MINUTE
 """Below this, a span includes its seconds."""
+_SHORT = 0.1
+"""Below this, a span is in milliseconds."""
+_LONG_WORD = 32
+"""Longer words between two dots of a name may break anywhere."""
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
 _KEPT = {"\n", "\t"}
 NOTHING = "\N{EN DASH}"
@@ -68,15 +73,42 @@ ICONS = {
 }
 
 
+class Count(int):
+    """A number that a template, and a plural of it, writes with the separators of the language."""
+
+    def __str__(self) -> str:
+        return number_format(int(self), force_grouping=True)
+
+
+@register.filter
+def rmq_count(number: Any) -> Count | str:
+    """Return how many, as people read it: `4,712`; a dash if it is unknown."""
+    return Count(number) if isinstance(number, int) else NOTHING
+
+
+def counted(text: str, **values: Any) -> str:
+    """Fill a translated text; its numbers have the separators of the language."""
+    return text.replace(")d", ")s") % {
+        name: Count(value) if isinstance(value, int) else value for name, value in values.items()
+    }
+
+
+@register.filter("rmq_name")
+def name(text: object) -> SafeString:
+    """Return a name that wraps after a dot and nowhere else, unless a word of it is too long for that."""
+    words = visible(text).split(".")
+    kind = "rmq-break" if max(map(len, words)) > _LONG_WORD else "rmq-name"
+    return format_html('<span class="{}">{}</span>', kind, format_html_join(mark_safe(".<wbr>"), "{}", zip(words)))
+
+
 @register.filter
 def rmq_span(seconds: float | None) -> str:
-    """Return a time span: `30.5 s`, `1 min 41 s`, `19 min`, `3 h 12 min`, `4 days`."""
+    """Return a time span: `3 ms`, `30.5 s`, `1 min 41 s`, `19 min`, `3 h 12 min`, `4 days`."""
     if seconds is None:
         return NOTHING
     whole = round(seconds)
     if whole < _MINUTE:
-        shown = f"{seconds:.0f}" if float(seconds).is_integer() else f"{seconds:.1f}"
-        return _("%(count)s s") % {"count": shown}
+        return _seconds(seconds)
     if whole < _FEW and whole % _MINUTE:
         return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // _MINUTE, "seconds": whole % _MINUTE}
     if whole >= _FEW:
@@ -86,6 +118,13 @@ def rmq_span(seconds: float | None) -> str:
     if whole < _DAY:
         return _("%(hours)d h %(minutes)d min") % {"hours": whole // _HOUR, "minutes": whole % _HOUR // _MINUTE}
     return ngettext("%(count)d day", "%(count)d days", whole // _DAY) % {"count": whole // _DAY}
+
+
+def _seconds(seconds: float) -> str:
+    if 0 < seconds < _SHORT:
+        return _("%(count)s ms") % {"count": max(round(seconds * 1000), 1)}
+    shown = f"{seconds:.0f}" if float(seconds).is_integer() else f"{seconds:.1f}"
+    return _("%(count)s s") % {"count": shown}
 
 
 @register.filter

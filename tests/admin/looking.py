@@ -27,7 +27,8 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str]]] = []
         self._form: Form | None = None
         self._open: tuple[str, dict[str, str], list[str]] | None = None
-        self.feed(response.content.decode())
+        # A name that the browser may wrap is one word all the same.
+        self.feed(response.content.decode().replace("<wbr>", ""))
 
     @property
     def text(self) -> str:

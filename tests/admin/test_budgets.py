@@ -57,7 +57,7 @@ BUDGETS = {
     "livestatus/": 11,
     "blockedkey/": 3,
     "outboxmessage/": 2,
-    "queuecontrol/": 1,
+    "queuecontrol/": 2,
     "consumerprocess/": 1,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:

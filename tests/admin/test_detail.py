@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
-from django_rmq_retry.templatetags.rmq_retry import NOTHING
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, name
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
@@ -47,7 +47,7 @@ def handlers_of(response: Any) -> list[str]:
     return found
 
 
-def test_the_page_takes_six_queries(page: Client) -> None:
+def test_the_page_takes_seven_queries(page: Client) -> None:
     one = made.message(business_key="PAY-1")
     for number in range(1, 6):
         made.attempt(one, number)
@@ -55,7 +55,7 @@ def test_the_page_takes_six_queries(page: Client) -> None:
         response = page.get(at(one))
 
     assert response.status_code == 200
-    assert len(own(queries)) <= 6, own(queries)
+    assert len(own(queries)) <= 7, own(queries)
 
 
 def test_the_message_page_shows_each_attempt_with_its_time(page: Client, settings: Any) -> None:
@@ -71,6 +71,28 @@ def test_the_message_page_shows_each_attempt_with_its_time(page: Client, setting
     assert "waits 3 min 30 s for its next attempt" in text
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
+
+
+def test_the_message_page_shows_every_key_explains_before_its_buttons_and_copies_nothing_empty(page: Client) -> None:
+    one = made.message(business_key="PAY-1", keys=["PAY-1", "CUST-0211"], message_id="", attempts=3)
+    made.attempt(one, 3, seconds=0.0031)
+    answer = page.get(at(one))
+    text = Page(answer).text
+
+    assert "Business key PAY-1, CUST-0211" in text
+    assert text.index("An operator decides.") < text.index("Requeue… Edit")
+    assert "· 3 ms ·" in text
+    assert "data-rmq-copy" not in answer.content.decode().partition("rmq-facts")[2].partition("</dl>")[0]
+
+
+def test_names_may_wrap_at_their_dots_only(page: Client) -> None:
+    dead = {"queue": "payments.transfer", "reason": "rejected", "count": 2, "exchange": "", "routing-keys": ["pay.in"]}
+    dead["time"] = timezone.now()
+    one = made.message(queue="payments.transfer", properties=made.properties({"x-death": [dead]}))
+    shown = page.get(at(one)).content.decode()
+
+    assert '<th scope="row" class="rmq-id"><span class="rmq-name">payments.<wbr>transfer</span></th>' in shown
+    assert name("a.b" + "c" * 60) == f'<span class="rmq-break">a.<wbr>b{"c" * 60}</span>'
 
 
 def test_the_page_of_a_message_without_a_handler_shows_no_attempts(page: Client) -> None:

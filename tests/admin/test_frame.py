@@ -11,11 +11,13 @@ import pytest
 from django.contrib import admin as default
 from django.contrib.admin.sites import AdminSite, all_sites
 from django.db import connection
+from django.template import Context, Template
 from django.template.loader import get_template
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
+from django.utils.translation import override
 
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, timeline
@@ -29,7 +31,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.templatetags.rmq_retry import rmq_span
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_count, rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
@@ -269,8 +271,24 @@ def with_nonce(get_response: Any) -> Any:
 
 
 def test_ages_and_durations_have_readable_units() -> None:
-    said = [
-        rmq_span(seconds) for seconds in (None, 0, 0.25, 30.0, 60, 100.65, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)
-    ]
+    spans = (0, 0.0002, 0.0031, 0.25, 30.0, 60, 100.65, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)
+    long = ["30 s", "1 min", "1 min 41 s", "1 h 0 min", "3 h 12 min", "1 day", "4 days"]
 
-    assert said[1:] == ["0 s", "0.2 s", "30 s", "1 min", "1 min 41 s", "1 h 0 min", "3 h 12 min", "1 day", "4 days"]
+    assert [rmq_span(seconds) for seconds in spans] == ["0 s", "1 ms", "3 ms", "0.2 s", *long]
+
+
+PLURAL = """{% load i18n rmq_retry %}{% blocktranslate count n=4712|rmq_count trimmed %}
+{{ n }}{% plural %}{{ n }} m{% endblocktranslate %}"""
+
+
+def test_counts_have_the_separators_of_the_language() -> None:
+    said = {}
+    for language in ("en", "de", "fr"):
+        with override(language):
+            plural = Template(PLURAL)
+            said[language] = (str(rmq_count(4712)), plural.render(Context()), counted("%(n)d of %(n)d", n=1234567))
+
+    assert said["en"] == ("4,712", "4,712 m", "1,234,567 of 1,234,567")
+    assert said["de"] == ("4.712", "4.712 m", "1.234.567 of 1.234.567")
+    assert said["fr"][0] == "4\xa0712"
+    assert rmq_count(None) == NOTHING

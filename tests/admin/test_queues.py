@@ -8,11 +8,14 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, InPlace, Queue, RetryThenPark, handler
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import OperatorAction, QueueControl
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
+from django_rmq_retry.templatetags.rmq_retry import NOTHING
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.looking import Page
@@ -36,12 +39,11 @@ def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
 
 def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) -> None:
     flowing = page.get(QUEUES)
-    paused = press(page, flowing, "Pause", reason="bank is closed", span="1h")
+    paused = press(page, flowing, "Pause", reason="bank is closed")
     row = QueueControl.objects.get()
     told = Page(paused).text
     resumed = press(page, paused, "Resume")
 
-    assert "✓ running" in Page(flowing).text
     assert f"Queue {QUEUE} is paused." in told
     assert "Reason: bank is closed. It resumes automatically at" in told
     assert row.until is not None
@@ -49,6 +51,66 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     assert (f"Queue {QUEUE} is resumed." in Page(resumed).text, QueueControl.objects.get().paused) == (True, False)
     acts = [(act.action, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
     assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
+
+
+def test_a_queue_is_running_only_if_a_consumer_reads_it(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for consumers, ready in ((2, 4_712), (0, 1), (0, 0)):
+        made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=ready, consumers=consumers))
+        said[consumers, ready] = Page(page.get(QUEUES)).text
+    made.broker_seen(monkeypatch, away="connection refused")
+    away = Page(page.get(QUEUES)).text
+
+    assert f"{QUEUE} Ready 4,712 Unacked {NOTHING} Consumers 2 ✓ running" in said[2, 4_712]
+    assert f"{QUEUE} Ready 1 Unacked {NOTHING} Consumers 0 ✕ no consumer" in said[0, 1]
+    assert f"{QUEUE} Ready 0 Unacked {NOTHING} Consumers 0 ✕ no consumer" in said[0, 0]
+    assert "✓ running" not in said[0, 1] + said[0, 0] + away
+    assert f"{QUEUE} Ready {NOTHING} Unacked {NOTHING} Consumers {NOTHING} ? unknown" in away
+
+
+def test_an_abandoned_queue_stands_below_the_others(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Level(queue="payments.legacy", role=Role.WORK, ready=25, consumers=0, abandoned=True, home="payments.legacy")
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1), old)
+    text = Page(page.get(QUEUES)).text
+
+    assert "Queues that no handler reads any longer" in text
+    assert text.index(f"{QUEUE} Ready 0") < text.index("payments.legacy Ready 25")
+    assert "manage.py rmq_declare --recreate payments.legacy --move-to NEW" in text
+
+
+def test_a_pause_needs_a_reason_in_the_admin_and_in_the_shell(page: Client) -> None:
+    said = "Enter a reason: whoever finds the queue paused must learn why."
+    answer = press(page, page.get(QUEUES), "Pause", reason=" ", span="4h")
+    again = Page(answer).form_with("Pause")[1]
+    ran = run("rmq_queue", "pause", QUEUE)
+    blank = run("rmq_queue", "pause", QUEUE, "--reason", "")
+
+    assert (answer.status_code, said in Page(answer).text) == (422, True)
+    assert (again["queue"], again["span"]) == (QUEUE, "4h")
+    assert "--reason" in ran.err
+    assert (blank.code, blank.err) == (Exit.USAGE, said)
+    assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
+
+
+def test_many_queues_are_searched_ticked_and_paused_by_one_form(page: Client) -> None:
+    with registry.isolated():
+        for number in range(21):
+
+            @handler(f"bank.{number}", name=f"h{number}")
+            def one(message: Delivery) -> None: ...
+
+        shown = page.get(QUEUES, {"q": "BANK.2"})
+        form, values = Page(shown).form_with("Pause")
+        ticked = {**values, "queue": ["bank.2", "bank.20"], "reason": "outage"}
+        told = Page(page.post(form.action, ticked, follow=True)).text
+        nothing = page.post(form.action, {**values, "reason": "outage"})
+
+    assert "Find" in Page(shown).text
+    assert ("bank.20 Ready" in Page(shown).text, "bank.19 Ready" in Page(shown).text) == (True, False)
+    assert "Queue bank.2 is paused." in told
+    assert "Queue bank.20 is paused." in told
+    assert "Tick the queues first." in Page(nothing).text
+    assert set(QueueControl.objects.values_list("queue", flat=True)) == {"bank.2", "bank.20"}
 
 
 def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
@@ -62,8 +124,8 @@ def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
         def fetch(message: Delivery) -> None:
             """Nothing."""
 
-        told = Page(press(page, page.get(QUEUES), "Pause")).text
-        ran = run("rmq_queue", "pause", "rates")
+        told = Page(press(page, page.get(QUEUES), "Pause", queue="rates", reason="no rates")).text
+        ran = run("rmq_queue", "pause", "rates", "--reason", "no rates")
 
     assert said in told
     assert (ran.code, ran.err) == (Exit.USAGE, said)
@@ -73,14 +135,14 @@ def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
 def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
     trip(failed=2)
     shown = page.get(QUEUES)
-    held = press(page, shown, "Pause the queue", reason="the bank asks for it")
+    held = press(page, shown, "Pause", reason="the bank asks for it")
     closed = press(page, held, "Resume")
     row = QueueControl.objects.get()
 
     assert "The breaker of bank.charge is open since" in Page(shown).text
     assert "BankDown: timeout. 2 probes have failed. Next probe at" in Page(shown).text
     assert "Its breaker is open as well." in Page(held).text
-    assert "✓ running" in Page(closed).text
+    assert f"Queue {QUEUE} is resumed." in Page(closed).text
     assert (row.paused, row.opened, row.failed, row.probe_at) == (False, False, 0, None)
 
 
@@ -112,15 +174,15 @@ def test_too_many_messages_behind_one_key_are_on_the_status_page(page: Client, s
 
 
 def test_an_expired_pause_is_not_shown(page: Client) -> None:
-    pause(QUEUE, ANN, until=timezone.now() + timedelta(hours=1))
+    pause(QUEUE, ANN, reason="outage", until=timezone.now() + timedelta(hours=1))
     QueueControl.objects.update(until=timezone.now() - timedelta(seconds=1))
 
-    assert "✓ running" in Page(page.get(QUEUES)).text
+    assert "‖ paused" not in Page(page.get(QUEUES)).text
     assert "Paused by" not in Page(page.get(STATUS)).text
 
 
 def test_a_late_pause_or_resume_is_refused_with_an_explanation(page: Client) -> None:
-    pause(QUEUE, ANN)
+    pause(QUEUE, ANN, reason="outage")
     shown = page.get(QUEUES)
     press(page, shown, "Resume")
     again = press(page, shown, "Resume")
@@ -129,7 +191,9 @@ def test_a_late_pause_or_resume_is_refused_with_an_explanation(page: Client) -> 
 
 
 def test_an_unknown_queue_is_refused_and_nothing_is_written(page: Client) -> None:
-    answer = page.post(f"{QUEUES}change_state/", {"queue": "made-up", "action": "pause"}, follow=True)
+    answer = page.post(
+        f"{QUEUES}change_state/", {"queue": "made-up", "action": "pause", "reason": "outage"}, follow=True
+    )
     page.post(f"{QUEUES}change_state/", {"queue": QUEUE, "action": "burn"}, follow=True)
 
     assert "No handler reads a queue made-up." in Page(answer).text
@@ -168,7 +232,7 @@ def test_each_queue_of_the_project_is_listed_once(page: Client) -> None:
 
         text = Page(page.get(QUEUES)).text
 
-    assert text.count(f"{QUEUE} ✓ running") == 1
+    assert text.count(f"{QUEUE} Ready") == 1
 
 
 def test_a_halted_queue_is_on_the_status_page_while_it_lasts(page: Client) -> None:

@@ -118,7 +118,7 @@ def test_an_operator_pauses_and_resumes_a_queue(bank: Bank) -> None:
 def test_a_pause_with_an_end_expires(bank: Bank) -> None:
     with bank.consuming() as one:
         wait_until(lambda: bank.consumers("mails") == 1)
-        bank.run("rmq_queue", "pause", "mails", "--for", "5s")
+        bank.run("rmq_queue", "pause", "mails", "--for", "5s", "--reason", "spam")
         wait_until(lambda: bank.consumers("mails") == 0)
         bank.publish("mails", 1)
         before = bank.did()
@@ -130,7 +130,7 @@ def test_a_pause_with_an_end_expires(bank: Bank) -> None:
 
 
 def test_a_burst_leaves_messages_of_a_paused_queue(bank: Bank) -> None:
-    bank.run("rmq_queue", "pause", "payments")
+    bank.run("rmq_queue", "pause", "payments", "--reason", "outage")
     bank.publish("payments", 1)
     bank.publish("mails", 2)
     with bank.consuming("--burst") as one:

@@ -29,7 +29,7 @@ COMMANDS = (
     *("rmq_parked import {exported} --reason test", "rmq_parked purge --older-than 90d"),
     *("rmq_audit list", "rmq_audit verify", "rmq_audit export", "rmq_audit purge"),
     *("rmq_blocked list", "rmq_blocked unblock payments.charge ACC-7 --yes"),
-    *("rmq_queue list", "rmq_queue pause payments.charge", "rmq_queue resume payments.charge"),
+    *("rmq_queue list", "rmq_queue pause payments.charge --reason r", "rmq_queue resume payments.charge"),
     *("rmq_relay list", "rmq_relay retry --all", "rmq_relay discard 1 --reason no --yes"),
     *("rmq_roles", "rmq_status --consumers"),
 )

@@ -161,7 +161,7 @@ def test_hostile_keys_and_message_ids_are_in_the_row(bank: Bank) -> None:
 def test_a_hanging_keys_function_delays_neither_a_pause_nor_the_end(bank: Bank) -> None:
     with at_work(bank, "payments", {"payment": "PAY-HANGS"}, words=("--shutdown-timeout", "0.5")) as consumer:
         wait_until(lambda: bank.diary("asked"), 60, what=consumer.said)
-        paused = bank.run("rmq_queue", "pause", "rates")
+        paused = bank.run("rmq_queue", "pause", "rates", "--reason", "outage")
         assert paused.returncode == 0, paused.stderr
         wait_until(lambda: bank.consumers("rates") == 0, 20, what=consumer.said)
         consumer.process.send_signal(signal.SIGTERM)

@@ -31,11 +31,10 @@ class Command(RmqCommand):
         add("list", lambda options: self._report(controls.queue_states(), options), shows)
         pause = add("pause", self._change, "stop consuming the queue, in all processes, within seconds")
         resume = add("resume", self._change, "resume the queue; also closes an open breaker")
+        shown = "the reason, shown to operators and kept in the audit log"
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE", help="work queues of this project")
-            one.add_argument(
-                "--reason", default="", metavar="TEXT", help="the reason, shown to operators and kept in the audit log"
-            )
+            one.add_argument("--reason", default="", required=one is pause, metavar="TEXT", help=shown)
         pause.add_argument(
             "--for", dest="span", type=age, metavar="SPAN", help="resume automatically after: 90s, 30m, 2h"
         )
