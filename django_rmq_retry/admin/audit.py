@@ -1,6 +1,6 @@
 """The admin of the audit log."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from functools import partial
 from types import SimpleNamespace
@@ -22,25 +22,14 @@ from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.labels import column, cut, labelled
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.models import Action, OperatorAction, RequeueItem
+from django_rmq_retry.models import OperatorAction
+from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.edit import plain
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import written
-from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in, numbers_of
+from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
-MOST_RUNS = 200
-"""The most requeue runs that a search by message includes."""
-ON_SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EXPORT)
-"""Actions on several messages without a requeue run."""
-MOST_READ = 20_000
-"""The most actions on several messages that a search reads."""
-READ_AT_ONCE = 500
-"""Such actions read by one statement; each may name thousands of messages."""
-NAMING = Q(facts__has_key="messages") | Q(facts__selection__has_key="ids")
-"""Actions on several messages that name them."""
-SEARCHED_IN_PART = "rmq_retry_unread"
-"""A request attribute: true if the search left older actions unread."""
 SOURCES = ("admin", "cli", "code")
 
 
@@ -52,8 +41,11 @@ class ByNumber(SimpleListFilter):
         return [(chosen, f"#{chosen}")] if chosen.isdecimal() else []
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[OperatorAction]) -> QuerySet[OperatorAction]:
-        value = self.value()
-        return queryset.filter(**{str(self.parameter_name): int(value)}) if value else queryset
+        value = number_in(self.value() or "")
+        if value is None:
+            return queryset
+        name = str(self.parameter_name)
+        return queryset.filter(acts_on([value]) if name == "message" else Q(**{name: value}))
 
 
 class BySource(SimpleListFilter):
@@ -75,15 +67,6 @@ def _by(number: str, label: Any) -> type[ByNumber]:
 
 class ActionList(ChangeList):
     """The list of actions; its title names the whole log."""
-
-    unread = ""
-    """A note that a search did not read all of the log; empty if it did."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        if getattr(request, SEARCHED_IN_PART, False):
-            text = _("Only the newest %(count)d actions on several messages were searched by message.")
-            self.unread = text % {"count": MOST_READ}
 
     @property
     def counted(self) -> "ActionList":
@@ -111,8 +94,8 @@ class OperatorActionAdmin(Pages):
     search_fields = ("actor_name__exact",)
     search_help_text = gettext_lazy(
         "The name of an operator, as shown in the list, or a message by its business key, message id or "
-        "number such as #17. A search by message also finds requeue runs, and actions on messages that were "
-        "chosen one by one or by a list of keys."
+        "number such as #17. A search by message also finds requeue runs and actions on several messages, "
+        "also after the message was deleted."
     )
     ordering = ("-number",)
     sortable_by = ()
@@ -161,8 +144,7 @@ class OperatorActionAdmin(Pages):
         if not asked:
             return queryset, False
         number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
-        condition, more = _about(numbers_of(asked) if number is None else [number], queryset)
-        setattr(request, SEARCHED_IN_PART, more)
+        condition = acts_on(messages_named(asked) if number is None else [number])
         # The subject is the message's name at that time: it finds the action after the message is deleted.
         named = Q(actor_name=asked) | Q(message__isnull=False, subject=asked)
         return queryset.filter(condition if number is not None else named | condition), False
@@ -202,52 +184,6 @@ def _listed(action: OperatorAction) -> list[tuple[str, str]]:
     titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
     lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
     return [(title, written(keys_of(number))) for title, number in lists if isinstance(number, int)]
-
-
-def _about(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tuple[Q, bool]:
-    """Return the filter for all actions that affected these messages, and True if older ones were not read.
-
-    It finds actions on a message itself, on a requeue run that included it, and on several messages with it.
-    """
-    if not messages:
-        return Q(pk__in=()), False
-    runs = RequeueItem.objects.filter(message__in=messages).values_list("run", flat=True).distinct()
-    numbers, more = _naming(set(messages), actions)
-    return Q(message__in=messages) | Q(run__in=list(runs[:MOST_RUNS])) | Q(pk__in=numbers), more
-
-
-def _naming(messages: Collection[int], actions: QuerySet[OperatorAction]) -> tuple[list[int], bool]:
-    """Return the actions whose facts name one of these messages, and True if older ones were not read.
-
-    The numbers are compared here because SQLite cannot search a list of them.
-    """
-    several = actions.filter(NAMING, message__isnull=True, run__isnull=True, action__in=ON_SEVERAL)
-    numbers: list[int] = []
-    for place, (pk, facts) in enumerate(_newest(several)):
-        if place == MOST_READ:
-            return numbers, True
-        if any(number in messages for number in _named_in(facts)):
-            numbers.append(pk)
-    return numbers, False
-
-
-def _newest(actions: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
-    """Yield the actions, newest first, by one statement per slice: some databases return a whole result at once."""
-    rest = rows = actions.order_by("-number").values_list("number", "pk", "facts")
-    while chunk := list(rest[:READ_AT_ONCE]):
-        yield from ((pk, facts) for _number, pk, facts in chunk)
-        rest = rows.filter(number__lt=chunk[-1][0])
-
-
-def _named_in(facts: object) -> Iterator[int]:
-    """Return the affected messages; if the row does not have them, those that were chosen one by one."""
-    acted_on = facts.get("messages") if isinstance(facts, dict) else None
-    if isinstance(acted_on, list):
-        return (number for number in acted_on if isinstance(number, int))
-    if _inside(facts, "selection", "filter"):
-        # With a filter beside it, some of the messages chosen by number were left out.
-        return iter(())
-    return (number for text in _inside(facts, "selection", "ids") if (number := number_in(text)) is not None)
 
 
 def _inside(facts: object, *names: str) -> Mapping[str, Any]:

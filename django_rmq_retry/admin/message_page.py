@@ -1,12 +1,12 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
 
 from django.db import router, transaction
-from django.db.models import Count, OuterRef, Q, Subquery
+from django.db.models import Count, OuterRef, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound
 from django.http.response import HttpResponseBase
 from django.utils.html import format_html
@@ -22,11 +22,11 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import Action, OperatorAction, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models import Action, FormerName, OperatorAction, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
-from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import number_in
@@ -37,6 +37,8 @@ MOST_EDITED_BYTES = 3 * 1024 * 1024
 MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
 MOST_KEYS = 50
+DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
+"""The action that put a message into a state."""
 HIGHEST_COUNT = 2**31 - 1
 """A bound for the count in x-death, which can be forged; no column holds more."""
 
@@ -73,18 +75,20 @@ def of_message(*verbs: str) -> Callable[[Callable[..., HttpResponseBase]], Calla
 def _was_there(number: int) -> bool:
     """Return True if a message had this id: ids ascend, so there is a higher one or an action on it."""
     newer = ParkedMessage.objects.filter(pk__gt=number).order_by("pk").values_list("pk", flat=True)
-    acted = OperatorAction.objects.filter(message=number).order_by("-number").values_list("pk", flat=True)
+    acted = OperatorAction.objects.filter(acts_on([number])).order_by("-number").values_list("pk", flat=True)
     return newer.first() is not None or acted.first() is not None
 
 
 def _deleted_page(pages: Pages, request: HttpRequest, number: int) -> HttpResponse:
-    known = activity(request, message=number)
+    known = activity(request, acts_on([number]))
+    names = FormerName.objects.filter(message=number).order_by("pk").values_list("value", flat=True)
+    subjects = (action.subject for action, _why in known["activity"] if action.message)
     return pages.page(
         request,
         "parkedmessage/deleted.html",
         title=_("Message #%(number)d no longer exists") % {"number": number},
         status=410,
-        name=next((action.subject for action, _why in known["activity"] if action.subject), ""),
+        name=next(filter(None, subjects), "") or (known["activity"] and names.first()),
         log="" if known["no_activity"] else f"{pages.address('operatoraction_changelist')}?message={number}",
         **known,
     )
@@ -139,7 +143,7 @@ def _log(request: HttpRequest, message: ParkedMessage, action: Action, facts: di
 def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: tuple[str, ...] = ()) -> HttpResponse:
     """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     neighbours = _neighbours(message)
-    history = _history(request, message)
+    history, acts = _history(request, message)
     return pages.page(
         request,
         "parkedmessage/message.html",
@@ -148,7 +152,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         business_keys=list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_KEYS]),
         plain=labels.plain_words(message.group) if message.open else "",
         summary=_summary(message),
-        become=_outcome(message, history["items"]),
+        become=_outcome(message, history["items"], acts),
         unrecorded=_unrecorded(message, neighbours.pop("known")),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         resolution=labels.resolution(message.resolution),
@@ -239,10 +243,11 @@ def _unrecorded(message: ParkedMessage, recorded: int | None) -> str:
     return text % {"reported": reported, "known": known, "count": reported - known}
 
 
-def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
+def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, Any], list[OperatorAction]]:
+    """Return the timeline and the activity for the page, and the newest actions, whoever may see them."""
     attempts = list(attempts_of(message)[: MOST_ATTEMPTS + 1])
     items = list(RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:MOST_ACTIONS])
-    about = Q(message=message.pk) | Q(run__in={item.run_id for item in items})
+    about = acts_on([message.pk], runs={item.run_id for item in items})
     actions = list(OperatorAction.objects.filter(about).order_by("-number")[:MOST_ACTIONS])
     no_traces = refusal(request, "view_traceback", message=message)
     if no_traces:
@@ -251,15 +256,16 @@ def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
     only_own = bool(refusal(request, "view_all_audit"))
     no_activity = refusal(request, "view_audit")
     seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
-    on_message = [action for action in actions if action.message == message.pk]
-    return {
+    shown = {
         "items": items,
-        "events": timeline(message, attempts[:MOST_ATTEMPTS], on_message, items),
+        "events": timeline(message, attempts[:MOST_ATTEMPTS], actions, items),
         "more_attempts": len(attempts) > MOST_ATTEMPTS,
         "no_traces": no_traces,
         "activity": with_reasons(seen),
+        "others_acted": bool(actions),
         "no_activity": no_activity,
     }
+    return shown, actions
 
 
 def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ...]) -> dict[str, Any]:
@@ -280,8 +286,8 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
     }
 
 
-def _outcome(message: ParkedMessage, items: list[RequeueItem]) -> str:
-    """Return the message's outcome since it was parked, for the top of the page; empty while it is open."""
+def _outcome(message: ParkedMessage, items: list[RequeueItem], actions: list[OperatorAction]) -> str:
+    """Return what became of the message since it was parked, for the top of the page; empty while it is parked."""
     run = next((item.run for item in items if item.sent_at), None)
     names = {"run": run.pk, "name": run.by} if run else {}
     if message.state == State.PROCESSED:
@@ -292,7 +298,20 @@ def _outcome(message: ParkedMessage, items: list[RequeueItem]) -> str:
         if run:
             text = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
         return format_html(text, when=rmq_minute(message.requeued_at), **names)
-    return _("Discarded: it will not be handled.") if message.state == State.DISCARDED else ""
+    act = next((one for one in actions if one.action == DECIDED_BY.get(message.state)), None)
+    who = {"name": act.actor_name if act else _("an unknown operator")}
+    if message.state == State.DISCARDED:
+        text = _("Discarded {at} by {name} ({reason}): it will not be handled.")
+        at = rmq_minute(message.resolved_at)
+        return format_html(text, at=at, reason=labels.resolution(message.resolution), **who)
+    if message.state == State.ON_HOLD:
+        text = (
+            _("On hold until {until}, by {name}: {reason}")
+            if message.hold_reason
+            else _("On hold until {until}, by {name}")
+        )
+        return format_html(text, until=rmq_minute(message.held_until), reason=message.hold_reason, **who)
+    return ""
 
 
 def _summary(message: ParkedMessage) -> str:

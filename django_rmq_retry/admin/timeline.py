@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, F, JSONField, Subquery, Value, When
+from django.db.models import Case, F, JSONField, Q, Subquery, Value, When
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
@@ -208,12 +208,12 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             yield Event(at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id)
 
 
-def activity(request: HttpRequest, *, most: int = MOST_ACTIONS_SHOWN, **about: int) -> dict[str, Any]:
+def activity(request: HttpRequest, *about: Q, most: int = MOST_ACTIONS_SHOWN, **fields: int) -> dict[str, Any]:
     """Return the newest actions that the user may see, and the reason if the user sees none."""
     why = refusal(request.user, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
-    actions = OperatorAction.objects.filter(**about).order_by("-number")
+    actions = OperatorAction.objects.filter(*about, **fields).order_by("-number")
     seen = actions if not refusal(request.user, "view_all_audit") else actions.filter(actor=request.user.pk)
     return {"activity": with_reasons(seen[:most]), "no_activity": ""}
 

@@ -217,6 +217,23 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="FormerName",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("value", models.CharField(max_length=255)),
+                ("message", models.PositiveBigIntegerField()),
+                ("run", models.PositiveBigIntegerField(null=True)),
+                ("deleted_at", models.DateTimeField()),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["value"], name="rmq_former_value"),
+                    models.Index(fields=["message"], name="rmq_former_message"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="KeyList",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -730,6 +747,8 @@ class Migration(migrations.Migration):
                 ),
                 ("reason", models.CharField(blank=True, max_length=255, verbose_name="reason")),
                 ("message", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="message")),
+                ("first_message", models.PositiveBigIntegerField(blank=True, editable=False, null=True)),
+                ("last_message", models.PositiveBigIntegerField(blank=True, editable=False, null=True)),
                 ("group", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="group")),
                 ("run", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="requeue run")),
                 ("subject", models.CharField(blank=True, max_length=255, verbose_name="subject")),
@@ -758,6 +777,7 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(fields=["message", "-number"], name="rmq_action_message"),
+                    models.Index(fields=["last_message", "first_message"], name="rmq_action_several"),
                     models.Index(fields=["actor", "-number"], name="rmq_action_actor"),
                     models.Index(fields=["group", "-number"], name="rmq_action_group"),
                     models.Index(fields=["run", "-number"], name="rmq_action_run"),

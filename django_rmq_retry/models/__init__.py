@@ -1,6 +1,6 @@
 """The database models: parked messages, attempts, requeue runs, outbox, inbox, queue controls and the audit log."""
 
-from django_rmq_retry.models.audit import Action, AuditHead, LiveStatus, OperatorAction
+from django_rmq_retry.models.audit import Action, AuditHead, FormerName, LiveStatus, OperatorAction
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
 from django_rmq_retry.models.controls import (
     BlockedKey,
@@ -34,6 +34,7 @@ __all__ = [
     "Declared",
     "DiscardCategory",
     "ErrorGroup",
+    "FormerName",
     "HandlerRate",
     "InboxEntry",
     "ItemReason",

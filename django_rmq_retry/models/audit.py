@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 SEALED = (
-    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "group", "run", "subject", "count"),
-    *("facts", "ip", "source", "previous"),
+    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "first_message", "last_message", "group"),
+    *("run", "subject", "count", "facts", "ip", "source", "previous"),
 )
 """The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
 
@@ -79,6 +79,9 @@ class OperatorAction(models.Model):
     action = models.CharField(_("action"), max_length=12, choices=Action.choices)
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     message = models.PositiveBigIntegerField(_("message"), null=True, blank=True)
+    first_message = models.PositiveBigIntegerField(null=True, blank=True, editable=False)
+    last_message = models.PositiveBigIntegerField(null=True, blank=True, editable=False)
+    """The lowest and highest id of several messages; the fact "messages" has all their ids, as ranges."""
     group = models.PositiveBigIntegerField(_("group"), null=True, blank=True)
     run = models.PositiveBigIntegerField(_("requeue run"), null=True, blank=True)
     subject = models.CharField(_("subject"), max_length=255, blank=True)
@@ -101,6 +104,7 @@ class OperatorAction(models.Model):
         permissions = (("view_all_operatoraction", _("Can view the actions of other operators")),)
         indexes = (
             models.Index(fields=["message", "-number"], name="rmq_action_message"),
+            models.Index(fields=["last_message", "first_message"], name="rmq_action_several"),
             models.Index(fields=["actor", "-number"], name="rmq_action_actor"),
             models.Index(fields=["group", "-number"], name="rmq_action_group"),
             models.Index(fields=["run", "-number"], name="rmq_action_run"),
@@ -139,6 +143,28 @@ class OperatorAction(models.Model):
         """The queue that was paused or resumed, else an empty string: an action on a queue names no messages."""
         of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
         return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
+
+
+class FormerName(models.Model):
+    """A key or message id of a message that was deleted: the audit log still finds the actions on it.
+
+    A message that was part of requeue runs has a row for each of them.
+    """
+
+    value = models.CharField(max_length=255)
+    message = models.PositiveBigIntegerField()
+    run = models.PositiveBigIntegerField(null=True)
+    deleted_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["value"], name="rmq_former_value"),
+            models.Index(fields=["message"], name="rmq_former_message"),
+        )
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class AuditHead(models.Model):

@@ -79,21 +79,17 @@ def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int
 
 
 def _note(change: Change, selection: Selection, actor: Actor, rows: Sequence[ParkedMessage]) -> None:
-    alone = rows[0] if len(rows) == 1 else None
     groups = {row.group_id for row in rows}
-    facts = {**change.facts, "selection": selection.facts()}
-    if mark_kept(selection.filter) or selection.named:
-        # Name the changed messages: others of the selection may differ by now, or be excluded by the project's rules.
-        facts["messages"] = sorted(row.pk for row in rows)
+    mark_kept(selection.filter)
     log_action(
         actor,
         change.action,
         reason=change.reason,
-        message=alone.pk if alone else None,
+        messages=[row.pk for row in rows],
         group=groups.pop() if len(groups) == 1 else None,
-        subject=str(alone) if alone else selection.description,
+        subject=str(rows[0]) if len(rows) == 1 else selection.description,
         count=len(rows),
-        facts=facts,
+        facts={**change.facts, "selection": selection.facts()},
     )
 
 

@@ -1,21 +1,28 @@
 """The audit log: adds the actions of operators, and finds out whether the rows are those that were added."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from django.db import router, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, AuditHead, OperatorAction
+from django_rmq_retry.models import Action, AuditHead, FormerName, OperatorAction, RequeueItem
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.selection import number_in, numbers_of
 
 log = logging.getLogger("django_rmq_retry")
 
 AUDIT_BATCH = 2000
+READ_AT_ONCE = 500
+"""Actions on several messages that one statement reads; each may name thousands of messages."""
+MOST_RUNS = 200
+"""The most requeue runs that a search by message includes."""
+MOST_NAMES = 100
+"""The most deleted messages with the same name that a search includes."""
 
 
 def log_action(
@@ -24,13 +31,20 @@ def log_action(
     *,
     reason: str = "",
     message: int | None = None,
+    messages: Collection[int] = (),
     group: int | None = None,
     run: int | None = None,
     subject: str = "",
     count: int = 1,
     facts: Mapping[str, object] | None = None,
 ) -> OperatorAction:
-    """Add an action to the audit log; call this in the transaction of the action itself."""
+    """Add an action to the audit log; call this in the transaction of the action itself.
+
+    ``messages`` are the ids of several messages, or of the only one.
+    """
+    if len(messages) == 1:
+        message, messages = next(iter(messages)), ()
+    several = {"messages": spans(messages)} if messages else {}
     using = router.db_for_write(OperatorAction)
     with transaction.atomic(using=using):
         previous = _next_head(using)
@@ -44,11 +58,13 @@ def log_action(
             action=action,
             reason=short(reason, 255),
             message=message,
+            first_message=min(messages, default=None),
+            last_message=max(messages, default=None),
             group=group,
             run=run,
             subject=short(subject, 255),
             count=count,
-            facts=dict(facts or {}),
+            facts={**(facts or {}), **several},
             ip=actor.ip,
             source=actor.source,
             previous=previous.seal,
@@ -68,6 +84,60 @@ def _log(action: OperatorAction) -> None:
     extra = {"event": "rmq.operator", "who": action.actor_name, "record": action.message, **facts}
     what = action.subject or f"{action.count} messages"
     log.info("%s %s by %s", action.action, what, action.actor_name, extra=extra)
+
+
+def spans(messages: Collection[int]) -> str:
+    """Return ids as a short text, such as "7 812-1811": an action on a whole group takes a few bytes."""
+    runs: list[list[int]] = []
+    for number in sorted(messages):
+        if runs and number <= runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _holds(text: object, messages: Collection[int]) -> bool:
+    """Return True if a text of ``spans`` contains one of these ids."""
+    for span in text.split() if isinstance(text, str) else ():
+        ends = [number_in(end) for end in span.split("-")]
+        first, last = ends[0], ends[-1]
+        if first is not None and last is not None and any(first <= one <= last for one in messages):
+            return True
+    return False
+
+
+def acts_on(messages: Collection[int], *, runs: Collection[int] | None = None) -> Q:
+    """Return the filter for all actions on these messages: alone, with others, or in a requeue run.
+
+    It reads from the database which these are, also for deleted messages; ``runs`` are the requeue runs, if known.
+    """
+    if not messages:
+        return Q(pk__in=())
+    if runs is None:
+        items = RequeueItem.objects.filter(message__in=messages).order_by().values_list("run").distinct()
+        former = FormerName.objects.filter(message__in=messages, run__isnull=False).values_list("run")
+        runs = [run for (run,) in items.union(former).order_by("-run")[:MOST_RUNS]]
+    return Q(message__in=messages) | Q(run__in=runs) | Q(number__in=list(_on_several(messages)))
+
+
+def _on_several(messages: Collection[int]) -> Iterator[int]:
+    """Yield the numbers of the actions on several messages that name one of these, newest first."""
+    near = OperatorAction.objects.filter(last_message__gte=min(messages), first_message__lte=max(messages))
+    rest = rows = near.order_by("-number").values_list("number", "facts")
+    # One statement per slice: some databases return a whole result at once.
+    while chunk := list(rest[:READ_AT_ONCE]):
+        yield from (
+            number for number, facts in chunk if isinstance(facts, dict) and _holds(facts.get("messages"), messages)
+        )
+        rest = rows.filter(number__lt=chunk[-1][0])
+
+
+def messages_named(text: str) -> list[int]:
+    """Return the messages with this number, business key, message id or correlation id, also deleted ones."""
+    former = FormerName.objects.filter(value=text).order_by("-message").values_list("message", flat=True)
+    number = number_in(text.removeprefix("#"))
+    return list({*numbers_of(text), *former.distinct()[:MOST_NAMES], *([] if number is None else [number])})
 
 
 def audit_head() -> str:

@@ -199,12 +199,11 @@ def list_filter(known: KeyList) -> dict[str, int]:
     return {"list": known.pk, "count": known.count}
 
 
-def mark_kept(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
-    """Mark a selection's lists as kept, because an action refers to them now; return True if it has any."""
+def mark_kept(filter: Mapping[str, Any]) -> None:  # noqa: A002 - its name
+    """Mark a selection's lists as kept, because an action refers to them now."""
     numbers = [filter[name]["list"] for name in (LISTED, EXCEPT) if name in filter]
     if numbers:
         KeyList.objects.using(database()).filter(pk__in=numbers).update(kept=True)
-    return bool(numbers)
 
 
 def keys_of(number: int) -> list[str]:

@@ -13,7 +13,17 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.identity import NAMELESS
-from django_rmq_retry.models import Action, Attempt, AuditHead, ErrorGroup, OperatorAction, ParkedMessage
+from django_rmq_retry.models import (
+    Action,
+    Attempt,
+    AuditHead,
+    BusinessKey,
+    ErrorGroup,
+    FormerName,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+)
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
@@ -52,10 +62,31 @@ def delete_resolved(before: datetime) -> int:
         # Lock in one order, and check the states again: an operator may have reopened a message.
         locked = locking(rows.filter(pk__in=numbers).order_by("pk")).values_list("pk", "state", "group")
         old = [row for row in locked if row[1] in RESOLVED]
+        _keep_names([pk for pk, _, _ in old], using)
         rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
         for (group, state), count in sorted(Counter((group, state) for _, state, group in old).items()):
             ErrorGroup.objects.count_moved(group, state, None, count)
     return len(numbers)
+
+
+def _keep_names(messages: Collection[int], using: str) -> None:
+    """Store the names and requeue runs of messages that are to be deleted, for searches of the audit log."""
+    rows = ParkedMessage.objects.using(using).filter(pk__in=messages).exclude(message_id="").order_by()
+    keys = BusinessKey.objects.using(using).filter(message__in=messages).order_by("pk")
+    named: list[tuple[int, str]] = [*keys.values_list("message_id", "value"), *rows.values_list("pk", "message_id")]
+    items = RequeueItem.objects.using(using).filter(message__in=messages)
+    names, runs, now = dict[int, dict[str, None]](), dict[int, set[int | None]](), database_clock.now(using)
+    for pk, name in named:
+        names.setdefault(pk, {})[name] = None
+    for pk, run in items.values_list("message_id", "run_id"):
+        runs.setdefault(pk, set()).add(run)
+    former = [
+        FormerName(value=name, message=pk, run=run, deleted_at=now)
+        for pk in messages
+        for name in names.get(pk) or {""}
+        for run in runs.get(pk) or {None}
+    ]
+    FormerName.objects.using(using).bulk_create(former, batch_size=500)
 
 
 def delete_attempts(before: datetime) -> int:
@@ -139,6 +170,7 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
     using = database()
     ids = list(due.order_by("resolved_at", "pk").values_list("pk", flat=True)[:batch])
     rows = [row for row in locked_messages(ids, whole=False).values() if row.state in RESOLVED]
+    _keep_names([row.pk for row in rows], using)
     ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
     ErrorGroup.objects.count_deleted(Counter((row.group_id, row.state) for row in rows))
     counts = dict(Counter(row.state for row in rows))
@@ -166,5 +198,7 @@ def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int
         lock(AuditHead.objects.using(using))
         log_action(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
         delete_before(before, using)
+        # All actions on a message are older than its deletion.
+        FormerName.objects.using(using).filter(deleted_at__lt=before).delete()
         rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses on purpose
     return count

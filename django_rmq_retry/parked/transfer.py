@@ -34,8 +34,8 @@ from django_rmq_retry.parked.store import RecordStore
 
 SCHEMA = "rmq_retry.parked/1"
 STREAMED_AT_ONCE = 100
-MOST_NAMED = 10_000
-"""Largest export whose messages the audit log names, if they were chosen one by one or by keys."""
+LOGGED_AT_ONCE = 10_000
+"""Messages that one row of the audit log names; a larger export has several rows."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """A spreadsheet treats a cell that begins with one of these as a formula; some accept the wide forms as well."""
 COLUMNS = (
@@ -68,19 +68,14 @@ def export(
     rows = selection.queryset()
     count = rows.count()
     selection.check(count)
-    facts: dict[str, object] = {"form": form, "payload": payload.value, "selection": selection.facts()}
-    if (mark_kept(selection.filter) or selection.named) and count <= MOST_NAMED:
-        facts["messages"] = list(rows.order_by("pk").values_list("pk", flat=True))
+    mark_kept(selection.filter)
+    facts = {"form": form, "payload": payload.value, "selection": selection.facts()}
     alone = rows.select_related(None).defer("body", "properties").first() if count == 1 else None
-    log_action(
-        actor,
-        Action.EXPORT,
-        reason=reason,
-        message=alone.pk if alone else None,
-        subject=str(alone) if alone else selection.description,
-        count=count,
-        facts=facts,
-    )
+    subject = str(alone) if alone else selection.description
+    numbers, after = rows.order_by("pk").values_list("pk", flat=True), 0
+    while some := list(numbers.filter(pk__gt=after)[:LOGGED_AT_ONCE]):
+        log_action(actor, Action.EXPORT, reason=reason, messages=some, subject=subject, count=len(some), facts=facts)
+        after = some[-1]
     if form == "csv":
         return csv_lines(COLUMNS, _table(rows))
     return (json.dumps(as_data(row, payload), ensure_ascii=False) + "\n" for row in _streamed(rows))

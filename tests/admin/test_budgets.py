@@ -45,7 +45,7 @@ BUDGETS = {
     "parkedmessage/?q={key}": 1,
     "parkedmessage/?q=shared": 5,
     "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 2,
-    "parkedmessage/{message}/change/": 6,
+    "parkedmessage/{message}/change/": 7,
     "errorgroup/": 5,
     "errorgroup/?by=queue": 1,
     "errorgroup/{group}/change/": 6,

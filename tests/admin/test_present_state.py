@@ -1,5 +1,6 @@
 """The pages show the present state of a message, a queue or an action: no handled message is shown as unhandled."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from django_rmq_retry.models import (
     Action,
     Attempt,
     ErrorGroup,
+    FormerName,
     ItemState,
     OperatorAction,
     ParkedMessage,
@@ -21,7 +23,9 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
+from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
+from django_rmq_retry.parked.retention import delete_resolved, purge, purge_audit
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import export
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
@@ -70,10 +74,13 @@ def test_a_processed_message_shows_no_stale_requeue_failure(page: Client, settin
 
 
 def test_a_discarded_message_shows_its_discard_before_earlier_failures(page: Client) -> None:
-    one = made.message(state=State.DISCARDED, resolved_at=timezone.now(), resolution="duplicate")
-
+    one, other = made.message(), made.message()
+    discard_messages([one.pk, other.pk], category="duplicate")
     text = shown(page, f"parkedmessage/{one.pk}/change/")
-    assert "Discarded: it will not be handled. Earlier: It failed 5 times" in text
+
+    assert re.search(
+        r"Discarded \d\d:\d\d by ann \(Duplicate\): it will not be handled. Earlier: It failed 5 times", text
+    )
 
 
 STILL = [
@@ -171,7 +178,7 @@ def test_a_message_requeued_in_bulk_shows_its_operator(page: Client) -> None:
     assert len(page.get(f"{ADMIN}operatoraction/?q=ann").context["cl"].result_list) == 2
 
 
-@pytest.mark.parametrize("by", ["numbers", "keys"])
+@pytest.mark.parametrize("by", ["numbers", "keys", "filter"])
 def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Client, by: str) -> None:
     one = made.message(business_key="PAY-1", correlation_id="order-1")
     two, three = made.message(business_key="PAY-2"), made.message(business_key="PAY-3")
@@ -179,6 +186,8 @@ def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Cli
     def chosen(*some: ParkedMessage) -> Selection:
         if by == "numbers":
             return Selection.of_ids([each.pk for each in some])
+        if by == "filter":
+            return Selection.of_filter({"message_id": [each.message_id for each in some]})
         keys = [each.business_key for each in some]
         return Selection.of_filter({LISTED: list_filter(store(keys, ANN, look_up(keys)))})
 
@@ -192,8 +201,38 @@ def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Cli
     assert [found(asked) for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}")] == [["discard", "hold"]] * 4
     assert [found(asked) for asked in ("PAY-2", "PAY-3", "PAY-9")] == [["discard", "hold"], ["discard"], []]
     assert found("PAY-1", client_of(made.person("clerk", "view_operatoraction"))) == []
-    ParkedMessage.objects.filter(pk=one.pk).delete()
-    assert found(f"%23{one.pk}") == ["discard", "hold"]
+    told = shown(page, f"parkedmessage/{one.pk}/change/")
+    assert "No operator has acted on it." not in told
+    assert told.index("Discard by ann") < told.index("Hold by ann") < told.index("Activity When")
+    assert shown(page, f"operatoraction/?message={one.pk}").count("Discard") == 2
+    ParkedMessage.objects.update(resolved_at=timezone.now() - timedelta(days=9000))
+    purge(ANN, older_than=timedelta(days=1), dry=False)
+    assert [found(asked) for asked in (f"%23{one.pk}", "PAY-1", one.message_id, "PAY-9")] == [
+        ["discard", "hold"]
+    ] * 3 + [[]]
+    assert "PAY-1" in shown(page, f"parkedmessage/{one.pk}/change/")
+    purge_audit(ANN, older_than=timedelta(0), dry=False)
+    assert (found("PAY-1"), FormerName.objects.count()) == ([], 0)
+    assert list(verify()) == []
+
+
+def test_a_processed_message_that_retention_deleted_still_shows_who_requeued_it(page: Client) -> None:
+    one = made.message(business_key="PAY-1")
+    run_of_it = requeued(one.group)
+    ParkedMessage.objects.filter(pk=one.pk).update(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(9000))
+    delete_resolved(timezone.now())
+
+    assert [act.run for act in page.get(f"{ADMIN}operatoraction/?q=PAY-1").context["cl"].result_list] == [run_of_it.pk]
+    assert "PAY-1" in shown(page, f"parkedmessage/{one.pk}/change/")
+
+
+def test_an_export_of_many_messages_is_told_for_each_of_them(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq_retry.parked.transfer.LOGGED_AT_ONCE", 2)
+    rows = [made.message(business_key=f"PAY-{number}") for number in range(5)]
+    list(export(Selection.of_filter({"state": "parked"}), ANN))
+
+    assert [found_for(page, row.business_key) for row in rows] == [["export"]] * 5
+    assert sorted(OperatorAction.objects.values_list("count", flat=True)) == [1, 2, 2]
 
 
 def found_for(client: Client, asked: object) -> list[str]:
@@ -232,22 +271,6 @@ def test_a_message_left_out_of_an_export_does_not_show_it(page: Client, by: str)
     list(export(chosen.leaving_out(listed("PAY-1")), ANN))
 
     assert [found_for(page, row.business_key) for row in rows] == [[], ["export"], ["export"]]
-
-
-def test_an_audit_search_reads_a_bounded_number_of_actions(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two, three = (made.message(business_key=f"PAY-{number}") for number in (1, 2, 3))
-    for other in (two, three):
-        hold_messages([one.pk, other.pk])
-    list(export(Selection.of_filter({"state": "on_hold"}), ANN))
-    said = "Only the newest {} actions on several messages were searched"
-    monkeypatch.setattr("django_rmq_retry.admin.audit.MOST_READ", 2)
-    all_read = found_for(page, "PAY-2"), said.format(2) in shown(page, "operatoraction/?q=PAY-1")
-    monkeypatch.setattr("django_rmq_retry.admin.audit.MOST_READ", 1)
-
-    assert all_read == (["hold"], False)
-    assert (found_for(page, "PAY-2"), found_for(page, "PAY-3")) == ([], ["hold"])
-    assert said.format(1) in shown(page, "operatoraction/?q=PAY-1")
-    assert said.format(1) not in shown(page, "operatoraction/")
 
 
 ODD: list[Any] = [
@@ -308,7 +331,10 @@ def test_an_operator_sees_no_actions_of_other_projects_on_a_run() -> None:
     requeued(one.group)
     support = client_of(made.person("support", "view_parkedmessage", "view_operatoraction"))
 
-    assert "No operator has acted on it." in shown(support, f"parkedmessage/{one.pk}/change/")
+    told = shown(support, f"parkedmessage/{one.pk}/change/")
+    assert "Only other operators have acted on it, and you see only your own actions." in told
+    assert "No operator has acted on it." not in told
+    assert "No operator has acted on it." in shown(support, f"parkedmessage/{made.message().pk}/change/")
 
 
 def ruled(settings: Any, allows: Any) -> Client:

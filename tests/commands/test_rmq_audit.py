@@ -9,9 +9,11 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import connection
 from django.utils import timezone
 
-from django_rmq_retry.models import OperatorAction
+from django_rmq_retry.models import OperatorAction, ParkedMessage
 from django_rmq_retry.parked.audit import audit_head, verify
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
+from django_rmq_retry.parked.retention import delete_resolved
+from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import run
 from tests.operators.made import ANN, BOB, discard_messages, record
 
@@ -35,6 +37,23 @@ def test_actions_are_listed_with_the_latest_first() -> None:
     ]
     assert [one["by"] for one in run("rmq_audit", "list", "--by", "ann", "--json").data["items"]] == ["ann"]
     assert run("rmq_audit", "list", "--message", "99999").code == 6
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_who_discarded_a_payment_of_a_group_is_answered_by_number_key_and_message_id(*, purged: bool) -> None:
+    rows = [record(key=f"PAY-{number}") for number in range(4)]
+    discard_messages(Selection.of_filter({"group": rows[0].group_id}), category="duplicate", text="paid by hand")
+    other = record(key="PAY-9")
+    if purged:
+        ParkedMessage.objects.filter(state="discarded").update(resolved_at=timezone.now() - timedelta(days=9000))
+        assert delete_resolved(timezone.now()) == 4
+
+    for asked in (str(rows[2].pk), "PAY-2", rows[2].message_id):
+        [told] = run("rmq_audit", "list", "--message", asked, "--json").data["items"]
+        assert (told["by"], told["action"], told["reason"]) == ("ann", "discard", "duplicate: paid by hand")
+    for asked in (str(other.pk), "PAY-9", other.message_id, "nonsense"):
+        assert run("rmq_audit", "list", "--message", asked).code == 6
+    assert list(verify()) == []
 
 
 @pytest.mark.usefixtures("acts")

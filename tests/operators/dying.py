@@ -1,4 +1,7 @@
-"""A process that drives a run and is killed at a step: ``python -m tests.operators.dying RUN KIND STEP NTH``."""
+"""A process that drives a run and is killed at a step: ``python -m tests.operators.dying RUN KIND STEP NTH``.
+
+For the kind "discarding", RUN is a list of keys, whose messages are discarded.
+"""
 
 import os
 import signal
@@ -33,9 +36,14 @@ LETTING_GO_STEPS = {
     "in a part, before its commit": ("items.locked_run", "after"),
     "after a part": ("run.skip_unsent", "after"),
 }
-KINDS = {"sending": STEPS, "listing": LISTING_STEPS, "letting go": LETTING_GO_STEPS}
+DISCARDING_STEPS = {
+    "in a slice, records changed": ("actions._note", "before"),
+    "in a slice, before its commit": ("actions._note", "after"),
+    "after a slice": ("actions._slice", "after"),
+}
+KINDS = {"sending": STEPS, "listing": LISTING_STEPS, "letting go": LETTING_GO_STEPS, "discarding": DISCARDING_STEPS}
 PART = 3
-"""Items that are written, or skipped, in one transaction."""
+"""Items that are written, or skipped, in one transaction; messages that are discarded in one."""
 
 
 def die() -> None:
@@ -76,6 +84,14 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
     module, name = path.split(".")
     found = import_module(f"django_rmq_retry.parked.{module}")
     setattr(found, name, dying(getattr(found, name), when, nth))
+    if kind == "discarding":
+        found = import_module("django_rmq_retry.parked.actions")
+        found.MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
+        chosen = import_module("django_rmq_retry.parked.selection").Selection.of_filter(
+            {"keys": {"list": run, "count": 0}}
+        )
+        doomed = import_module("django_rmq_retry.parked.operators").Actor.of_code("doomed")
+        found.discard(chosen, doomed, category="duplicate")
     import_module("django_rmq_retry.parked.run").drive(run, "doomed", outcomes=False)
 
 

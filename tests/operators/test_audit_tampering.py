@@ -24,6 +24,8 @@ OTHERWISE: dict[str, Any] = {
     "action": Action.HOLD.value,
     "reason": "another",
     "message": 999,
+    "first_message": 999,
+    "last_message": 999,
     "group": 999,
     "run": 999,
     "subject": "another",
@@ -36,7 +38,7 @@ OTHERWISE: dict[str, Any] = {
 }
 """Another value for each column."""
 COLUMNS = [field.column for field in OperatorAction._meta.concrete_fields]
-NULLABLE = ("message", "group", "run", "ip")
+NULLABLE = ("message", "first_message", "last_message", "group", "run", "ip")
 
 
 @pytest.fixture
@@ -45,7 +47,17 @@ def acts(db: None) -> list[OperatorAction]:  # noqa: ARG001 - asked for by its n
     user = User.objects.create(username="ann")
     ann = Actor(name="ann", user_id=user.pk, ip="10.0.0.1", source="admin")
     return [
-        logged(Action.DISCARD, ann, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
+        logged(
+            Action.DISCARD,
+            ann,
+            reason="duplicate",
+            message=n,
+            group=n,
+            run=n,
+            subject=f"s-{n}",
+            facts={"n": n},
+            messages=(7, 8),
+        )
         for n in range(1, 6)
     ]
 

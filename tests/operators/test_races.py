@@ -28,11 +28,14 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked.audit import acts_on, verify
+from django_rmq_retry.parked.key_lists import list_filter, look_up, store
 from django_rmq_retry.parked.requeue import requeue
-from django_rmq_retry.parked.selection import Selection
-from tests.operators.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
+from django_rmq_retry.parked.selection import LISTED, Selection
+from tests.operators.dying import DISCARDING_STEPS, LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operators.invariants import check_books, check_counters
 from tests.operators.made import (
+    ANN,
     QUEUE,
     discard_messages,
     drive_run,
@@ -191,6 +194,27 @@ def test_a_run_resumes_after_its_driver_is_killed(
     assert (run.sent, run.unconfirmed) == (states["sent"], states["unconfirmed"])
     assert run.sent + run.unconfirmed == 8
     assert run.state in (RunState.WAITING, RunState.FINISHED)
+    check_counters()
+
+
+@pytest.mark.parametrize("step", DISCARDING_STEPS)
+def test_a_discard_by_a_list_that_is_killed_midway_is_told_for_exactly_the_discarded(
+    own: Own, broker_url: str, step: str
+) -> None:
+    messages = [record(key=f"PAY-{number}") for number in range(8)]
+    keys = [one.business_key for one in messages]
+    chosen = list_filter(store(keys, ANN, look_up(keys)))
+    command = [sys.executable, "-m", "tests.operators.dying", str(chosen["list"]), "discarding", step, "2"]
+    ended = processes.run(command, env={**os.environ, **own.environment, "RMQ_URL": broker_url})
+    discarded = set(ParkedMessage.objects.filter(state=State.DISCARDED).values_list("pk", flat=True))
+    told = {one.pk for one in messages if OperatorAction.objects.filter(acts_on([one.pk])).exists()}
+    again = discard_messages(Selection.of_filter({LISTED: chosen, "state": list(OPEN)}), category="duplicate")
+
+    assert ended.returncode == -signal.SIGKILL
+    assert len(discarded) == (6 if step == "after a slice" else 3)
+    assert told == discarded
+    assert again.changed == 8 - len(discarded)
+    assert list(verify()) == []
     check_counters()
 
 

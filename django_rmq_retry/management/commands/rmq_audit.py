@@ -12,7 +12,7 @@ from django_rmq_retry.management.arguments import add_limit, age, moment
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import audit_head, verify
+from django_rmq_retry.parked.audit import acts_on, audit_head, messages_named, verify
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
@@ -34,7 +34,8 @@ class Command(RmqCommand):
         out = add("export", self._export, "write actions as JSON lines or CSV to stdout", json=False)
         out.add_argument("--csv", action="store_true", help="as CSV")
         for one in (listed, out):
-            for name in NUMBER_OPTIONS:
+            one.add_argument("--message", metavar="MESSAGE", help="actions on this message: number, key or message id")
+            for name in ("group", "run"):
                 one.add_argument(f"--{name}", type=int, metavar="N", help=f"actions on this {name}")
             one.add_argument("--action", choices=Action.values, help="only this action")
             one.add_argument("--by", metavar="NAME", help="by this operator")
@@ -107,7 +108,9 @@ def head_of_log(text: str) -> str:
 
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
-    given = {name: options[name] for name in (*NUMBER_OPTIONS, "action") if options[name] is not None}
+    if options["message"]:
+        rows = rows.filter(acts_on(messages_named(options["message"])))
+    given = {name: options[name] for name in ("group", "run", "action") if options[name] is not None}
     if options["by"]:
         given["actor_name"] = options["by"]
     if options["since"]:
