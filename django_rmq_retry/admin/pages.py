@@ -19,6 +19,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import PERMISSIONS
 from django_rmq_retry.templatetags.rmq_retry import visible
@@ -116,8 +117,8 @@ def migrated(
         except OverflowError as error:
             # SQLite refuses a number that no column can hold; other databases find no row.
             raise Http404(str(error)) from error
-        except DatabaseError:
-            if not _tables_are_missing(pages.model):
+        except (DatabaseError, Unmigrated) as error:
+            if isinstance(error, DatabaseError) and not _tables_are_missing(pages.model):
                 raise
             title = _("The database tables are missing")
             missing: HttpResponse = pages.page(request, "unmigrated.html", title=title, status=503)

@@ -74,7 +74,10 @@ class Standstills:
     def among(cls, queues: Iterable[str]) -> "Standstills":
         """Read those of these queues that do not flow, by one query."""
         now = table.now()
-        still = table.not_flowing(queues, now)
+        return cls.of_states(table.not_flowing(queues, now), now)
+
+    @classmethod
+    def of_states(cls, still: Sequence[QueueState], now: float) -> "Standstills":
         standings = {one.queue: Standing.of(one, now) for one in still}
         for one in still:
             if one.state(now) == PAUSED:

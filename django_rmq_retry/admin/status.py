@@ -1,131 +1,90 @@
-"""The Live status page: problems first, then the numbers."""
+"""The Live status page: what needs somebody first, then the numbers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.db import Error
 from django.db.models import Count, Max, Min
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
-from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.admin.queues import Standing, Standstills
+from django_rmq_retry.admin.pages import Button, Pages, refusal
+from django_rmq_retry.admin.queues import Standstills
 from django_rmq_retry.admin.timeline import activity
-from django_rmq_retry.breakers.table import halted
+from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.facts import blocked, outbox, parked
-from django_rmq_retry.health.problems import Judged, Limits, blind, in_blocked, in_outbox
-from django_rmq_retry.health.rules import Code
-from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
-from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked import declared
-from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.retention import clocks_differ
-from django_rmq_retry.templatetags.rmq_retry import rmq_span
-
-Address = Callable[..., str]
-
-MOST_ALARMS = 3
-OUTBOX: Mapping[Code, Any] = {
-    Code.OUTBOX_FAILED: ngettext_lazy(
-        "%(count)d message in the outbox cannot be published and needs an operator.",
-        "%(count)d messages in the outbox cannot be published and need an operator.",
-        "count",
-    ),
-    Code.OUTBOX_OVERDUE: ngettext_lazy(
-        "%(count)d message in the outbox has not been published for %(span)s.",
-        "%(count)d messages in the outbox have not been published; the oldest has waited for %(span)s.",
-        "count",
-    ),
-}
+from django_rmq_retry.health.facts import Survey, survey
+from django_rmq_retry.health.problems import blind, present
+from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.models import Attempt, LiveStatus
+from django_rmq_retry.templatetags.rmq_retry import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """One problem that needs attention, with a link."""
+class Way:
+    """Where a button leads: its words, the name of the page, and the permission that the page needs."""
 
-    text: str
-    address: str = ""
-    link: str = ""
-
-
-def halted_text(line: QueueControl) -> str:
-    """Return a sentence with the time since when an ordered queue is halted, and the reason."""
-    text = _("halted since %(time)s at attempt %(count)d: %(error)s")
-    at = "" if line.halted_at is None else date_format(timezone.localtime(line.halted_at), "H:i:s")
-    return text % {"time": at, "count": line.halted_attempt or 0, "error": line.halted_error.rstrip(".")}
+    label: Any
+    page: str
+    verb: str
 
 
-def alarms(
-    request: HttpRequest,
-    rows: Sequence[Judged],
-    still: Mapping[str, Standing],
-    *,
-    recent: int,
-    address: Address,
-    halts: Sequence[QueueControl] = (),
-) -> Iterator[Alarm]:
-    """Yield all alarms; a page shows the first few."""
-    apart = clocks_differ()
-    if apart:
-        yield Alarm(text=apart)
-    yield from _unpublished(request, address)
-    if any(problem.code is Code.BLOCKED_FULL for problem in in_blocked(blocked())):
-        keys = "" if refusal(request, "view_key") else address("blockedkey_changelist")
-        yield Alarm(text=_too_many(), address=keys, link=_("Blocked keys"))
-    queues, link = address("queuecontrol_changelist"), _("Open the queues")
-    for queue, one in still.items():
-        yield Alarm(text=f"{queue}: {one.explanation}", address=queues, link=link)
-    for line in halts:
-        yield Alarm(text=f"{line.queue}: {halted_text(line)}.")
-    yield from (Alarm(text=problem.line) for row in rows for problem in row.errors)
-    if recent:
-        yield _just_parked(recent, address)
+CONSUMERS = Way(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
+QUEUES = Way(label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue")
+GROUPS = Way(label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group")
+GROUP = Way(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group")
+RUN = Way(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
+OUTBOX = Way(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
+KEYS = Way(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
+WAYS: Mapping[Code, Way] = {
+    **dict.fromkeys((Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE, Code.NO_CONSUMER, Code.IDLE), CONSUMERS),
+    **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
+    **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
+    **dict.fromkeys((Code.PARKED, Code.PARKED_LONG), GROUPS),
+    **dict.fromkeys((Code.RUN_PAUSED, Code.RUN_HELD, Code.RUN_WAITS, Code.RUN_IDLE), RUN),
+    **dict.fromkeys((Code.OUTBOX_FAILED, Code.OUTBOX_OVERDUE, Code.OUTBOX_AWAY), OUTBOX),
+    **dict.fromkeys((Code.BLOCKED_FULL, Code.BLOCKED_NEAR), KEYS),
+}
+"""The page on which an operator acts on a problem; the others are repaired by a command."""
 
 
-def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
-    rows = "" if refusal(request, "view_outbox") else address("outboxmessage_changelist")
-    way: dict[str, Any] = {"address": rows, "link": _("Open the outbox")}
-    try:
-        figures = outbox()
-    except Error:
-        # A database is away. The pages that need it report that; this page must still work, now above all.
-        yield Alarm(text=_("The outbox cannot be read: its database does not answer."), **way)
-        return
-    for problem in in_outbox(figures, database_clock.now(database()), Limits()):
-        since = (database_clock.now(database()) - problem.since).total_seconds() if problem.since else 0
-        words = {"count": problem.count, "span": rmq_span(since)}
-        yield Alarm(text=str(OUTBOX[problem.code] % words), **way)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """One problem as a row of the page, with its one button, or the command that repairs it."""
 
+    problem: Problem
+    buttons: tuple[Button, ...] = ()
 
-def _just_parked(recent: int, address: Address) -> Alarm:
-    group = ErrorGroup.objects.filter(parked__gt=0, muted=False).order_by("-last_seen").first()
-    text = ngettext(
-        "%(count)d message was parked in the last 10 minutes.",
-        "%(count)d messages were parked in the last 10 minutes.",
-        recent,
-    ) % {"count": recent}
-    if group is None:
-        return Alarm(text=text)
-    cause = _("Last cause: %(cause)s.") % {"cause": group}
-    return Alarm(text=f"{text} {cause}", address=address("errorgroup_change", group.pk), link=_("Open the group"))
+    @property
+    def is_error(self) -> bool:
+        return self.problem.severity is Severity.ERROR
 
+    @property
+    def command(self) -> str:
+        """The repair, if it is a command alone: other texts of the rules are not translated."""
+        return self.problem.fix if not self.buttons and self.problem.fix.startswith("manage.py ") else ""
 
-def _too_many() -> str:
-    """Return the same sentences as on the page of blocked keys."""
-    text = _(
-        "Consumers take only one further message a second, which slows down its queue. Resolve the messages "
-        "that go first, or raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
-    )
-    return f"{_('Too many messages wait behind blocked keys.')} {text}"
+    @classmethod
+    def of(cls, problem: Problem, request: HttpRequest, address: Callable[..., str]) -> "Need":
+        way = WAYS.get(problem.code)
+        if way is GROUPS and problem.subject:
+            way = GROUP
+        if way is None:
+            return cls(problem=problem)
+        where = (problem.subject,) if way in (GROUP, RUN) else ()
+        button = Button(
+            label=str(way.label),
+            address=address(way.page, *where),
+            why=refusal(request, way.verb),
+            describes=visible(problem.subject),
+        )
+        return cls(problem=problem, buttons=(button,))
 
 
 @admin.register(LiveStatus)
@@ -134,13 +93,13 @@ class LiveStatusAdmin(Pages):
     one_page = True
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
-        broker_look.remember(declared.rows())
-        seen, halts = broker_look.look(), halted()
-        stood = {line.queue: halted_text(line) for line in halts}
-        counts = _counts()
-        still = Standstills.among(work_queue.queue.name for work_queue in registry.work_queues())
+        known = survey(page=True)
+        broker_look.remember(known.declared)
+        seen, now = broker_look.look(), database_clock.now(known.alias)
+        problems = present(known, now, seen.levels)
+        still = Standstills.of_states([state_of(one) for one in known.stopped], now.timestamp())
         rows = still.judged(seen.levels)
-        problems = list(alarms(request, rows, still.of, recent=counts["recent"], address=self.address, halts=halts))
+        stood = {one.subject: visible(one.text) for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
         return self.page(
             request,
             "livestatus/status.html",
@@ -158,21 +117,19 @@ class LiveStatusAdmin(Pages):
                 for row in rows
             ],
             blind=blind(seen.gauged),
-            alarms=problems[:MOST_ALARMS],
-            more_alarms=problems[MOST_ALARMS:],
-            counts=counts,
+            needs=[Need.of(problem, request, self.address) for problem in problems],
+            counts=_counts(known),
             now=timezone.now(),
             declared=bool(registry.registrations()),
-            runs=RequeueRun.objects.filter(state__in=ACTIVE).order_by("-pk")[:5],
+            runs=known.runs[:-6:-1],
             **activity(request, most=5),
         )
 
 
-def _counts() -> dict[str, Any]:
-    """Return the figures of the database, in three queries."""
+def _counts(known: Survey) -> dict[str, Any]:
+    """Return the figures of the tiles, with two further queries."""
     now = timezone.now()
-    figures = parked(now)
-    open_ones = {"parked": figures.count, "oldest": figures.oldest, "recent": figures.recent}
+    open_ones = {"parked": known.parked.count, "oldest": known.parked.oldest, "recent": known.parked.recent}
     ahead = Attempt.objects.filter(next_at__gt=now).order_by()
     waiting = ahead.aggregate(waiting=Count("pk"), next=Min("next_at"))
     lately = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()

@@ -2,20 +2,22 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
-from django.db.models import Count, Max, Min, Q, Subquery, Sum
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
+from django.db.models import Count, Max, Min, OuterRef, Q, Subquery, Sum
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import (
     BlockedMessage,
+    ConsumerProcess,
     Declared,
     ErrorGroup,
     OutboxMessage,
@@ -32,6 +34,12 @@ from django_rmq_retry.publishing import outbox_rows
 
 T = TypeVar("T")
 RECENT = timedelta(minutes=10)
+MOST_GROUPS = 1000
+"""The most error groups that are added up to causes: those with the most parked messages."""
+MOST_PLACES = 3
+"""The most error groups of the largest cause that are looked at."""
+MOST_PROCESSES = 1000
+"""The most processes that are examined: those with the latest heartbeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,21 @@ class Parked:
     recent: int = 0
     """Messages parked in the last ten minutes."""
     oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """The largest cause of parked messages: the error groups of one error, wherever it was raised."""
+
+    title: str
+    count: int
+    places: Mapping[str, int]
+    """The messages of its largest groups, by queue."""
+    groups: tuple[int, ...]
+    recent: int
+    """Messages parked in the last ten minutes."""
+    others: int
+    """The number of further causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +84,14 @@ class Survey:
     seconds: float
     """Seconds until the database's first answer."""
     parked: Parked
-    runs: int
+    cause: Cause | None = None
+    runs: tuple[RequeueRun, ...] = ()
+    """The active ones."""
+    processes: tuple[ConsumerProcess, ...] = ()
     outbox: PendingRows
     """In all databases that have an outbox."""
+    outbox_answers: bool = True
+    """False if one of these databases does not answer."""
     blocked: Blocked
     apart: timedelta = timedelta()
     """Time by which the database's clock is ahead of this host's."""
@@ -84,30 +112,35 @@ class Unmigrated(Exception):
         super().__init__(f"the tables are missing in {alias!r}: manage.py migrate{option}")
 
 
-def survey() -> Survey:
-    """Survey the database with about ten queries; its errors are raised."""
+def survey(*, page: bool = False) -> Survey:
+    """Survey the database with about 15 queries; its errors are raised. A page says itself what does not answer."""
     alias = router.db_for_read(ParkedMessage)
     began = time.monotonic()
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT 1")
         cursor.fetchone()
     seconds = time.monotonic() - began
-    tables = set(connections[alias].introspection.table_names())
-    if not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
+    tables = set() if page else set(connections[alias].introspection.table_names())
+    if not page and not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
     stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+    waiting = parked(now)
+    pending = outbox_if_read() if page else outbox()
     return Survey(
         alias=alias,
         seconds=seconds,
-        parked=parked(now),
-        runs=RequeueRun.objects.filter(state__in=ACTIVE).count(),
-        outbox=outbox(),
+        parked=waiting,
+        cause=largest_cause(now) if waiting.count else None,
+        runs=tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk")),
+        processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]),
+        outbox=pending or PendingRows(),
+        outbox_answers=pending is not None,
         blocked=blocked(),
         apart=apart,
         stopped=tuple(QueueControl.objects.filter(stopped).order_by("queue")),
         halted=halted(),
-        declared=tuple(rows()) if Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
+        declared=tuple(rows()) if page or Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
 
 
@@ -126,6 +159,40 @@ def parked(now: datetime) -> Parked:
     return Parked(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
 
 
+def largest_cause(now: datetime) -> Cause | None:
+    """Return the error with the most parked messages, those of muted groups last; three queries."""
+    held = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by()
+    on_hold = dict(held.values_list("group").annotate(count=Count("pk")))
+    groups = ErrorGroup.objects.filter(parked__gt=0).order_by("-parked")[:MOST_GROUPS]
+    waiting = {one: one.parked - on_hold.get(one.pk, 0) for one in groups}
+    counts = Counter[tuple[bool, str]]()
+    for one, count in waiting.items():
+        counts[not one.muted, one.cause] += max(count, 0)
+    causes = sorted(((heard, count, title) for (heard, title), count in counts.items() if count), reverse=True)
+    if not causes:
+        return None
+    heard, count, title = causes[0]
+    chosen = [one.pk for one in waiting if waiting[one] > 0 and (not one.muted, one.cause) == (heard, title)]
+    inside = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED)
+    recent = inside.filter(parked_at__gte=now - RECENT).order_by().values("group").annotate(n=Count("pk"))
+    looked = ErrorGroup.objects.filter(pk__in=chosen[:MOST_PLACES]).annotate(
+        queue=Subquery(inside.order_by("-parked_at").values("queue")[:1]),
+        lately=Subquery(recent.values("n")),
+    )
+    details = list(looked)
+    places = Counter[str]()
+    for one in details:
+        places[one.queue or ""] += waiting[one]
+    return Cause(
+        title=title,
+        count=count,
+        places=dict(places.most_common()),
+        groups=tuple(chosen),
+        recent=sum(one.lately or 0 for one in details),
+        others=len(causes) - 1,
+    )
+
+
 def outbox() -> PendingRows:
     """Count the unpublished messages of all databases that have an outbox; one query each."""
     pending = [
@@ -138,6 +205,13 @@ def outbox() -> PendingRows:
         failed=sum(one.failed for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
     )
+
+
+def outbox_if_read() -> PendingRows | None:
+    try:
+        return outbox()
+    except Error:
+        return None
 
 
 def blocked() -> Blocked:

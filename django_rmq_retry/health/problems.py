@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import MOVING
@@ -31,6 +32,8 @@ from django_rmq_retry.health.rules import (
     Code,
     Problem,
     Severity,
+    counted,
+    number,
 )
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
@@ -61,8 +64,9 @@ class Limits:
 def listed(names: Iterable[str]) -> str:
     """Return the first few names, and the number of the others."""
     every = list(names)
-    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
-    return ", ".join(every[:MOST_NAMES]) + more
+    first = ", ".join(every[:MOST_NAMES])
+    more = {"names": first, "count": len(every) - MOST_NAMES}
+    return _("%(names)s and %(count)d more") % more if len(every) > MOST_NAMES else first
 
 
 def excused(states: Iterable[QueueState], now: float) -> frozenset[str]:
@@ -152,7 +156,8 @@ class Queues:
     def _of_work(self, level: Level, problem: Callable[..., Problem]) -> Iterator[Problem]:
         ready, consumers, most = level.ready or 0, level.consumers or 0, self.limits.max_ready
         if not consumers and level.unacked:
-            unacked = plural(level.unacked, "unacked message")
+            unacked = ngettext("%(number)s unacked message", "%(number)s unacked messages", level.unacked)
+            unacked %= {"number": number(level.unacked)}
             yield problem(code=Code.HELD, values={"vhost": self.vhost, "unacked": unacked})
         elif not consumers and not ready:
             yield problem(code=Code.IDLE)
@@ -223,13 +228,15 @@ def _drifted(item: Item) -> Problem:
 def in_survey(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem]:
     """Yield what the survey of the database shows."""
     yield from _in_clocks(survey)
-    yield from in_outbox(survey.outbox, now, limits)
+    yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
     yield from _in_parked(survey, now, limits)
     for control in survey.stopped:
         yield _stopped(control, now)
     for control in survey.halted:
         yield _halted(control, now, limits)
     yield from in_blocked(survey.blocked)
+    yield from in_processes(survey.processes, now)
+    yield from in_runs(survey.runs, now)
 
 
 def _in_clocks(survey: Survey) -> Iterator[Problem]:
@@ -238,8 +245,15 @@ def _in_clocks(survey: Survey) -> Iterator[Problem]:
         yield Problem(
             code=Code.CLOCKS_WRONG if apart > database_clock.CLOCK_TOLERANCE else Code.CLOCKS_APART,
             subject=survey.alias,
-            values={"difference": database_clock.difference(survey.apart, survey.alias)},
+            values={"difference": _difference(survey)},
         )
+
+
+def _difference(survey: Survey) -> str:
+    text = _("The clock of this host is %(span)s ahead of the clock of database %(alias)r.")
+    if survey.apart > timedelta():
+        text = _("The clock of this host is %(span)s behind the clock of database %(alias)r.")
+    return text % {"span": span(abs(survey.apart)), "alias": survey.alias}
 
 
 def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:
@@ -257,10 +271,26 @@ def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Proble
         late = most is not None and now - parked.oldest > most
         yield Problem(
             code=Code.PARKED_LONG if late else Code.PARKED,
+            subject=str(survey.cause.groups[0]) if survey.cause and len(survey.cause.groups) == 1 else "",
             count=parked.count,
             since=parked.oldest,
-            values=_waited(now - parked.oldest, most or PARKED_TOO_LONG),
+            values={**_waited(now - parked.oldest, most or PARKED_TOO_LONG), "cause": _caused(survey)},
         )
+
+
+def _caused(survey: Survey) -> str:
+    """Return the largest cause with its queues, its growth, and the number of what has other causes."""
+    cause = survey.cause
+    if cause is None:
+        return ""
+    places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
+    growth = _("growing") if grows(cause.recent) else _("not growing")
+    said = _("%(cause)s in %(places)s, %(growth)s")
+    text = f": {said % {'cause': cause.title, 'places': places, 'growth': growth}}"
+    if cause.others:
+        more = ngettext("%(number)s with another cause", "%(number)s with %(count)d other causes", cause.others)
+        text += "; " + more % {"number": number(survey.parked.count - cause.count), "count": cause.others}
+    return text
 
 
 def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
@@ -270,11 +300,11 @@ def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
 
 def _stopped(control: QueueControl, now: datetime) -> Problem:
     if control.opened:
-        span_open = f" for {span(now - control.opened_at)}" if control.opened_at else ""
+        lasted = now - control.opened_at if control.opened_at else timedelta()
         because, cause = (f": {text}" if text else "" for text in (control.cause, control.cause.removesuffix(".")))
-        values = {"span": span_open, "because": because, "cause": cause}
+        values = {"span": span(lasted), "because": because, "cause": cause}
         return Problem(code=Code.BREAKER_OPEN, subject=control.queue, since=control.opened_at, values=values)
-    by = f" by {control.by}" if control.by else ""
+    by = " " + _("by %(name)s") % {"name": control.by} if control.by else ""
     reason = f": {control.reason.removesuffix('.')}" if control.reason else ""
     lasted = now - control.since if control.since else timedelta()
     return Problem(
@@ -300,8 +330,8 @@ def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:
 def in_blocked(blocked: Blocked) -> Iterator[Problem]:
     now = settings()
     for setting, count, limit, where in (
-        ("BLOCKED_TOTAL", blocked.messages, now.blocked_total, "behind blocked keys"),
-        ("BLOCKED_PER_KEY", blocked.most, now.blocked_per_key, "behind one key"),
+        ("BLOCKED_TOTAL", blocked.messages, now.blocked_total, _("behind blocked keys")),
+        ("BLOCKED_PER_KEY", blocked.most, now.blocked_per_key, _("behind one key")),
     ):
         if count >= limit * NEARLY_FULL:
             yield Problem(
@@ -316,14 +346,15 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
     """Yield what heartbeats show: vanished and disconnected processes, and different versions."""
     known = sorted(rows, key=lambda row: (row.host, row.pid))
     gone = [row for row in known if now - row.beat_at > VANISHED]
-    if gone:
-        names = listed(f"{row} ({span(now - row.beat_at)} ago)" for row in gone)
-        values = {"consumers": plural(len(gone), "consumer"), "names": names}
-        since = min(row.beat_at for row in gone)
-        yield Problem(code=Code.VANISHED, count=len(gone), since=since, values=values)
     living = [row for row in known if now - row.beat_at <= VANISHED and not row.stopping]
+    if gone:
+        ago = _("%(span)s ago")
+        names = listed(f"{row} ({ago % {'span': span(now - row.beat_at)}})" for row in gone)
+        last = max(row.beat_at for row in gone)
+        values = {"names": names, "plain": listed(map(str, gone)), "span": span(now - last), "living": bool(living)}
+        yield Problem(code=Code.VANISHED, count=len(gone), since=last, values=values)
     for what, versions in (
-        ("the project", Counter(row.deploy for row in living)),
+        (_("the project"), Counter(row.deploy for row in living)),
         ("django-rmq-retry", Counter(row.version for row in living)),
     ):
         if len(versions) > 1:
@@ -336,9 +367,9 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
 
 def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> Iterator[Problem]:
     """Yield the error groups in which messages are being parked, by the messages of the last ten minutes."""
-    growing = sorted(((count, number) for number, count in recent.items() if grows(count)), reverse=True)
-    for count, number in growing[:MOST_NAMES]:
-        yield Problem(code=Code.GROWS, subject=str(number), count=count, values={"group": groups[number]})
+    growing = sorted(((count, group) for group, count in recent.items() if grows(count)), reverse=True)
+    for count, group in growing[:MOST_NAMES]:
+        yield Problem(code=Code.GROWS, subject=str(group), count=count, values={"group": groups[group]})
     if len(growing) > MOST_NAMES:
         yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_NAMES)
 
@@ -351,11 +382,10 @@ def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
             "command": f"manage.py rmq_parked requeue-run {run.pk}",
             "explanation": explanation and f": {explanation}",
             "span": span(idle),
-            "by": "paused itself" if run.wait else f"has been paused for {span(idle)}",
         }
         code = None
         if run.state == RunState.PAUSED:
-            code = Code.RUN_PAUSED if run.wait or idle > PAUSED_TOO_LONG else None
+            code = Code.RUN_PAUSED if run.wait else Code.RUN_HELD
         elif run.wait not in USUAL_WAITS:
             code = Code.RUN_WAITS
         elif idle > RUN_IDLE:
@@ -363,6 +393,39 @@ def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
         if code is not None:
             left = run.total - run.sent - run.skipped
             yield Problem(code=code, subject=str(run.pk), count=left, since=since, values=values)
+
+
+def present(
+    survey: Survey | None, now: datetime, levels: Sequence[Level] = (), limits: Limits = Limits(), vhost: str = "/"
+) -> list[Problem]:
+    """Return all that needs somebody at this moment, the most harmful first."""
+    queues = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=vhost)
+    found = [problem for one in queues.judged() for problem in one.problems]
+    found += in_survey(survey, now, limits) if survey else []
+    found += too_many_parked(levels, survey, limits)
+    needed = [problem for problem in merged(found, queues) if problem.severity is not Severity.INFORMATION]
+    return sorted(needed, key=lambda problem: problem.harm)
+
+
+def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
+    """Say once that no queue has a consumer, instead of once for each queue."""
+    work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
+    idle = [one for one in work if not one.consumers and one.queue not in queues.excused]
+    gone = next((one for one in found if one.code is Code.VANISHED and not one.values["living"]), None)
+    if not idle or len(idle) < len(work) or (len(idle) == 1 and gone is None):
+        return list(found)
+    ready = sum(one.ready or 0 for one in idle)
+    names = {"names": gone.values["plain"], "span": gone.values["span"]} if gone else {}
+    code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
+    values = {**names, "messages": counted(ready)}
+    all_idle = Problem(code=code, count=len(idle), since=gone.since if gone else None, values=values)
+    said = {one.queue for one in idle}
+    left = [
+        one
+        for one in found
+        if one is not gone and not (one.code in (Code.NO_CONSUMER, Code.IDLE) and one.subject in said)
+    ]
+    return [all_idle, *left]
 
 
 def unusable(alias: str, reason: str) -> Problem:
@@ -377,8 +440,6 @@ def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limi
         yield Problem(code=Code.TOO_MANY_PARKED, count=count, values={"limit": limits.max_parked})
 
 
-def resting(survey: Survey | None) -> frozenset[str]:
+def resting(survey: Survey | None, now: datetime) -> frozenset[str]:
     """Return the queues that need no consumer, by the pauses and breakers of a survey."""
-    if survey is None:
-        return frozenset()
-    return excused(map(state_of, survey.stopped), database_clock.now(survey.alias).timestamp())
+    return excused(map(state_of, survey.stopped), now.timestamp()) if survey else frozenset()

@@ -11,10 +11,9 @@ from enum import Enum, IntEnum, StrEnum, unique
 from functools import partial
 from typing import Any
 
+from django.utils.formats import number_format
+from django.utils.translation import get_language, gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
-
-from django_rmq_retry.arguments import plural
 
 VANISHED = timedelta(seconds=30)
 """The time without a heartbeat after which a process counts as vanished."""
@@ -72,9 +71,10 @@ class Rule:
     """Its words in a table of queues, translated; empty if it is no problem of a single queue."""
     line: str = ""
     """Its words in ``rmq_status --check``; without them, the queue's name and its row."""
-    text: str = ""
-    """Its sentence in ``rmq_doctor``; without it, one of the queue's name and its row."""
-    why: str = ""
+    text: Any = ""
+    """Its sentence, on pages and in commands, translated; without it, one of the queue's name and its row."""
+    why: Any = ""
+    """Its consequence; translated if a page shows it."""
     fix: str = ""
     """The command or the change that repairs it."""
 
@@ -117,8 +117,8 @@ class Code(Enum):
     )
     DATABASE_UNUSABLE = _error(Area.DATABASE)(
         line="database: %(reason)s",
-        text="The database %(subject)r cannot be used: %(reason)s.",
-        why="Parked messages stay in their queues, and handlers that need the database fail.",
+        text=_("The database %(subject)r cannot be used: %(reason)s."),
+        why=_("Parked messages stay in their queues, and handlers that need the database fail."),
         fix="Start it, or correct DATABASES[%(subject)r] in the settings.",
     )
     UNMIGRATED = _error(Area.DATABASE)(
@@ -166,8 +166,8 @@ class Code(Enum):
     EXTERNAL_MISSING = _error(Area.TOPOLOGY)(
         row=_("it does not exist: its owner has to create it"),
         line="%(subject)s: %(reason)s",
-        text="%(title)s is external (existing=True), and the broker lacks it.",
-        why="Messages that should pass through it are returned or dropped.",
+        text=_("%(title)s is external (existing=True), and the broker lacks it."),
+        why=_("Messages that should pass through it are returned or dropped."),
         fix="Ask its owner to create it, or remove existing=True and run manage.py rmq_declare",
     )
     DIFFERS = _error(Area.TOPOLOGY)(
@@ -184,15 +184,25 @@ class Code(Enum):
     )
     MISSING = _error(Area.TOPOLOGY)(row=_("it does not exist: manage.py rmq_declare"), fix="manage.py rmq_declare")
     UNREADABLE = _error(Area.TOPOLOGY)(row="%(reason)s")
+    ALL_VANISHED = _error(Area.CONSUMERS)(
+        text=_("No consumer is alive. Last heartbeat %(span)s ago: %(names)s."),
+        why=ngettext_lazy(
+            "%(count)d queue stands still, %(messages)s ready.",
+            "%(count)d queues stand still, %(messages)s ready.",
+            "count",
+        ),
+        fix="Start manage.py rmq_consume",
+    )
+    ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."))
     HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
-        text="Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s.",
-        why="It keeps its order: all later messages wait until its first message succeeds.",
+        text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
+        why=_("It keeps its order: all later messages wait until its first message succeeds."),
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
     )
     NO_CONSUMER = _error(Area.CONSUMERS)(
         row=_("no consumer reads this queue"),
-        why="It has %(messages)s ready.",
+        why=_("It has %(messages)s ready."),
         fix="Start manage.py rmq_consume%(which)s",
     )
     FEW_CONSUMERS = _error(Area.CONSUMERS)(
@@ -202,13 +212,13 @@ class Code(Enum):
     )
     BREAKER_OPEN = _error(Area.PARKED)(
         row="its breaker is open%(because)s",
-        text="The breaker of queue %(subject)r has been open%(span)s%(cause)s.",
-        why="A service that the handler needs is down, so the queue is paused; single probes continue.",
+        text=_("The breaker of queue %(subject)r has been open for %(span)s%(cause)s."),
+        why=_("A service that the handler needs is down, so the queue is paused; single probes continue."),
         fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
     )
     FULL = _error(Area.CONSUMERS)(
         row=_("full: it rejects or drops messages"),
-        why="Publishers get errors, or messages are removed.",
+        why=_("Publishers get errors, or messages are removed."),
         fix="Start more consumers, or raise its max_length.",
     )
     DEAD_LETTERS = _error(Area.CONSUMERS)(
@@ -217,12 +227,12 @@ class Code(Enum):
             "%(count)d dead letters wait: their target queue is full or missing",
             "count",
         ),
-        why="They are delivered once the target accepts them.",
+        why=_("They are delivered once the target accepts them."),
         fix="manage.py rmq_declare, or empty the target.",
     )
     TOO_EARLY = _error(Area.CONSUMERS)(
         row=_("a consumer reads it, so retries arrive too early"),
-        why="Their back-off is lost, and attempts are used up.",
+        why=_("Their back-off is lost, and attempts are used up."),
         fix="Stop the program that consumes it: rabbitmqctl list_consumers -p %(vhost)s",
     )
     MOVE_LEFT = _error(Area.TOPOLOGY)(
@@ -244,32 +254,38 @@ class Code(Enum):
             "abandoned, %(count)d messages, no consumer: %(command)s",
             "count",
         ),
-        text="No handler reads queue %(subject)r any more, which has %(messages)s.",
-        why="It was renamed or its handler was removed, and it has no consumer.",
+        text=_("No handler reads queue %(subject)r any more, which has %(messages)s."),
+        why=_("It was renamed or its handler was removed, and it has no consumer."),
         fix="%(command)s",
     )
     OUTBOX_FAILED = _error(Area.DATABASE)(
         line="%(messages)s in the outbox failed: manage.py rmq_relay list --failed",
-        text="%(messages)s in the outbox failed.",
-        why="The broker can never accept them as they are, so they are not sent.",
+        text=_("%(messages)s in the outbox failed."),
+        why=_("The broker can never accept them as they are, so they are not sent."),
         fix="manage.py rmq_relay list --failed, then manage.py rmq_relay retry or discard",
+    )
+    OUTBOX_AWAY = _error(Area.DATABASE)(
+        line="the outbox cannot be read: its database does not answer",
+        text=_("The outbox cannot be read: its database does not answer."),
+        why=_("Messages that are published inside a transaction may wait there."),
+        fix="Start the database of the outbox, or correct DATABASES in the settings.",
     )
     OUTBOX_OVERDUE = _error(Area.DATABASE)(
         line="the oldest message in the outbox has waited %(seconds).0f s, longer than %(limit)g s",
-        text="%(messages)s in the outbox not sent, the oldest for %(span)s.",
-        why="A relay sends within seconds, so none runs, or the broker refuses the message.",
+        text=_("%(messages)s in the outbox not sent, the oldest for %(span)s."),
+        why=_("A relay sends within seconds, so none runs, or the broker refuses the message."),
         fix="Start manage.py rmq_consume or rmq_relay; manage.py rmq_relay list shows the last errors.",
     )
     CLOCKS_WRONG = _error(Area.CLOCKS)(
         line="clocks: %(difference)s Synchronize both by NTP.",
         text="%(difference)s",
-        why="Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age.",
+        why=_("Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age."),
         fix="Synchronize both by NTP: timedatectl status",
     )
     BLOCKED_FULL = _error(Area.PARKED)(
         line="%(count)d messages wait %(where)s, which reaches the limit %(setting)s",
-        text="%(messages)s %(where)s, and the limit %(setting)s is %(limit)d.",
-        why="At the limit, messages of blocked keys stay unacked and slow down their queues.",
+        text=_("%(messages)s %(where)s, and the limit %(setting)s is %(limit)d."),
+        why=_("At the limit, messages of blocked keys stay unacked and slow down their queues."),
         fix="manage.py rmq_blocked list, then resolve the message that goes first of the oldest key.",
     )
     TOO_MANY_PARKED = _error(Area.PARKED)(
@@ -279,24 +295,30 @@ class Code(Enum):
     )
     PARKED_LONG = _error(Area.PARKED)(
         line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
-        text="%(messages)s parked, the oldest %(span)s ago.",
-        why="A parked message waits for an operator, and the limit is %(most)s.",
+        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago."),
+        why=_("A parked message waits for an operator, and the limit is %(most)s."),
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
     )
+    PARKED = replace(PARKED_LONG, severity=Severity.WARNING, why=_("A parked message waits for an operator."))
+    ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
     HALTED = replace(HALTED_LONG, severity=Severity.WARNING)
     NOT_RECORDED = _warning(Area.CONSUMERS)(
-        text="No consumer records the %(messages)s in the parked queue %(subject)r.",
-        why="They are neither in the admin nor in rmq_parked, so they cannot be requeued.",
+        text=_("No consumer records the %(messages)s in the parked queue %(subject)r."),
+        why=_("They are neither in the admin nor in rmq_parked, so they cannot be requeued."),
         fix="Start manage.py rmq_consume, or manage.py rmq_consume --park-only",
     )
     VANISHED = _warning(Area.CONSUMERS)(
-        text="%(consumers)s without a heartbeat for 30 s: %(names)s.",
-        why="Each was killed, hangs, or cannot reach the database.",
+        text=ngettext_lazy(
+            "%(count)d consumer without a heartbeat for 30 s: %(names)s.",
+            "%(count)d consumers without a heartbeat for 30 s: %(names)s.",
+            "count",
+        ),
+        why=_("Each was killed, hangs, or cannot reach the database."),
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
     )
     DISCONNECTED = _warning(Area.CONSUMERS)(
-        text="Without a connection to the broker: %(names)s.",
-        why="These consumers take no messages.",
+        text=_("Without a connection to the broker: %(names)s."),
+        why=_("These consumers take no messages."),
         fix="Their logs name the reason: event=disconnected.",
     )
     GROWS = _warning(Area.PARKED)(
@@ -310,25 +332,27 @@ class Code(Enum):
         fix="manage.py rmq_parked groups",
     )
     RUN_PAUSED = _warning(Area.PARKED)(
-        text="Requeue run %(subject)s %(by)s%(explanation)s.",
-        why="%(messages)s not sent yet.",
+        text=_("Requeue run %(subject)s paused itself%(explanation)s."),
+        why=_("%(messages)s not sent yet."),
         fix="%(command)s --resume, or %(command)s --stop",
     )
+    RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(
-        text="Requeue run %(subject)s waits%(explanation)s.",
-        why="It sends nothing meanwhile.",
+        text=_("Requeue run %(subject)s waits%(explanation)s."),
+        why=_("It sends nothing meanwhile."),
         fix="%(command)s follows it, %(command)s --stop ends it",
     )
     RUN_IDLE = _warning(Area.PARKED)(
-        text="Requeue run %(subject)s has had no driver for %(span)s.",
-        why="A consumer drives it, and none that reaches the database is running.",
+        text=_("Requeue run %(subject)s has had no driver for %(span)s."),
+        why=_("A consumer drives it, and none that reaches the database is running."),
         fix="Start manage.py rmq_consume, or drive it here: %(command)s",
     )
     PAUSED_LONG = _warning(Area.PARKED)(
-        text="Queue %(subject)r has been paused for %(span)s%(by)s.",
-        why="Its messages wait, and a pause of more than %(most)s may be forgotten.",
+        text=_("Queue %(subject)r has been paused for %(span)s%(by)s."),
+        why=_("Its messages wait, and a pause of more than %(most)s may be forgotten."),
         fix="manage.py rmq_queue resume %(quoted)s",
     )
+    PAUSED = replace(PAUSED_LONG, why=_("Its messages wait until it is resumed."))
     BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING)
     BACKLOG = _warning(Area.CONSUMERS)(
         text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",
@@ -336,24 +360,25 @@ class Code(Enum):
         fix="Start manage.py rmq_consume %(quoted)s on another machine too, unless the queue keeps an order.",
     )
     IDLE = _warning(Area.CONSUMERS)(
-        text="Queue %(subject)r has no consumer.",
-        why="The next message to it will wait.",
+        row=_("no consumer reads this queue"),
+        text=_("Queue %(subject)r has no consumer."),
+        why=_("The next message to it will wait."),
         fix="Start manage.py rmq_consume %(quoted)s",
     )
     HELD = _warning(Area.CONSUMERS)(
-        text="Queue %(subject)r has no consumer, but %(unacked)s.",
-        why="A connection holds them; they return to the queue when it ends.",
+        text=_("Queue %(subject)r has no consumer, but %(unacked)s."),
+        why=_("A connection holds them; they return to the queue when it ends."),
         fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",
     )
     UNREAD = _warning(Area.CONSUMERS)(
         row=_("no consumer reads this queue"),
-        text="Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it.",
-        why="It has %(messages)s ready.",
+        text=_("Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it."),
+        why=_("It has %(messages)s ready."),
         fix="Start the program that reads it, or remove it from RMQ_RETRY['TOPOLOGY'] if none does.",
     )
     VERSIONS = _warning(Area.CONSUMERS)(
-        text="Consumers run %(count)d versions of %(what)s: %(names)s.",
-        why="After a deployment, a process that was not restarted handles messages with the old code.",
+        text=_("Consumers run %(count)d versions of %(what)s: %(names)s."),
+        why=_("After a deployment, a process that was not restarted handles messages with the old code."),
         fix="Restart the consumers of the old version.",
     )
     CLOCKS_APART = replace(CLOCKS_WRONG, severity=Severity.WARNING)
@@ -379,8 +404,6 @@ class Code(Enum):
         fix="Give handlers fewer different waits, or %(upgrade)suse via=Native(…), which needs one queue each. "
         "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
     )
-    PARKED = replace(PARKED_LONG, severity=Severity.INFORMATION)
-    PAUSED = replace(PAUSED_LONG, severity=Severity.INFORMATION)
     RETURNING = _information(Area.TOPOLOGY)(
         row=ngettext_lazy(
             "abandoned, %(count)d message will return to the work queue",
@@ -435,7 +458,8 @@ class Problem:
 
     @property
     def text(self) -> str:
-        return self._filled_in(self.rule.text) if self.rule.text else f"Queue {self.subject!r}: {self.row}."
+        named = {"subject": self.subject, "row": self.row}
+        return self._filled_in(self.rule.text) if self.rule.text else gettext("Queue %(subject)r: %(row)s.") % named
 
     @property
     def why(self) -> str:
@@ -447,6 +471,15 @@ class Problem:
         return self._filled_in(self.rule.fix)
 
     def _filled_in(self, template: Any) -> str:
-        quoted, messages = shlex.quote(self.subject), plural(self.count, "message")
+        quoted, messages = shlex.quote(self.subject), counted(self.count)
         words = {"subject": self.subject, "count": self.count, "quoted": quoted, "messages": messages}
         return str(template % {**words, **self.values})
+
+
+def number(count: int) -> str:
+    """Return a count with the separators of the reader's language."""
+    return number_format(count, use_l10n=True, force_grouping=True) if get_language() else f"{count:,}"
+
+
+def counted(count: int) -> str:
+    return ngettext("%(number)s message", "%(number)s messages", count) % {"number": number(count)}

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
+from django.utils import timezone
+
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp import inspection
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import FRAME_MAX
@@ -22,7 +25,7 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, Configurat
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.facts import Survey
-from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, resting
+from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, merged, resting
 from django_rmq_retry.health.rules import API, LOGIN, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
@@ -245,8 +248,10 @@ class BrokerExamination:
         survey = self._survey
         formers = former_queues(survey.declared, topology, BrokerPlace.of(sight.it.session)) if survey else ()
         levels = gauge(sight.it, topology, formers).levels
-        judged = Queues(levels=levels, excused=resting(survey), limits=self._limits, vhost=sight.vhost).judged()
-        found = [problem for one in judged for problem in one.problems if problem.code not in OF_PLAN]
+        now = database_clock.now(survey.alias) if survey else timezone.now()
+        queues = Queues(levels=levels, excused=resting(survey, now), limits=self._limits, vhost=sight.vhost)
+        found = [problem for one in queues.judged() for problem in one.problems if problem.code not in OF_PLAN]
+        found = merged(found, queues)
         yield from found
         if settings().records:
             yield from _unrecorded(sight, topology)

@@ -106,7 +106,7 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
         broker = f"{it.session.access.shown} ({it.session.server})"
     found = list(in_survey(survey, now, limits)) if survey else []
     breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
-    judged = Queues(levels=gauged.levels, excused=resting(survey), limits=limits).judged()
+    judged = Queues(levels=gauged.levels, excused=resting(survey, now), limits=limits).judged()
     own = [[problem for problem in (breakers.pop(one.level.queue, None),) if problem] for one in judged]
     rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
     found = [
@@ -210,7 +210,7 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
         return f", oldest {clock(oldest, terminal=terminal)}" if oldest else ""
 
     lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
-    words += [f"parked {parked.count}{lately}{age(parked.oldest)}", f"requeue runs {seen.survey.runs} active"]
+    words += [f"parked {parked.count}{lately}{age(parked.oldest)}", f"requeue runs {len(seen.survey.runs)} active"]
     yield " · ".join(words)
     if outbox.waiting or outbox.failed:
         yield f"Outbox {outbox.waiting} waiting{age(outbox.oldest)} · {outbox.failed} failed"
@@ -273,7 +273,7 @@ def _survey_data(survey: Survey | None) -> Mapping[str, object]:
     parts = {name: asdict(getattr(survey, name)) for name in ("parked", "outbox", "blocked")}
     for part in parts.values():
         part["oldest"] = utc(part["oldest"])
-    return {**parts, "runs": survey.runs, "stopped": stopped, "halted": halted}
+    return {**parts, "runs": len(survey.runs), "stopped": stopped, "halted": halted}
 
 
 def _queue_data(seen: BrokerStatus, row: Judged) -> Mapping[str, object]:

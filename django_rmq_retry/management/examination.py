@@ -22,17 +22,14 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, Unanswered, in_time, surveyed
-from django_rmq_retry.health.problems import Limits, in_groups, in_processes, in_runs, in_survey, unusable
+from django_rmq_retry.health.problems import Limits, in_groups, in_survey, unusable
 from django_rmq_retry.health.rules import Area, Code, Problem, Severity
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import ConsumerProcess, ErrorGroup, ParkedMessage, RequeueRun
-from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.operators import LABEL
 
 T = TypeVar("T")
-MOST_PROCESSES = 1000
-"""The most processes that are examined: those with the latest heartbeats."""
 MOST_GROUPS = 100
 """The most error groups whose growth is examined: those with the latest messages."""
 
@@ -150,7 +147,7 @@ class RecordExamination:
         of_area = {area: [problem for problem in found if problem.rule.area is area] for area in Area}
         yield from looked(Area.DATABASE, lambda: of_area[Area.DATABASE])
         yield from looked(Area.CLOCKS, lambda: of_area[Area.CLOCKS] or [_agreeing(survey)])
-        yield from looked(Area.CONSUMERS, partial(self._processes, survey))
+        yield from looked(Area.CONSUMERS, lambda: of_area[Area.CONSUMERS])
         yield from looked(Area.PARKED, partial(self._parked, survey, of_area[Area.PARKED]))
 
     def _database(self) -> Iterator[Found]:
@@ -205,18 +202,12 @@ class RecordExamination:
             fix = f"{problem.hint} ({problem.id})"
             yield Finding(area=Area.DATABASE, level=Grade.WARNING, problem=f"{problem.msg}", fix=fix)
 
-    def _processes(self, survey: Survey) -> Iterator[Problem]:
-        newest = ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]
-        yield from in_processes(self._asked(lambda: list(newest)), database_clock.now(survey.alias))
-
     def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Found]:
         if not survey.parked.count:
             yield "No message is parked."
         yield from found
         now = database_clock.now(survey.alias)
         yield from self._asked(lambda: list(growing(now)))
-        runs = RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk")
-        yield from in_runs(self._asked(lambda: list(runs)), now)
 
     def _asked(self, ask: Callable[[], T]) -> T:
         return in_time(ask, self._alias, self._timeout)

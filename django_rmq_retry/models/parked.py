@@ -116,9 +116,12 @@ class ErrorGroup(models.Model):
         )
 
     def __str__(self) -> str:
-        # A cause without an error, such as an expired message, has its reason as its title.
-        title = reason_text(self.title) if self.title == self.reason else self.title
-        return f"{title} · {self.culprit}" if self.culprit else title
+        return f"{self.cause} · {self.culprit}" if self.culprit else self.cause
+
+    @property
+    def cause(self) -> str:
+        """The title; without an error, as of an expired message, it is the reason."""
+        return str(reason_text(self.title)) if self.title == self.reason else self.title
 
 
 class State(models.TextChoices):

@@ -54,7 +54,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={named}": 9,
     "requeuerun/preview/?sel={filtered}": 8,
     "operatoraction/": 2,
-    "livestatus/": 11,
+    "livestatus/": 15,
     "blockedkey/": 3,
     "outboxmessage/": 2,
     "queuecontrol/": 2,

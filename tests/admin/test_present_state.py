@@ -138,12 +138,82 @@ def test_the_end_of_a_pause_uses_the_database_clock(page: Client, monkeypatch: p
     assert "Paused by lead since" in queues
 
 
-def test_problems_beyond_the_first_three_are_shown_on_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_problems_are_shown_at_once_and_none_is_folded(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = tuple(Level(queue=f"q{one}", role=Role.WORK, missing=True) for one in range(5))
     made.broker_seen(monkeypatch, *levels)
     text = shown(page, "livestatus/")
 
-    assert "! q2: it does not exist: manage.py rmq_declare 2 more problems ! q3: it does not exist: " in text
+    assert "5 things need you" in text
+    assert [f"✕ Queue 'q{one}': it does not exist: manage.py rmq_declare." in text for one in range(5)] == [True] * 5
+
+
+def test_the_status_is_not_green_after_all_consumers_were_killed(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T2: a night without traffic is exactly when nobody notices."""
+    work = [Level(queue=name, role=Role.WORK, ready=0, consumers=0) for name in ("payments.main", "mail")]
+    made.broker_seen(monkeypatch, *work)
+    for pid in (18494, 18496):
+        made.consumer(seconds=64, host="vm", pid=pid)
+    text = shown(page, "livestatus/")
+
+    assert "1 thing needs you" in text
+    assert "✕ No consumer is alive. Last heartbeat 64 s ago: vm:18494, vm:18496." in text
+    assert "2 queues stand still, 0 messages ready." in text
+    assert "No problems found." not in text
+    assert "✓ OK" not in text
+
+
+def test_what_is_parked_needs_somebody_for_as_long_as_it_is_parked(page: Client) -> None:
+    """T4: hours after the last failure."""
+    long_ago = timezone.now() - timedelta(hours=2)
+    cause = made.group(title="BankDown", last_seen=long_ago)
+    made.message(cause, parked_at=long_ago)
+    text = shown(page, "livestatus/")
+
+    assert "! 1 message parked: BankDown in payments.main 1, not growing, the oldest 2 h ago." in text
+    assert f'href="{ADMIN}errorgroup/{cause.pk}/change/"' in page.get(f"{ADMIN}livestatus/").content.decode()
+
+
+def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> None:
+    """T5: thousands of timeouts in two handlers, and one mail that failed last."""
+    now = timezone.now()
+    for queue, count in (("transfer", 3), ("card", 2)):
+        cause = made.group(title="GatewayTimeout", last_seen=now - timedelta(minutes=9))
+        for _ in range(count):
+            made.message(cause, queue=queue, parked_at=now - timedelta(minutes=9))
+    held = made.group(title="Held")
+    for _ in range(9):
+        made.message(held, state=State.ON_HOLD)
+    made.message(made.group(title="RateLimited", last_seen=now), queue="mail", parked_at=now)
+
+    text = shown(page, "livestatus/")
+
+    assert "! 6 messages parked: GatewayTimeout in transfer 3, card 2, growing; 1 with another cause, the" in text
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [("guard", "paused itself: More messages failed again"), ("", "has been paused for")],
+)
+def test_a_paused_run_needs_somebody(page: Client, wait: str, said: str) -> None:
+    """T7: whoever or whatever has paused it."""
+    cause = made.group()
+    made.message(cause)
+    run = requeued(cause)
+    RequeueRun.objects.filter(pk=run.pk).update(state="paused", wait=wait)
+    response = page.get(f"{ADMIN}livestatus/")
+
+    assert f"! Requeue run {run.pk} {said}" in Page(response).text
+    assert f'href="{ADMIN}requeuerun/{run.pk}/change/"' in response.content.decode()
+
+
+def test_a_button_that_a_user_may_not_press_says_why(page: Client) -> None:
+    made.message()
+    viewer = client_of(made.person("viewer", "view_livestatus"))
+    response = viewer.get(f"{ADMIN}livestatus/")
+
+    assert "Open the group: You need the permission “Can view error group”." in Page(response).text
+    assert "/errorgroup/" not in Page(response).links.get("Open the group", "")
+    assert "Open the group" in " ".join(Page(page.get(f"{ADMIN}livestatus/")).links)
 
 
 def test_rates_unknown_to_the_broker_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
-from django_rmq_retry.management.examination import MOST_PROCESSES
+from django_rmq_retry.health.facts import MOST_PROCESSES
 from django_rmq_retry.models import ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.line_between import between
@@ -492,8 +492,9 @@ class TestConsumers:
 
         problem = "Queue 'payments.charge': no consumer reads this queue."
         assert found(ran, "error") == [("consumers", problem, "Start manage.py rmq_consume payments.charge")]
-        assert found(paused, "error") == found(paused, "warning") == []
-        assert ("parked", "Queue 'payments.charge' has been paused for 60 s by ann.", "") in found(paused, "ok")
+        assert found(paused, "error") == []
+        [(area, problem, _)] = found(paused, "warning")
+        assert (area, problem) == ("parked", "Queue 'payments.charge' has been paused for 60 s by ann.")
 
     @pytest.mark.on_both
     def test_parked_queues_without_a_consumer_and_refused_messages_are_reported(
@@ -583,7 +584,7 @@ class TestDatabase:
         record()
         record()
 
-        assert levels(examined())["parked"] == {"ok", "warning"}
+        assert levels(examined())["parked"] == {"warning"}
 
 
 @pytest.mark.usefixtures("consumed")
@@ -599,11 +600,12 @@ class TestParked:
 
         errors = [
             ("database", "1 message in the outbox failed."),
-            ("parked", "1 message parked, the oldest 30 h ago."),
+            ("parked", "1 message parked: BankDown in payments.charge 1, not growing, the oldest 30 h ago."),
             ("parked", "The breaker of queue 'open' has been open for 3 min: BankDown."),
         ]
         assert [(area, problem) for area, problem, _ in found(ran, "error")] == errors
         assert [problem for _, problem, _ in found(patient, "error")] == [errors[0][1], errors[2][1]]
+        assert errors[1][1] in [problem for _, problem, _ in found(patient, "warning")]
         warned = [problem for _, problem, _ in found(ran, "warning")]
         assert warned[0].startswith("1 consumer without a heartbeat for 30 s: web:3 (9")
         assert warned[1] == f"Requeue run {run.pk} has had no driver for 3 h."
@@ -612,9 +614,11 @@ class TestParked:
         grown = group("f", title="BankDown\x1b[2J\nx")
         record(group=grown, parked_at=ago(minutes=2))
         record(group=grown, parked_at=ago(minutes=40))
-        assert found(examined(), "warning") == []
+        [(_, parked, _)] = found(examined(), "warning")
         record(group=grown, parked_at=ago(minutes=1))
-        [(_, problem, fix)] = found(examined(), "warning")
+        [(_, _, _), (_, problem, fix)] = found(examined(), "warning")
+
+        assert parked.startswith("2 messages parked: BankDown")
 
         assert problem.startswith(f"Error group {grown.pk} grows: 2 messages in the last 10 min (BankDown")
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")

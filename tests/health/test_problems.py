@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.health.facts import Blocked, Parked, Survey
+from django_rmq_retry.health.facts import Blocked, Cause, Parked, Survey
 from django_rmq_retry.health.problems import (
     Limits,
     Queues,
@@ -19,6 +19,7 @@ from django_rmq_retry.health.problems import (
     in_processes,
     in_runs,
     in_survey,
+    present,
     too_many_parked,
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
@@ -135,7 +136,7 @@ def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consume
 
 
 def surveyed(**facts: Any) -> Survey:
-    nothing = {"parked": Parked(), "outbox": PendingRows(), "blocked": Blocked(), "runs": 0}
+    nothing = {"parked": Parked(), "outbox": PendingRows(), "blocked": Blocked()}
     return Survey(alias="default", seconds=0.001, **{**nothing, **facts})
 
 
@@ -145,6 +146,16 @@ def stopped(**fields: Any) -> dict[str, Any]:
 
 def halted(at: Any) -> dict[str, Any]:
     return {"halted": (QueueControl(queue="q", halted_at=at, halted_attempt=7, halted_error="NotCovered."),)}
+
+
+GATEWAY = Cause(
+    title="GatewayTimeout",
+    count=4000,
+    places={"transfer": 2000, "card": 2000},
+    groups=(1, 2),
+    recent=9,
+    others=11,
+)
 
 
 SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
@@ -159,8 +170,14 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
         ["OUTBOX_OVERDUE 1 message in the outbox not sent, "],
     ),
     ({"parked": Parked(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked, the oldest 3 h ago."]),
+    (
+        {"parked": Parked(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
+        [
+            "PARKED 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, growing; 712 with 11 other",
+        ],
+    ),
     ({"parked": Parked(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked, the oldest 30 h ago."]),
-    (stopped(opened=True), ["BREAKER_OPEN The breaker of queue 'a b' has been open."]),
+    (stopped(opened=True), ["BREAKER_OPEN The breaker of queue 'a b' has been open for 0 s."]),
     (
         stopped(opened=True, cause="BankDown: timeout.", opened_at=ago(minutes=3)),
         ["BREAKER_OPEN The breaker of queue 'a b' has been open for 3 min: BankDown: timeout."],
@@ -177,8 +194,11 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
         {"blocked": Blocked(most=800)},
         ["BLOCKED_NEAR 800 messages behind one key, and the limit BLOCKED_PER_KEY"],
     ),
-    ({"blocked": Blocked(most=1000)}, ["BLOCKED_FULL 1000 messages behind one key, and the limit BLOCKED_PER_KEY"]),
-    ({"blocked": Blocked(messages=100_000)}, ["BLOCKED_FULL 100000 messages behind blocked keys, and the limit BLOCK"]),
+    ({"blocked": Blocked(most=1000)}, ["BLOCKED_FULL 1,000 messages behind one key, and the limit BLOCKED_PER_KEY"]),
+    (
+        {"blocked": Blocked(messages=100_000)},
+        ["BLOCKED_FULL 100,000 messages behind blocked keys, and the limit BLOCK"],
+    ),
 ]
 
 
@@ -265,8 +285,8 @@ def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
 
 RUNS: list[tuple[dict[str, Any], str]] = [
     ({"state": RunState.PAUSED, "wait": RunWait.GUARD}, "RUN_PAUSED Requeue run 8 paused itself: More messages"),
-    ({"state": RunState.PAUSED}, ""),
-    ({"state": RunState.PAUSED, "created_at": ago(hours=5)}, "RUN_PAUSED Requeue run 8 has been paused for 5 h."),
+    ({"state": RunState.PAUSED}, "RUN_HELD Requeue run 8 has been paused for 0 s."),
+    ({"state": RunState.PAUSED, "created_at": ago(hours=5)}, "RUN_HELD Requeue run 8 has been paused for 5 h."),
     ({"wait": RunWait.QUEUE_DEEP}, "RUN_WAITS Requeue run 8 waits: The queue holds more messages"),
     ({"wait": RunWait.LISTING}, ""),
     ({"created_at": ago(hours=3)}, "RUN_IDLE Requeue run 8 has had no driver for 3 h."),
@@ -296,3 +316,37 @@ def test_a_problem_that_the_doctor_tells_has_a_consequence_and_a_repair() -> Non
 
     assert [code for code in told if not (code.value.why and code.value.fix)] == []
     assert [code for code in told if code.value.why.startswith("As above")] == []
+
+
+def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty() -> None:
+    dead = surveyed(processes=(process(1, 64), process(2, 90)))
+    [gone] = present(dead, NOW, [level("q"), level("r"), level("q.retry", Role.WAITING)])
+
+    assert gone.code is Code.ALL_VANISHED
+    assert gone.severity is Severity.ERROR
+    assert gone.text == "No consumer is alive. Last heartbeat 64 s ago: web:1, web:2."
+    assert gone.why == "2 queues stand still, 0 messages ready."
+
+
+NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
+    ({}, [level("q"), level("r")], ["ALL_IDLE"]),
+    ({}, [level("q")], ["IDLE"]),
+    ({}, [level("q", ready=1), level("r")], ["ALL_UNREAD"]),
+    ({}, [level("q", consumers=1), level("r")], ["IDLE"]),
+    ({}, [level("q", consumers=1), level("r", ready=1)], ["NO_CONSUMER"]),
+    ({"processes": (process(1, 64), process(2))}, [level("q", consumers=1)], ["VANISHED"]),
+    ({"processes": (process(1, 64), process(2))}, [level("q"), level("r")], ["ALL_IDLE", "VANISHED"]),
+    (stopped(paused=True, since=NOW), [level("a b", ready=9)], ["PAUSED"]),
+    ({}, [], []),
+    ({}, [level("q", consumers=1), level("q.retry", Role.WAITING, ready=4)], []),
+    ({}, [level("q", consumers=1), level("old", abandoned=True)], []),
+    ({"outbox_answers": False}, [], ["OUTBOX_AWAY"]),
+    ({"parked": Parked(count=1, oldest=NOW), "apart": timedelta(minutes=6)}, [], ["CLOCKS_WRONG", "PARKED"]),
+]
+
+
+@pytest.mark.parametrize(("facts", "levels", "expected"), NOBODY)
+def test_what_needs_somebody_now_comes_in_the_order_of_harm(
+    facts: dict[str, Any], levels: list[Level], expected: list[str]
+) -> None:
+    assert codes(present(surveyed(**facts), NOW, levels)) == expected
