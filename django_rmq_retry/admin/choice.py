@@ -37,7 +37,7 @@ MOST_CHECKED = 2000
 MOST_KEYS_SHOWN = 200
 MOST_KEYS_NAMED = 5
 """The most keys in one sentence."""
-CARRIED = ("canary", "held")
+CARRIED = ("canary", "held", "then")
 """Query parameters that are kept besides the selection."""
 NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed", "checked"}
 """Form fields that are not carried over when the form is shown again with another selection."""
@@ -173,10 +173,13 @@ def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable
 
 def _named(request: HttpRequest) -> Selection | None:
     message = number_in(request.GET.get("message", ""))
+    if "ticked" in request.GET and "group" not in request.GET:
+        raise Refused(_("Tick at least one error group."))
     for name in ("group", "failed_of_run"):
-        number = number_in(request.GET.get(name, ""))
-        if number is not None:
-            return Selection.of_filter({name: number, "state": [State.PARKED]})
+        numbers = sorted({number for text in request.GET.getlist(name) if (number := number_in(text)) is not None})
+        if numbers:
+            several = name == "group" and len(numbers) > 1
+            return Selection.of_filter({name: numbers if several else numbers[0], "state": [State.PARKED]})
     return None if message is None else Selection.of_ids([message])
 
 
@@ -300,7 +303,8 @@ def _with_typed_keys(request: HttpRequest, selection: Selection) -> HttpResponse
         )
         messages.warning(request, text)
     kept = [(name, value) for name in request.POST if name not in NOT_CARRIED for value in request.POST.getlist(name)]
-    return HttpResponseRedirect(f"{request.path}?{urlencode([('sel', changed.token()), *kept])}")
+    there = [("then", request.GET["then"])] if "then" in request.GET else []
+    return HttpResponseRedirect(f"{request.path}?{urlencode([('sel', changed.token()), *kept, *there])}")
 
 
 def _keys_left_out(selection: Selection) -> list[str]:

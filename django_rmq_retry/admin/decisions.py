@@ -100,7 +100,7 @@ def _decided(
             return pages.refused(request, why_not)
         try:
             messages.success(request, change(lambda message: refusal(request, verb, message=message)))
-            return HttpResponseRedirect(_back(pages, selection))
+            return HttpResponseRedirect(_back(pages, request, selection))
         except Refused as refused:
             wrong = str(refused)
     return asking(pages, request, verb, selection, wrong=wrong, left=left, forbidden=why_not, **context)
@@ -158,10 +158,12 @@ def _rest(done: Done) -> str:
     return " " + text % {"count": left} if left else ""
 
 
-def _back(pages: Pages, selection: Selection) -> str:
-    """Return the address of the message if the selection is one message, else of the list."""
+def _back(pages: Pages, request: HttpRequest, selection: Selection) -> str:
+    """Return the address of the error groups if the operator goes on there, of the only message, or of the list."""
+    if request.GET.get("then") == "groups":
+        return pages.address("errorgroup_changelist")
     if len(selection.revisions) == 1:
         return pages.address("parkedmessage_change", next(iter(selection.revisions)))
-    if isinstance(selection.filter.get("group"), int):
-        return pages.address("errorgroup_change", selection.filter["group"])
+    if selection.group is not None:
+        return pages.address("errorgroup_change", selection.group)
     return pages.address("parkedmessage_changelist")

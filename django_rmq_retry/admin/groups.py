@@ -90,6 +90,7 @@ class ErrorGroupAdmin(Pages):
             look=broker_look.glimpse(),
             title=_("Error groups"),
             cards=[(card, self._buttons(request, card.group)) for card in cards(list(page.object_list))],
+            acts=self._acts(request),
             page=page,
             summary=summary,
             oldest=oldest_open() if summary["waiting"] else None,
@@ -140,11 +141,20 @@ class ErrorGroupAdmin(Pages):
             show="parked",
         )
 
+    def _acts(self, request: HttpRequest) -> list[tuple[str, str]]:
+        """Return the actions that the user may do on all ticked groups together: label and address of each."""
+        acts = (
+            (_("Requeue the ticked…"), "requeue", "requeuerun_preview"),
+            (_("Discard the ticked…"), "discard", "parkedmessage_discard"),
+            (_("Hold the ticked…"), "hold", "parkedmessage_hold"),
+        )
+        return [(label, self.address(page)) for label, verb, page in acts if not refusal(request, verb)]
+
     def _buttons(self, request: HttpRequest, group: Any, *, own_page: bool = False) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
         actions = (
-            (_("Requeue one first"), "requeue", "requeuerun_preview", "&canary=1"),
+            (_("Requeue one, then the others…"), "requeue", "requeuerun_preview", "&canary=1"),
             (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", ""),
             (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
             (_("Hold…"), "hold", "parkedmessage_hold", ""),
@@ -179,12 +189,13 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
 
 
 def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
-    """Add the queue and type of the message that was parked last, and the number of messages on hold."""
+    """Add the queue, handler and type of the message that was parked last, and the number of messages on hold."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     held = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.ON_HOLD).order_by()
     count = held.values("group").annotate(count=Count("pk")).values("count")
     return groups.annotate(
         queue=Subquery(last.values("queue")[:1]),
+        handler=Subquery(last.values("handler")[:1]),
         type=Subquery(last.values("type")[:1]),
         held=Coalesce(Subquery(count), 0),
     )

@@ -89,19 +89,24 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) 
     chosen, every = (
         Selection.of_filter({LISTED: list_filter(known), "state": list(some)}) for some in (states, State.values)
     )
+    on = {"held": "1"} if held else {}
     actions = (
-        (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen),
-        (_("Discard %(count)d…"), "discard", "parkedmessage_discard", chosen),
-        (_("Hold %(count)d…"), "hold", "parkedmessage_hold", chosen),
-        (_("Export %(count)d…"), "export", "parkedmessage_export", every),
+        (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen, on),
+        (_("Discard %(count)d…"), "discard", "parkedmessage_discard", chosen, on),
+        (
+            _("Discard these %(count)d, then go on to the error groups…"),
+            *("discard", "parkedmessage_discard", chosen, {**on, "then": "groups"}),
+        ),
+        (_("Hold %(count)d…"), "hold", "parkedmessage_hold", chosen, on),
+        (_("Export %(count)d…"), "export", "parkedmessage_export", every, on),
     )
     return [
         Button(
             label=label % {"count": some.count},
-            address=f"{pages.address(page)}?{urlencode({'sel': some.token(), **({'held': '1'} if held else {})})}",
+            address=f"{pages.address(page)}?{urlencode({'sel': some.token(), **carried})}",
             why=refusal(request, verb, count=some.count),
             kind="main" if verb == "requeue" else "",
         )
-        for label, verb, page, some in actions
+        for label, verb, page, some, carried in actions
         if some.count
     ]

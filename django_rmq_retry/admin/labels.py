@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -41,6 +42,8 @@ ROLES: Mapping[str, Any] = {
     Role.OTHER: pgettext_lazy("role of a queue", "other"),
 }
 
+OLD_NEWS = timedelta(minutes=5)
+"""A group does not grow if its last failure is older."""
 LONGEST_CELL = 70
 LONGEST_KEY = 40
 """Long enough for a whole UUID; the message's own page shows a key of any length."""
@@ -166,6 +169,11 @@ class Trend:
         return self.counts[-1] if self.counts else 0
 
     @property
+    def before(self) -> int:
+        """The number in the ten minutes before the recent ones."""
+        return self.counts[-2] if len(self.counts) > 1 else 0
+
+    @property
     def sentence(self) -> str:
         """Return the bars as a sentence."""
         first, last = self.counts[0], self.counts[-1]
@@ -185,8 +193,8 @@ class Card:
 
     @property
     def growing(self) -> str:
-        recent = self.trend.recent
-        if not grows(recent):
+        recent, late = self.trend.recent, self.group.last_seen < timezone.now() - OLD_NEWS
+        if not grows(recent) or recent <= self.trend.before or late:
             return ""
         text = ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent)
         return counted(text, count=recent)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -18,15 +19,15 @@ from django_rmq_retry.admin.choice import (
     unchecked,
     with_seen_examples,
 )
-from django_rmq_retry.admin.pages import Pages, migrated, needs
+from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
 from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.models import ItemReason
-from django_rmq_retry.parked.findings import RequeueReport, Terms, report
+from django_rmq_retry.models import ErrorGroup, ItemReason
+from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import EXCEPT, Selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Wish:
         if request.method != "POST" and "rate" not in form:
             held = frozenset([str(ItemReason.ON_HOLD)] if request.GET.get("held") else [])
             return cls(canary=bool(request.GET.get("canary")), include=held)
+        pressed = form.get("start", "")
         wish = cls(
             rate=number(form.get("rate"), 20.0),
             max_depth=int(number(form.get("max_depth"), 1000)) if form.get("wait") else None,
@@ -56,7 +58,7 @@ class Wish:
             reason=form.get("reason", "").strip(),
             target=form.get("target", ""),
             one_by_one=form.get("order") == "key",
-            canary=bool(form.get("canary")),
+            canary=pressed == "canary" or (pressed in ("", "planned") and bool(form.get("canary"))),
             include=frozenset(form.getlist("include")),
             fixed=bool(form.get("fixed")),
             typed=form.get("typed", "").strip(),
@@ -69,11 +71,10 @@ class Wish:
         return Terms(target=self.target, include=self.include, confirmed_permanent=self.fixed)
 
     def options(self, button: str) -> dict[str, Any]:
-        """Return the options of the requeue run that a button starts: now, canary or planned."""
-        names = ("rate", "max_depth", "stop_at", "reason", "target", "one_by_one", "include")
+        """Return the options of the requeue run that a button starts: now, canary, one or planned."""
+        names = ("rate", "max_depth", "stop_at", "reason", "target", "one_by_one", "canary", "include")
         options = {name: getattr(self, name) for name in names}
-        canary = self.canary or button == "canary"
-        return {**options, "canary": canary, "confirmed_permanent": self.fixed, "planned": button == "planned"}
+        return {**options, "confirmed_permanent": self.fixed, "planned": button == "planned"}
 
 
 @migrated
@@ -82,16 +83,21 @@ class Wish:
 def preview(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Show the messages to send and the objections; start the requeue run if that button was pressed."""
     wish = Wish.read(request)
-    found = report(selection, replace(wish.terms, kept_back=kept_back(request, "requeue", selection)))
+    terms = replace(wish.terms, kept_back=kept_back(request, "requeue", selection))
+    found = report(selection, terms)
     why_not = forbidden(request, selection, "requeue")
     wrong = {"except": left.wrong} if left.wrong else {}
     if request.method == "POST" and "start" in request.POST:
-        if why_not:
-            return pages.refused(request, why_not)
-        wrong = wrong or ({"checked": left.unchecked} if left.unchecked else {}) | _wrong(wish, found)
+        sent, of_sent, why_not_sent = selection, found, why_not
+        if request.POST["start"] == "one":
+            sent = _first(selection, terms)
+            of_sent, why_not_sent = report(sent, terms), forbidden(request, sent, "requeue")
+        if why_not_sent:
+            return pages.refused(request, why_not_sent)
+        wrong = wrong or ({"checked": left.unchecked} if left.unchecked else {}) | _wrong(wish, of_sent)
         if not wrong:
             try:
-                run = start(selection, Actor.of_request(request), **wish.options(request.POST["start"]))
+                run = start(sent, Actor.of_request(request), **wish.options(request.POST["start"]))
                 return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
             except Refused as refused:
                 wrong = {"all": str(refused)}
@@ -107,6 +113,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         status=422 if wrong else 200,
         selection=selection,
         chosen=labels.chosen(selection.facts()),
+        causes=_causes(selection),
         token=selection.token(),
         again=again(request, selection) if "all" in wrong else "",
         wish=wish,
@@ -114,6 +121,8 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         findings=[(with_seen_examples(request, finding), finding.name in wish.include) for finding in others],
         permanent=next((finding for finding in found.findings if finding.name == "permanent"), None),
         button=many % {"count": found.sendable},
+        others=found.sendable - 1,
+        why_not_one=refusal(request, "requeue"),
         unchecked=unchecked(request, selection),
         typed_from=TYPED_FROM if found.sendable > TYPED_FROM else 0,
         reason_needed=found.total > REASON_FROM,
@@ -127,6 +136,21 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         forbidden=why_not,
         disabled=bool(why_not) or not found.sendable or bool(look.unreachable),
     )
+
+
+def _causes(selection: Selection) -> list[tuple[ErrorGroup, int]]:
+    """Return the error groups of a selection of several, each with the number of its messages; the largest first."""
+    if selection.group is not None or "group" not in selection.filter:
+        return []
+    counted = selection.queryset().order_by().values_list("group").annotate(count=Count("pk")).order_by("-count")
+    groups = ErrorGroup.objects.in_bulk([group for group, _count in counted])
+    return [(groups[group], count) for group, count in counted if group in groups]
+
+
+def _first(selection: Selection, terms: Terms) -> Selection:
+    """Return a selection of the one message that would be sent first."""
+    first = first_sendable(selection, terms)
+    return Selection.of_ids([] if first is None else [first]).leaving_out(selection.filter.get(EXCEPT))
 
 
 def number(text: str | None, otherwise: float) -> float:

@@ -226,6 +226,15 @@ def sends_any(group: int) -> bool:
     return not all(latest[:LATEST_MESSAGES])
 
 
+def first_sendable(selection: Selection, terms: Terms) -> int | None:
+    """Return the oldest message that a requeue of the selection would send; None if it would send none."""
+    refused = Q()
+    for _code, condition in reasons(selection, terms):
+        refused |= condition
+    rows = selection.queryset().exclude(refused).order_by("parked_at", "pk")
+    return rows.values_list("pk", flat=True).first()
+
+
 def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:
     """Return the reasons to leave messages out under these terms, each with its condition; the gravest first."""
     return _objections(conditions(selection, terms), terms)

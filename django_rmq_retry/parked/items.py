@@ -116,11 +116,17 @@ def groups_of_runs() -> dict[int, int]:
     """
     runs: dict[int, int] = {}
     for run in RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"):
-        group = run.selection.get("filter", {}).get("group")
-        if run.listing and group is not None:
-            runs[int(group)] = run.pk
+        if run.listing:
+            runs |= dict.fromkeys(_groups_of(run), run.pk)
         runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE_ITEMS], run.pk)
     return runs
+
+
+def _groups_of(run: RequeueRun) -> list[int]:
+    """Return the error groups by which a run's messages are chosen."""
+    value = run.selection.get("filter", {}).get("group", [])
+    several = value if isinstance(value, list) else str(value).split(",")
+    return [int(one) for one in several]
 
 
 def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:

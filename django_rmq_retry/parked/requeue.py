@@ -178,7 +178,6 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
         facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
     items = run.items.select_related("message").only("message__business_key", "message__message_id")
     one = items.first() if run.total == 1 else None
-    group = selection.filter.get("group")
     log_action(
         actor,
         Action.REQUEUE,
@@ -187,7 +186,7 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
         count=run.total,
         message=one.message_id if one is not None else None,
         subject=str(one.message) if one is not None else run.description,
-        group=None if group is None else int(group),
+        group=selection.group,
         facts=facts,
     )
     return run

@@ -83,6 +83,12 @@ def _number(lookup: str) -> Narrowing:
     return lambda value: Q(**{lookup: int(value)})
 
 
+def _groups(value: Any) -> Q:
+    """Match one group, or several: a list, or numbers separated by commas."""
+    several = value.split(",") if isinstance(value, str) else _several(value)
+    return Q(group__in=[int(one) for one in several])
+
+
 def _moment(lookup: str) -> Narrowing:
     def narrow(value: Any) -> Q:
         at = parse_datetime(value) if isinstance(value, str) else value
@@ -180,7 +186,7 @@ class Field(NamedTuple):
 
 FIELDS: Mapping[str, Field] = {
     "state": Field(_states, gettext_lazy("status")),
-    "group": Field(_number("group"), gettext_lazy("group"), "N", "in this error group"),
+    "group": Field(_groups, gettext_lazy("group"), "N", "in this error group; several are separated by commas"),
     "queue": Field(_one_of("queue"), gettext_lazy("queue"), "QUEUE", "that failed in this queue"),
     "type": Field(_one_of("type"), gettext_lazy("message type"), "TYPE", "of this message type"),
     "handler": Field(_one_of("handler"), gettext_lazy("handler"), "NAME", "parked by this handler"),
@@ -266,6 +272,12 @@ class Selection:
             rows = _records().filter(pk__in=wanted[start : start + 500])
             order.update(rows.values_list("pk", "revision"))
         return cls(revisions=order, as_of=database_clock.now(_records().db), count=len(order))
+
+    @property
+    def group(self) -> int | None:
+        """The error group of all its messages; None if they are chosen in another way, or from several groups."""
+        value = self.filter.get("group")
+        return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else None
 
     @property
     def named(self) -> bool:

@@ -66,7 +66,7 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
         made.message(quiet, parked_at=now - timedelta(minutes=minutes))
     text = Page(page.get(GROUPS)).text
 
-    assert "GatewayTimeout · bank.gateway:post 4 parked (1 on hold)" in text
+    assert "GatewayTimeout · bank.gateway:post · transfer 4 parked (1 on hold)" in text
     assert "growing (+2 in 10 min)" in text
     assert "not growing" in text
     assert "The bank did not answer." in text
@@ -112,7 +112,7 @@ def test_the_page_of_a_group_lists_the_deploys_under_which_it_failed(
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
-    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue one first" in cut
+    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Requeue one, then the others…" in cut
     assert "ffff99" not in whole
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
 
@@ -249,7 +249,7 @@ def test_another_admin_site_serves_the_pages_under_its_own_urls(lead: Any, setti
     finally:
         all_sites.discard(site)
 
-    assert links["Requeue one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
+    assert links["Requeue one, then the others…"].startswith("/ops/rmq_retry/requeuerun/preview/")
 
 
 def test_the_csp_nonce_is_set_on_scripts_and_styles(page: Client, settings: Any) -> None:

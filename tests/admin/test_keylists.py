@@ -127,8 +127,8 @@ def test_messages_on_hold_are_included_on_request(page: Client) -> None:
     told = pasted(page, "PAY-1\nPAY-2")
     both = go(page, told, "Include messages on hold")
 
-    assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
-    assert [one for one in Page(both).links if one.startswith("Discard")] == ["Discard 2…"]
+    assert [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 1…"]
+    assert [one for one in Page(both).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 2…"]
     assert "1 is on hold Leave out" in Page(go(page, both, "Requeue 2")).text
 
 
@@ -149,7 +149,7 @@ def test_a_key_in_another_case_is_a_suggestion_and_not_a_match(page: Client) -> 
     assert tiles(told)["missing"] == 1
     assert "These keys differ from stored keys only in upper and lower case." in Page(told).text
     assert "pay-1 → PAY-1" in Page(told).text
-    assert not [one for one in Page(told).links if one.startswith("Discard")]
+    assert not [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one]
 
 
 def test_a_button_splits_the_keys_at_spaces(page: Client) -> None:
@@ -244,7 +244,7 @@ def test_keys_of_hidden_messages_are_reported_as_not_found(settings: Any) -> Non
     assert tiles(told) == {"keys": 5, "found": 1, "missing": 4, "several": 0, "closed": 0}
     assert dict(told.context["alike"]) == {}
     assert f"#{hidden.pk}" not in told.content.decode()
-    assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
+    assert [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 1…"]
 
 
 def test_disabled_buttons_state_why() -> None:

@@ -1,15 +1,18 @@
 """Nobody is paid twice: what an operator has to check first, and what a page says before it sends."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from django_rmq_retry import Message
-from django_rmq_retry.models import RequeueRun
+from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
 from tests.admin import made
+from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.admin.test_keylists import LIST, go, pasted, previewed, state
+from tests.admin.test_keylists import ADMIN, LIST, go, pasted, previewed, state
 from tests.admin.test_requeueing import press
 
 pytestmark = pytest.mark.django_db
@@ -22,6 +25,10 @@ def excluded(client: Client, text: str, *, copies: int = 1) -> Any:
     for key in ("PAY-1", "PAY-2", *["CUST-7"] * copies):
         made.message(cause, business_key=key)
     return press(client, previewed(client, group=cause.pk), "Leave these out", **{"except": text})
+
+
+def ticked(causes: list[ErrorGroup]) -> dict[str, str | list[int]]:
+    return {"ticked": "1", "group": [one.pk for one in causes]}
 
 
 class TestAKeyThatMatchesNothingOrSeveral:
@@ -77,3 +84,131 @@ class TestAKeyThatMatchesNothingOrSeveral:
 
         assert "I have checked" not in Page(preview).text
         assert RequeueRun.objects.exists()
+
+
+class TestSeveralGroups:
+    """Groups of 3 and 2 messages; PAY-0 of each was paid in another way."""
+
+    @pytest.fixture
+    def causes(self) -> list[ErrorGroup]:
+        causes = [made.group(title="GatewayTimeout") for _ in range(2)]
+        for which, (cause, count) in enumerate(zip(causes, (3, 2), strict=True)):
+            for number in range(count):
+                made.message(cause, business_key=f"{'AB'[which]}-{number}")
+        return causes
+
+    def test_are_ticked_and_requeued_by_one_preview_one_exclusion_and_one_run(
+        self, page: Client, causes: list[ErrorGroup], sent: list[Message]
+    ) -> None:
+        made.message(business_key="C-0")
+        listed = page.get(f"{ADMIN}errorgroup/")
+        boxes = [given["value"] for tag, given in Page(listed).tags if given.get("form") == "rmq-ticked" and tag]
+        there = next(given["formaction"] for tag, given in Page(listed).tags if "formaction" in given)
+        preview = page.get(there, ticked(causes), follow=True)
+        rest = press(page, preview, "Leave these out", **{"except": "A-0, B-0"})
+        press(page, press(page, rest, "Requeue 3 messages", reason="INC-5"), "Continue here")
+        run = RequeueRun.objects.get()
+
+        assert {str(one.pk) for one in causes} < set(boxes)
+        assert "3 GatewayTimeout · bank.gateway:post 2 GatewayTimeout" in Page(preview).text
+        assert "2 messages are left out by their keys." in Page(rest).text
+        assert sorted(item.message.business_key for item in run.items.all()) == ["A-1", "A-2", "B-1"]
+        assert len(sent) == 3
+        assert OperatorAction.objects.get().facts["selection"]["filter"]["group"] == [one.pk for one in causes]
+        assert f"group {causes[0].pk}, {causes[1].pk}" in Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/")).text
+
+    @pytest.mark.parametrize(("what", "typed"), [("discard", {"category": "test"}), ("hold", {"span": "2h"})])
+    def test_are_discarded_or_held_together(
+        self, page: Client, causes: list[ErrorGroup], what: str, typed: dict[str, str]
+    ) -> None:
+        asked = page.get(f"{LIST}{what}/", ticked(causes), follow=True)
+        press(page, asked, f"{what.capitalize()} 5 messages", **typed)
+
+        assert not ParkedMessage.objects.filter(state="parked").exists()
+
+    def test_need_at_least_one_tick(self, page: Client) -> None:
+        told = page.get(f"{ADMIN}requeuerun/preview/", {"ticked": "1"})
+
+        assert (told.status_code, "Tick at least one error group." in Page(told).text) == (400, True)
+
+    def test_are_not_offered_to_a_user_who_may_do_nothing_with_them(self, causes: list[ErrorGroup]) -> None:
+        told = Page(client_of(made.person("clerk", "view_errorgroup")).get(f"{ADMIN}errorgroup/"))
+
+        assert causes
+        assert "the ticked" not in told.text
+        assert "rmq-ticked" not in str(told.tags)
+
+
+def test_the_paid_ones_are_discarded_first_and_the_groups_are_next(page: Client) -> None:
+    cause = made.group()
+    for number in range(3):
+        made.message(cause, business_key=f"PAY-{number}")
+    asked = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-9"), "Discard these 2, then go on to the error groups")
+    refused = press(page, asked, "Discard 2 messages", category="handled elsewhere")
+    done = press(
+        page, refused, "Discard 2 messages", category="handled elsewhere", checked=refused.context["left"].mark
+    )
+
+    assert done.redirect_chain[-1][0] == f"{ADMIN}errorgroup/"
+    assert "2 messages were discarded" in Page(done).text
+    assert "1 parked" in Page(done).text
+
+
+class TestSendingOne:
+    def some(self, count: int = 3) -> int:
+        cause = made.group()
+        for number in range(count):
+            made.message(cause, business_key=f"PAY-{number}", parked_at=timezone.now() - timedelta(minutes=number + 1))
+        return cause.pk
+
+    def test_only_sends_the_oldest_and_ends_the_run(
+        self, page: Client, sent: list[Message], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_rmq_retry.admin.requeue_form.TYPED_FROM", 2)
+        monkeypatch.setattr("django_rmq_retry.admin.requeue_form.REASON_FROM", 2)
+        preview = press(page, previewed(page, group=self.some()), "Leave these out", **{"except": "PAY-2"})
+        press(page, press(page, preview, "Send only one"), "Continue here")
+        run = RequeueRun.objects.get()
+
+        assert [item.message.business_key for item in run.items.all()] == ["PAY-1"]
+        assert (run.total, run.canary, len(sent)) == (1, False, 1)
+
+    def test_first_is_still_the_main_button_after_an_error(self, page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_rmq_retry.admin.requeue_form.TYPED_FROM", 2)
+        words = "Send one now, the other 2 after it was processed"
+        typed = {"rate": "7", "reason": "INC-5", "max_depth": "9", "stop_at": "33", "order": "key"}
+        wrong = press(page, previewed(page, group=self.some()), words, **typed)
+        _form, values = Page(wrong).form_with(words)
+        main = [
+            given["value"]
+            for tag, given in Page(wrong).tags
+            if tag == "button" and "rmq-main" in given.get("class", "")
+        ]
+        press(page, wrong, words, typed="3")
+        run = RequeueRun.objects.get()
+
+        assert "Type 3 to confirm the number of messages." in Page(wrong).text
+        assert main == ["canary"]
+        assert {name: values[name] for name in typed} == typed
+        assert (run.canary, run.rate, run.reason, run.max_depth, run.stop_at, run.one_by_one) == (
+            *(True, 7.0, "INC-5", 9, 33.0, True),
+        )
+
+    def test_all_at_once_is_another_button_on_the_same_page(self, page: Client) -> None:
+        press(
+            page, page.get(f"{ADMIN}requeuerun/preview/", {"group": self.some(), "canary": 1}, follow=True), "Requeue 3"
+        )
+
+        assert not RequeueRun.objects.get().canary
+
+
+def test_a_group_grows_only_if_it_grows_faster_than_before_and_now(page: Client) -> None:
+    now = timezone.now()
+    ages = {"Faster": (1, 2, 3, 15), "Slower": (1, 2, 11, 12, 13), "Over": (7, 8, 9)}
+    for title, minutes in ages.items():
+        cause = made.group(title=title, last_seen=now - timedelta(minutes=minutes[0]))
+        for age in minutes:
+            made.message(cause, parked_at=now - timedelta(minutes=age))
+    shown = {card.group.title: card.growing for card, _buttons in page.get(f"{ADMIN}errorgroup/").context["cards"]}
+
+    assert shown == {"Faster": "growing (+3 in 10 min)", "Slower": "", "Over": ""}

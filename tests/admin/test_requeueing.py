@@ -178,7 +178,7 @@ def test_sending_one_first_starts_a_run_that_waits_for_it(page: Client, sent: li
     for _ in range(3):
         made.message(cause)
     preview = previewed(page, group=cause.pk, canary=1)
-    run_page = press(page, preview, "Requeue one of 3 messages")
+    run_page = press(page, preview, "Send one now, the other 2 after it was processed")
     driven = press(page, run_page, "Continue here")
 
     assert RequeueRun.objects.get().canary

@@ -59,8 +59,8 @@ def test_all_messages_of_one_cause_are_requeued(sit: Sit) -> None:
 def test_one_message_is_requeued_first_and_then_the_rest(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
-    lead.click("Requeue one first", within=card("Canary"))
-    lead.click("Requeue one of 3 messages")
+    lead.click("Requeue one, then the others…", within=card("Canary"))
+    lead.click("Send one now, the other 2 after it was processed")
     clicks = lead.clicks
     lead.sees("Finished")
 

@@ -49,13 +49,25 @@
     if (text === shown) return;
     shown = text;
     const open = $$("details", live).map((one) => one.open);
+    const ticked = $$("input:checked", live).map((one) => one.value);
     const focused = document.activeElement, place = $$("a, button, summary", live).indexOf(focused);
     const fresh = new DOMParser().parseFromString(text, "text/html");
     live.replaceChildren(...fresh.body.childNodes);
     $$("details", live).forEach((one, number) => { if (open[number] !== undefined) one.open = open[number]; });
+    $$("input[type=checkbox]", live).forEach((one) => { one.checked = ticked.includes(one.value); });
+    count();
     const again = place >= 0 && $$("a, button, summary", live)[place];
     if (again && again.textContent === focused.textContent) again.focus({ preventScroll: true });
     ready(live);
+  }
+
+  function count() {
+    const said = $("[data-rmq-ticked]"), ticked = $$("input[data-rmq-count]:checked");
+    if (!said) return;
+    const number = (one) => one.toLocaleString(document.documentElement.lang);
+    const messages = ticked.reduce((sum, one) => sum + Number(one.dataset.rmqCount), 0);
+    const text = said.dataset.text.replace("{groups}", number(ticked.length)).replace("{messages}", number(messages));
+    said.textContent = ticked.length ? text : "";
   }
 
   function ready(where) {
@@ -130,6 +142,8 @@
   }
 
   ready(document);
+  document.addEventListener("change", count);
+  count();
   $$("[data-rmq-tabs]").forEach(tabs);
   $$("dialog[data-rmq-keys]").forEach(keys);
   const wrong = $("#rmq-wrong");
