@@ -3,12 +3,11 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged, Level, gauge
@@ -32,6 +31,10 @@ class Look:
     unreachable: str = ""
     """The reason that the broker cannot be reached; empty if it can."""
     since: datetime | None = None
+    late: bool = False
+    """True if the broker has not answered this look yet; what it said before is shown meanwhile."""
+    last: "Look | None" = None
+    """The last look that the broker answered, if it cannot be reached now."""
     gauged: Gauged = Gauged(levels=(), api_set=True)
 
     @property
@@ -49,6 +52,7 @@ class _Window:
         self._lock = threading.Lock()
         self._looking: threading.Thread | None = None
         self._seen: Look | None = None
+        self._last: Look | None = None
         self._until = 0.0
         self._known: tuple[Declared, ...] = ()
         self._since: datetime | None = None
@@ -68,7 +72,7 @@ class _Window:
         with self._lock:
             if not looking.is_alive() and self._seen is not None:
                 return self._seen
-            return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE_SECONDS:g}"})
+            return replace(self._seen or Look(at=timezone.now()), late=True)
 
     def glimpse(self) -> Look:
         """Return the last look without waiting if it is not too old; a newer one is then ready for the next page."""
@@ -90,7 +94,7 @@ class _Window:
         """Clear everything, for tests and in a forked child process."""
         with self._lock:
             self._seen, self._until, self._since, self._looking = None, 0.0, None, None
-            self._known = ()
+            self._known, self._last = (), None
 
     def _see(self, known: Sequence[Declared]) -> None:
         try:
@@ -99,13 +103,13 @@ class _Window:
             with self._lock:
                 seen = self._away(str(error))
         else:
-            self._since = None
+            self._since, self._last = None, seen
         with self._lock:
             self._seen, self._until = seen, time.monotonic() + FRESH_SECONDS
 
     def _away(self, why: str) -> Look:
         self._since = self._since or timezone.now()
-        return Look(at=timezone.now(), unreachable=why, since=self._since)
+        return Look(at=timezone.now(), unreachable=why, since=self._since, last=self._last)
 
 
 def _seen(known: Sequence[Declared]) -> Look:

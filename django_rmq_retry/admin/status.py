@@ -98,7 +98,8 @@ class LiveStatusAdmin(Pages):
         seen, now = broker_look.look(), database_clock.now(known.alias)
         problems = present(known, now, seen.levels)
         still = Standstills.of_states([state_of(one) for one in known.stopped], now.timestamp())
-        rows = still.judged(seen.levels)
+        shown = seen.last or seen
+        rows = still.judged(shown.levels)
         stood = {one.subject: visible(one.text) for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
         return self.page(
             request,
@@ -106,6 +107,8 @@ class LiveStatusAdmin(Pages):
             part="parts/status.html",
             title=_("Live status"),
             look=seen,
+            shown=shown,
+            current=not (seen.unreachable or seen.late),
             levels=[
                 (
                     row.level,
@@ -116,7 +119,7 @@ class LiveStatusAdmin(Pages):
                 )
                 for row in rows
             ],
-            blind=blind(seen.gauged),
+            blind=blind(shown.gauged),
             needs=[Need.of(problem, request, self.address) for problem in problems],
             counts=_counts(known),
             now=timezone.now(),

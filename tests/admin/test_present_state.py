@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.models import (
     Action,
     Attempt,
@@ -214,6 +216,46 @@ def test_a_button_that_a_user_may_not_press_says_why(page: Client) -> None:
     assert "Open the group: You need the permission “Can view error group”." in Page(response).text
     assert "/errorgroup/" not in Page(response).links.get("Open the group", "")
     assert "Open the group" in " ".join(Page(page.get(f"{ADMIN}livestatus/")).links)
+
+
+def test_the_last_known_queues_stay_while_the_broker_is_away_but_nothing_is_green(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T11, T12: one miss is enough, and its age is said."""
+    now = timezone.now()
+    known = Gauged(levels=(Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1),), api_set=True)
+    last = broker_look.Look(at=now - timedelta(seconds=64), gauged=known)
+    seen = {"away": broker_look.Look(at=now, unreachable="connection refused", since=now, last=last)}
+    seen["late"] = broker_look.Look(at=last.at, late=True, gauged=known)
+    said = {}
+    for name, look in seen.items():
+        monkeypatch.setattr(broker_look, "look", lambda look=look: look)
+        said[name] = shown(page, "livestatus/").partition("Latest actions")[0]
+
+    for text in said.values():
+        assert "The queues are shown as of" in text
+        assert "payments.main work Ready 3" in text
+        assert "✓" not in text
+    assert ["No connection to the broker since" in text for text in said.values()] == [True, False]
+
+
+def test_a_broker_that_is_slow_once_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T12: the next look has its answer."""
+    answered = Event()
+    there = broker_look.Look(at=timezone.now())
+
+    def slow(_known: object) -> broker_look.Look:
+        answered.wait(10)
+        return there
+
+    monkeypatch.setattr(broker_look, "_seen", slow)
+    monkeypatch.setattr(broker_look, "PATIENCE_SECONDS", 0.01)
+    late = broker_look.look()
+    answered.set()
+    monkeypatch.setattr(broker_look, "PATIENCE_SECONDS", 10.0)
+
+    assert (late.late, late.unreachable) == (True, "")
+    assert broker_look.look() == there
 
 
 def test_rates_unknown_to_the_broker_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@
   const $$ = (what, where = document) => [...where.querySelectorAll(what)];
   const pulse = $("[data-rmq-pulse]");
   const live = $("[data-rmq-live]");
-  let paused = false, missed = 0, timer = 0, shown = "";
+  const PATIENCE = 5000;
+  let paused = false, missed = 0, timer = 0, shown = "", seen = new Date();
 
   const say = (text) => { if (pulse && $("[data-rmq-said]", pulse).textContent !== text) $("[data-rmq-said]", pulse).textContent = text; };
   const over = () => Boolean(live && $("[data-rmq-over]", live));
@@ -22,7 +23,7 @@
     const sending = $("[data-rmq-send]", live);
     const address = new URL(sending ? sending.dataset.rmqSend : live.dataset.rmqLive, location.href);
     address.searchParams.set("fragment", "1");
-    const asked = { credentials: "same-origin", headers: { "X-Requested-With": "XMLHttpRequest" } };
+    const asked = { signal: AbortSignal.timeout(PATIENCE), credentials: "same-origin", headers: { "X-Requested-With": "XMLHttpRequest" } };
     if (sending) {
       const token = $("[name=csrfmiddlewaretoken]");
       Object.assign(asked, { method: "POST", headers: { ...asked.headers, "X-CSRFToken": token ? token.value : "" } });
@@ -35,12 +36,14 @@
       if (paused) return;
       swap(text);
       missed = 0;
+      seen = new Date();
       live.classList.remove("rmq-stale");
       if (pulse) { pulse.hidden = over(); say(pulse.dataset.textEvery); }
       later(sending ? 100 : usual());
     } catch {
       missed += 1;
-      if (missed >= 3) { live.classList.add("rmq-stale"); if (pulse) say(pulse.dataset.textStale); }
+      live.classList.add("rmq-stale");
+      if (pulse) { pulse.hidden = false; say(pulse.dataset.textStale.replace("TIME", seen.toLocaleTimeString())); }
       later(Math.min(usual() * 2 ** missed, 60000));
     }
   }
