@@ -19,13 +19,16 @@ from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properti
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
-from django_rmq_retry.parked.findings import RequeueReport, report
+from django_rmq_retry.parked.edit import Proposal, editable, laid_out, propose, store, text_of, typed_text
+from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 
 HEADER_FIELD = "header:"
+FEWEST_LINES, MOST_LINES = 8, 40
+"""The height of the field for the body."""
+MOST_PATHS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +66,10 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
         title = _("Edit %(name)s") % {"name": message}
         return pages.page(request, "refusal.html", title=title, status=409, why=why_not)
     if request.method != "POST":
-        return _form_page(pages, request, message, text_of(message) or "")
+        text = text_of(message) or ""
+        return _form_page(pages, request, message, laid_out(text) or text)
     form = EditForm.read(request, message)
-    proposal = propose(message, text=form.text, headers=form.headers, new_id=form.new_id)
+    proposal = propose(message, text=typed_text(message, form.text), headers=form.headers, new_id=form.new_id)
     if "back" in request.POST or proposal.problems:
         return _form_page(pages, request, message, form.text, form=form, problems=proposal.problems)
     wrong = ""
@@ -87,7 +91,8 @@ def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: st
             return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
         except Refused as refused:
             messages.warning(request, str(refused))
-    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
+    words = urlencode({"sel": selection.token(), "reason": reason})
+    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{words}")
 
 
 def _ready(findings: RequeueReport, look: broker_look.Look) -> bool:
@@ -119,6 +124,7 @@ def _form_page(
         status=422 if problems else 200,
         message=message,
         text=text,
+        lines=min(max(text.count("\n") + 2, FEWEST_LINES), MOST_LINES),
         fields=fields,
         version=form.version if form else message.version,
         new_id=form.new_id if form else "",
@@ -130,7 +136,9 @@ def _form_page(
 def _review_page(
     pages: Pages, request: HttpRequest, message: ParkedMessage, form: EditForm, *, proposal: Proposal, wrong: str
 ) -> HttpResponse:
-    findings, look = report(Selection.of_ids([message.pk])), broker_look.look()
+    # A permanent error is what the edit removes.
+    found = report(Selection.of_ids([message.pk]), Terms(confirmed_permanent=True))
+    look = broker_look.look()
     # As many lines as a page shows.
     lengths = accumulate(len(line.text) + 2 for line in proposal.difference)
     lines = [line for line, length in zip(proposal.difference, lengths, strict=True) if length <= TEXT_LIMIT]
@@ -144,11 +152,13 @@ def _review_page(
         carried=[(f"{HEADER_FIELD}{place}", text) for place, text in enumerate(form.headers.values())],
         proposal=proposal,
         differing=lines,
+        paths=proposal.paths[:MOST_PATHS],
+        more_paths=max(len(proposal.paths) - MOST_PATHS, 0),
         cut=len(lines) < len(proposal.difference),
-        findings=findings.findings,
+        findings=[one for one in found.findings if one.name != "permanent"],
         look=look,
-        levels=targets_of(findings, look),
-        ready=_ready(findings, look),
+        levels=targets_of(found, look),
+        ready=_ready(found, look) and not proposal.unread,
         wrong={"all": wrong} if wrong else {},
     )
 

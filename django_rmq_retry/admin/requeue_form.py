@@ -49,7 +49,8 @@ class Wish:
         form = request.POST if request.method == "POST" else request.GET
         if request.method != "POST" and "rate" not in form:
             held = frozenset([str(ItemReason.ON_HOLD)] if request.GET.get("held") else [])
-            return cls(canary=bool(request.GET.get("canary")), include=held)
+            reason = request.GET.get("reason", "").strip()
+            return cls(canary=bool(request.GET.get("canary")), include=held, reason=reason)
         pressed = form.get("start", "")
         wish = cls(
             rate=number(form.get("rate"), 20.0),

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, zip_longest
 
@@ -27,6 +27,8 @@ class Sign(StrEnum):
 class DiffLine:
     sign: Sign
     text: str = ""
+    parts: tuple[tuple[str, bool], ...] = field(default=(), compare=False)
+    """The text in parts, each with True if it differs from the line that it replaces or is replaced by."""
 
 
 def difference(before: str, after: str) -> list[DiffLine]:
@@ -49,20 +51,29 @@ def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffLine]:
             yield DiffLine(sign=Sign.SKIPPED)
         for tag, low, high, begin, end in group:
             if tag == "equal":
-                yield from (DiffLine(sign=Sign.SAME, text=_part(text, 0, 0)) for text in old[low:high])
+                yield from (_line(Sign.SAME, text, 0, 0) for text in old[low:high])
                 continue
             pairs = [_apart(before, after) for before, after in zip_longest(old[low:high], new[begin:end])]
-            yield from (DiffLine(sign=Sign.GONE, text=text) for text, _new in pairs if text is not None)
-            yield from (DiffLine(sign=Sign.NEW, text=text) for _old, text in pairs if text is not None)
+            yield from (line for line, _new in pairs if line is not None)
+            yield from (line for _old, line in pairs if line is not None)
 
 
-def _apart(old: str | None, new: str | None) -> tuple[str | None, str | None]:
-    """Return a replaced line and its replacement; long ones are cut to where they differ."""
-    if old is None or new is None:
-        return old, new
-    start = _alike(old, new)
-    stop = _alike(old[start:][::-1], new[start:][::-1])
-    return _part(old, start, len(old) - stop), _part(new, start, len(new) - stop)
+def _apart(old: str | None, new: str | None) -> tuple[DiffLine | None, DiffLine | None]:
+    """Return a replaced line and its replacement, each with the part that differs."""
+    start = stop = 0
+    if old is not None and new is not None:
+        start = _alike(old, new)
+        stop = _alike(old[start:][::-1], new[start:][::-1])
+    return (
+        None if old is None else _line(Sign.GONE, old, start, len(old) - stop),
+        None if new is None else _line(Sign.NEW, new, start, len(new) - stop),
+    )
+
+
+def _line(sign: Sign, text: str, start: int, stop: int) -> DiffLine:
+    pieces = [(_part(text[:start], start, start), False), (_part(text[start:stop], 0, 0), True)]
+    pieces.append((_part(text[stop:], 0, 0), False))
+    return DiffLine(sign=sign, text=_part(text, start, stop), parts=tuple(one for one in pieces if one[0]))
 
 
 def _part(text: str, start: int, stop: int) -> str:

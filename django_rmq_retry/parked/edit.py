@@ -16,10 +16,13 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
-from django_rmq_retry.messages.masking import is_json, masked
+from django_rmq_retry.messages.json_fields import differing, rejoined
+from django_rmq_retry.messages.masking import indented, is_json, masked
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
@@ -30,6 +33,9 @@ from django_rmq_retry.parked.difference import DiffLine, difference
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 
 SHOWN_NAMES = 5
+SHOWN_CHARACTERS = 120
+MOST_LAID_OUT = 512 * 1024
+"""Longest JSON text, laid out, that an edit shows in this form, and compares by paths; longer ones take seconds."""
 SHOWN_LINES = 200
 """Largest number of lines of a difference in the audit log."""
 
@@ -99,7 +105,7 @@ def changed_headers(
     drop: list[str] = []
     put: dict[str, object] = {}
     refused: list[str] = []
-    differing: dict[str, tuple[str, str]] = {}
+    changes: dict[str, tuple[str, str]] = {}
     for name, text in wanted.items():
         row = known.get(name)
         before = row.text if row else ""
@@ -108,7 +114,7 @@ def changed_headers(
         if (row and row.locked) or kind_of(name) is not HeaderKind.CUSTOM or not name:
             refused.append(_("The header %(name)r cannot be changed.") % {"name": name})
             continue
-        differing[name] = before, text or ""
+        changes[name] = before, text or ""
         if text is None:
             drop.append(name)
             continue
@@ -116,7 +122,7 @@ def changed_headers(
             put[name] = _typed(text, row.type if row else "str")
         except ValueError:
             refused.append(_("The header %(name)r must be a whole number, or true or false.") % {"name": name})
-    return headers.replacing(drop=drop, put=put), differing, refused
+    return headers.replacing(drop=drop, put=put), changes, refused
 
 
 def _typed(text: str, kind: str) -> object:
@@ -144,7 +150,9 @@ def check_json(text: str) -> tuple[list[str], list[str]]:
         json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         sentence = _("Line %(line)s, column %(column)s: invalid JSON (%(problem)s).")
-        return [sentence % {"line": error.lineno, "column": error.colno, "problem": error.msg}], []
+        named = sentence % {"line": error.lineno, "column": error.colno, "problem": error.msg}
+        line = text.split("\n")[error.lineno - 1].strip()
+        return [f"{named} {short(line, SHOWN_CHARACTERS)}"], []
     except _Forbidden as error:
         return [_("%(constant)s is not valid JSON, and most parsers reject it.") % {"constant": error}], []
     except (RecursionError, ValueError, ArithmeticError):
@@ -166,10 +174,14 @@ class Proposal:
     problems: tuple[str, ...]
     """Reasons why it cannot be stored; empty if it can."""
     warnings: tuple[str, ...]
+    unread: str
+    """Why the message's handler could not read it; empty if it could."""
     difference: tuple[DiffLine, ...]
     """Difference of the bodies, unmasked, for operators with permission to see the body."""
     headers: Mapping[str, tuple[str, str]]
     """Changed headers, each with its value before and after."""
+    paths: tuple[tuple[str, str | None, str | None], ...]
+    """Paths of JSON values that differ, with the text before and after; None for a missing one."""
 
 
 def editable(message: ParkedMessage) -> str:
@@ -198,6 +210,40 @@ def text_of(message: ParkedMessage) -> str | None:
     return None if "\0" in text else text
 
 
+def laid_out(text: str) -> str | None:
+    """Return a JSON text with one value in each line, all else unchanged; None if it is not JSON, or too deep."""
+    if len(text) > MOST_LAID_OUT or not is_json(text) or check_json(text)[0]:
+        return None
+    return indented(text, most=MOST_LAID_OUT)
+
+
+def typed_text(message: ParkedMessage, typed: str) -> str:
+    """Return the text that a form means: it shows JSON laid out, so there only what is no space was edited."""
+    before = text_of(message) or ""
+    if laid_out(before) is None or check_json(typed)[0]:
+        return typed
+    return rejoined(before, typed)
+
+
+def _unread(message: ParkedMessage, body: bytes, raw: bytes) -> str:
+    """Return why the message's handler could not read this body; empty if it could, or has none."""
+    delivery = Delivery(
+        body=body, raw=raw, queue=message.queue, exchange=message.exchange, routing_key=message.routing_key
+    )
+    try:
+        named = {one.name: one for one in registry.subscriptions()}.get(message.handler)
+        queue = next((one for one in registry.work_queues() if one.queue.name == message.queue), None)
+        subscription = named or (queue.choose(delivery) if queue else None)
+        if subscription is not None:
+            decoded(delivery, subscription.codec, subscription.limits)
+    except UndecodableHeaders:
+        return ""
+    except UndecodableBody as error:
+        text = _("The handler %(handler)s could not read this body: %(problem)s.")
+        return text % {"handler": message.handler or message.queue, "problem": error}
+    return ""
+
+
 def propose(
     message: ParkedMessage, *, text: str, headers: Mapping[str, str | None] | None = None, new_id: str = ""
 ) -> Proposal:
@@ -212,22 +258,27 @@ def propose(
         problems, warnings = check_json(after)
     try:
         known = decode_properties(original.raw)
-        changed, differing, refused = changed_headers(known.headers, headers or {})
+        changed, changes, refused = changed_headers(known.headers, headers or {})
         problems += refused
         kept = known.message_id if not new_id else short(new_id, 255)
         raw = encode_properties(replace(known, headers=changed, message_id=kept))
     except (UndecodableHeaders, ValueError) as error:
-        raw, differing = original.raw, {}
+        raw, changes = original.raw, {}
         problems.append(_("The headers cannot be encoded: %(error)s") % {"error": error})
+    body = after.encode("utf-8", "backslashreplace")
     if after == before and raw == original.raw:
         problems.append(_("Nothing was changed."))
+    shown, now = laid_out(before), laid_out(after)
+    comparable = shown is not None and now is not None and shown != now
     return Proposal(
-        body=after.encode("utf-8", "backslashreplace"),
+        body=body,
         properties=raw,
         problems=tuple(problems),
         warnings=tuple(warnings),
-        difference=tuple(difference(before, after)),
-        headers=differing,
+        unread="" if problems else _unread(message, body, raw),
+        difference=tuple(difference(shown or "", now or "") if comparable else difference(before, after)),
+        headers=changes,
+        paths=tuple(differing(before, after)) if comparable else (),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Case, Count, IntegerField, Max, Min, Q, QuerySet, Sum, Value, When
+from django.db.models import Case, Count, Exists, IntegerField, Max, Min, OuterRef, Q, QuerySet, Sum, Value, When
 from django.utils.translation import ngettext_lazy
 
 from django_rmq_retry import database_clock
@@ -196,7 +196,7 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
         "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(database())),
         "succeeded": Q(succeeded_at__isnull=False),
         "unconfirmed": Q(unconfirmed=True),
-        "permanent": Q(reason__in=PERMANENT_REASONS),
+        "permanent": Q(reason__in=PERMANENT_REASONS) & ~_edited_since(),
     }
     max_age = settings().operators.requeue_max_age
     if max_age is not None:
@@ -267,6 +267,12 @@ def _changed(selection: Selection) -> Q:
         return Q(pk__in=list(edited[:MOST_EDITED]))
     now = dict(selection.queryset().values_list("pk", "revision"))
     return Q(pk__in=[pk for pk, revision in selection.revisions.items() if now.get(pk) != revision])
+
+
+def _edited_since() -> Q:
+    """Match messages that were edited after they were last sent: the edit may have removed a permanent cause."""
+    later = MessageVersion.objects.filter(message=OuterRef("pk"), at__gt=OuterRef("requeued_at"))
+    return Q(version__gt=1) & (Q(requeued_at=None) | Q(Exists(later)))
 
 
 def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> RequeueFinding:

@@ -114,14 +114,15 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
     one = made.message(body=b'\n{"amount": 100.00}')
     form = page.get(f"{MESSAGES}{one.pk}/edit/")
     _form, values = Page(form).form_with("Review the changes")
-    review = press(page, form, "Review the changes", text='\n{"amount": 1.10}')
+    review = press(page, form, "Review the changes", text='{"amount":\r\n1.10}')
     silent = press(page, review, "Store and preview the requeue")
     preview = press(page, silent, "Store and preview the requeue", reason="customer's wish")
     version = MessageVersion.objects.get()
 
-    assert values["text"] == '\n{"amount": 100.00}'
-    assert '- {"amount": 100.00}' in Page(review).text
-    assert '+ {"amount": 1.10}' in Page(review).text
+    assert values["text"] == '{\n  "amount": 100.00\n}'
+    assert "amount : 100.00 → 1.10" in Page(review).text
+    assert "1<del>00.0</del>0" in review.content.decode()
+    assert "1<ins>.1</ins>0" in review.content.decode()
     assert "Enter the reason for the edit." in Page(silent).text
     assert (bytes(version.body), version.by, version.number) == (b'\n{"amount": 1.10}', "lead", 2)
     assert bytes(again(one).body) == b'\n{"amount": 100.00}'
@@ -159,14 +160,45 @@ def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, 
 
 def test_an_edited_message_with_a_finding_goes_to_the_preview(page: Client, settings: Any, sent: list[Message]) -> None:
     edited(settings)
-    one = made.message(made.group(reason="permanent"))
+    one = made.message(unconfirmed=True)
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
     forged = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
 
-    assert "1 has a permanent error: a requeue alone will not help" in Page(review).text
+    assert "1 may have been delivered" in Page(review).text
     assert "Requeue the edited message" not in Page(review).text
-    assert "I fixed the cause" in Page(forged).text
+    assert 'value="customer&#x27;s wish"' in forged.content.decode()
     assert (MessageVersion.objects.count(), RequeueRun.objects.count(), sent) == (1, 0, [])
+
+
+def test_a_permanent_error_that_an_edit_removed_is_requeued_from_the_review(
+    page: Client, settings: Any, sent: list[Message]
+) -> None:
+    edited(settings)
+    one = made.message(made.group(reason="permanent"), body=b'{"amount": "8,50"}')
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 8.50}')
+    run_page = press(page, review, "Requeue the edited message", reason="comma")
+    press(page, run_page, "Continue here")
+
+    assert "permanent" not in Page(review).text
+    assert (RequeueRun.objects.get().reason, [message.body for message in sent]) == ("comma", [b'{"amount": 8.50}'])
+
+
+def test_the_line_of_an_error_is_named_and_shown(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message(body=b'{"a": 1, "amount": 2}')
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+    wrong = press(page, form, "Review the changes", text='{\r\n  "a": 1,\r\n  "amount": 8,50\r\n}')
+
+    assert "Line 3, column 15: invalid JSON" in Page(wrong).text
+    assert '"amount": 8,50' in Page(wrong).text
+
+
+def test_a_body_that_is_only_shown_and_stored_is_not_changed(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message(body=b'\n{"amount":100.00 ,"id": 12345678901234567890,"a":[1E400,\t"\\u0041"]}')
+    shown = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes")
+
+    assert "Nothing was changed." in Page(shown).text
 
 
 def test_an_edit_without_a_broker_is_stored_and_can_be_planned(
@@ -214,7 +246,7 @@ def test_the_second_editor_sees_the_version_of_the_first(page: Client, settings:
     late = press(page, review, "Store and preview the requeue", reason="second", text='{"other": 1}')
 
     assert "lead stored version 2 meanwhile." in Page(late).text
-    assert '+ {"other": 1}' in Page(late).text
+    assert "other : added → 1" in Page(late).text
     assert MessageVersion.objects.count() == 1
 
 

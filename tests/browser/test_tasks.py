@@ -83,7 +83,7 @@ def test_a_message_is_edited_and_requeued(sit: Sit) -> None:
     lead.sees("Finished")
 
     assert clicks == 4
-    assert '+ {"amount": "1.10"}' in difference
+    assert '+   "amount": "1.10"' in difference
     assert (barriers, lead.complaints) == ([], [])
 
 

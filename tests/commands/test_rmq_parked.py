@@ -391,7 +391,7 @@ class TestActs:
         asked = parked(*words)
         done = parked(*words, "--yes", "--reason", "wrong amount")
 
-        assert (asked.code, '- {"amount": 1.10}\n+ {"amount": 11.00}' in asked.err) == (7, True)
+        assert (asked.code, '-   "amount": 1.10\n+   "amount": 11.00' in asked.err) == (7, True)
         assert (done.code, again(one).version) == (0, 2)
         assert parked(*words, "--yes").code == 2
 

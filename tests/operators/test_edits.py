@@ -1,16 +1,21 @@
 """Edits: exact text in, exact bytes out, a difference to look at, and never another handler."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from django_rmq_retry import Delivery, handler
-from django_rmq_retry.messages import decode_properties
+from django_rmq_retry.messages import Reason, decode_properties
 from django_rmq_retry.models import OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.difference import DiffLine, Sign
 from django_rmq_retry.parked.edit import HeaderKind, Proposal, editable, propose, rows, store, text_of
+from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Refused
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 from tests.operators.made import ANN, again, record
 
 pytestmark = pytest.mark.django_db
@@ -86,9 +91,28 @@ def test_an_edit_keeps_the_line_endings_of_the_original() -> None:
 
 def test_the_difference_is_reported_line_by_line() -> None:
     made = edited(payment(body=b'{\n"a": 1,\n"b": 2\n}'), '{\n"a": 5,\n"b": 2\n}')
-    signs = {"{": Sign.SAME, '"a": 1,': Sign.GONE, '"a": 5,': Sign.NEW, '"b": 2': Sign.SAME, "}": Sign.SAME}
+    signs = {"{": Sign.SAME, '  "a": 1,': Sign.GONE, '  "a": 5,': Sign.NEW, '  "b": 2': Sign.SAME, "}": Sign.SAME}
 
     assert made.difference == tuple(DiffLine(sign=sign, text=text) for text, sign in signs.items())
+    assert made.difference[1].parts == (('  "a": ', False), ("1", True), (",", False))
+    assert made.paths == (("a", "1", "5"),)
+
+
+def test_an_edited_message_is_no_longer_permanent_until_it_is_sent() -> None:
+    one = payment(reason=Reason.PERMANENT)
+
+    def sendable() -> tuple[int, int]:
+        chosen = Selection.of_ids([one.pk]), Selection.of_filter({"state": [State.PARKED]})
+        return report(chosen[0]).sendable, report(chosen[1]).sendable
+
+    before = sendable()
+    store(one.pk, ANN, edited(one), version=1, reason="x")
+    after = sendable()
+    run = start(Selection.of_ids([one.pk]), ANN)
+    ParkedMessage.objects.update(requeued_at=timezone.now() + timedelta(seconds=5))
+
+    assert (before, after, sendable()) == ((0, 0), (1, 1), (0, 0))
+    assert (run.total, run.skipped) == (1, 0)
 
 
 def test_sender_headers_can_be_edited_and_other_headers_keep_their_bytes() -> None:

@@ -1,0 +1,175 @@
+"""Edits of JSON that a form shows laid out: what is not edited keeps every byte."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_rmq_retry import handler
+from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.messages.json_fields import differing, path_of, rejoined, written
+from django_rmq_retry.messages.masking import tokens
+from django_rmq_retry.parked.edit import laid_out, propose, typed_text
+from tests.operators.made import record
+
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,5})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
+SPACE = st.text(" \t\r\n", max_size=3)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+
+
+@st.composite
+def literals(draw: Any) -> str:
+    """A JSON value as somebody may write it: any spaces, any escapes, names that occur twice."""
+    scalars = st.one_of(NUMBERS, st.sampled_from(["true", "false", "null"]), TEXTS.map(json.dumps))
+    names = st.one_of(TEXTS.map(json.dumps), TEXTS.map(lambda text: json.dumps(text, ensure_ascii=False)))
+
+    def within(inner: Any) -> Any:
+        def spaced(marks: str, entries: list[str]) -> str:
+            before = [draw(SPACE) for _ in range(len(entries) + 1)]
+            joined = ",".join(space + one for space, one in zip(before, entries, strict=False))
+            return f"{marks[0]}{joined}{before[-1]}{marks[1]}"
+
+        pairs = st.tuples(names, SPACE, SPACE, inner).map(lambda pair: f"{pair[0]}{pair[1]}:{pair[2]}{pair[3]}")
+        lists = st.lists(inner, max_size=4).map(lambda entries: spaced("[]", entries))
+        return lists | st.lists(pairs, max_size=4).map(lambda entries: spaced("{}", entries))
+
+    return str(draw(st.recursive(scalars, within, max_leaves=12)))
+
+
+@st.composite
+def bodies(draw: Any) -> str:
+    inside = ",".join(f"{json.dumps(name)}:{draw(SPACE)}{draw(literals())}" for name in ("a", "b", "c"))
+    return f"{draw(SPACE)}{{{inside}{draw(SPACE)}}}{draw(SPACE)}"
+
+
+SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+
+@SLOW
+@given(bodies())
+def test_a_body_that_is_shown_and_sent_back_keeps_every_character(body: str) -> None:
+    shown = laid_out(body)
+    assert shown is not None
+    # A browser has its own line ends.
+    assert rejoined(body, shown.replace("\n", "\r\n")) == body
+
+
+@SLOW
+@given(bodies(), st.data())
+def test_one_changed_value_changes_only_its_characters(body: str, data: Any) -> None:
+    values = [one for one in tokens(body) if one[0] not in "{}[],:" and body[one[2] :].lstrip()[:1] != ":"]
+    if not values:
+        return
+    _word, start, stop = data.draw(st.sampled_from(values))
+    wanted = f"{body[:start]}123.4500{body[stop:]}"
+
+    assert rejoined(body, laid_out(wanted) or "") == wanted
+
+
+@SLOW
+@given(bodies(), bodies())
+def test_any_other_text_arrives_with_all_its_tokens(body: str, other: str) -> None:
+    made = rejoined(body, other)
+
+    assert [word for word, *_rest in tokens(made)] == [word for word, *_rest in tokens(other)]
+
+
+@pytest.mark.parametrize(
+    ("before", "typed", "after"),
+    [
+        ('{"a":1, "b":2}', '{\n  "b": 2\n}', '{"b":2}'),
+        ('{"a":1, "b":2}', '{"a": 1, "c": {"x": 1.10}, "b": 2}', '{"a":1, "c":{"x":1.10}, "b":2}'),
+        ('{\n  "a": 1,\n  "b": 2\n}\n', '{"a":1,"b":2,"c":3}', '{\n  "a": 1,\n  "b": 2,\n  "c": 3\n}\n'),
+        ("[1,  2,3]", "[1,2]", "[1,  2]"),
+        ("{}", '{"a": 1}', '{"a":1}'),
+    ],
+)
+def test_an_inserted_or_removed_value_leaves_the_others_as_they_are(before: str, typed: str, after: str) -> None:
+    assert rejoined(before, typed) == after
+
+
+@pytest.mark.parametrize("path", ["amount", "items[0].price", '"a.b".c', "[0]", "a[0][1]"])
+def test_a_path_is_read_as_it_is_written(path: str) -> None:
+    assert written(path_of(path)) == path
+
+
+@pytest.mark.parametrize("path", ['a["x"]', "a..b", ".a", "a b", "a.[0]", "a[x]"])
+def test_a_path_that_names_nothing_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(path)):
+        path_of(path)
+
+
+def test_differences_are_listed_by_path() -> None:
+    before = '{"amount": "8,50", "items": [{"price": 1.0}, 2], "gone": {}, "x": 1, "x": 2}'
+    after = '{"amount": 8.50, "items": [{"price": 1.00}, 2], "x": 1, "x": 3, "new": null}'
+
+    assert differing(before, after) == [
+        ("amount", '"8,50"', "8.50"),
+        ("items[0].price", "1.0", "1.00"),
+        ("gone", "{}", None),
+        ("x", "2", "3"),
+        ("new", None, "null"),
+    ]
+
+
+@pytest.fixture
+def allowed(settings: Any) -> None:
+    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"EDITABLE": {"*": True}}}
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize(
+    "body",
+    [b"plain", b"[" * 10_000 + b"]" * 10_000, b'{"a": NaN}', b'{"a": "x\ny"}', b'\xef\xbb\xbf{"a": 1}', b"", b'"x"'],
+    ids=["text", "deep", "nan", "line end", "bom", "empty", "scalar"],
+)
+def test_what_cannot_be_laid_out_is_edited_as_it_is(body: bytes) -> None:
+    one = record(body=body)
+
+    assert laid_out(body.decode()) is None
+    assert typed_text(one, "other\r\ntext") == "other\r\ntext"
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize("rows", [4_000, 100_000], ids=["laid out", "3 MB"])
+def test_a_large_body_comes_back_as_it_was(rows: int) -> None:
+    body = '{"rows":[' + ",".join(f'{{"id":{number},"amount":{number}.10}}' for number in range(rows)) + "]}"
+    one = record(body=body.encode())
+    shown = laid_out(body) or body
+    changed = shown.replace("3777.10", "1e5")
+
+    assert (shown == body) is (rows == 100_000)
+    assert propose(one, text=typed_text(one, shown)).problems == ("Nothing was changed.",)
+    made = propose(one, text=typed_text(one, changed))
+    assert made.body == body.replace("3777.10", "1e5").encode()
+    assert made.paths == ((("rows[3777].amount", "3777.10", "1e5"),) if rows == 4_000 else ())
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("allowed")
+def test_a_body_that_the_handler_cannot_read_is_said() -> None:
+    class Amounts:
+        content_type = "application/json"
+
+        def encode(self, data: object) -> bytes:
+            return b""
+
+        def decode(self, body: bytes, properties: object = None) -> object:
+            if b'"' in body.partition(b":")[2]:
+                raise UndecodableBody("amount is no number", size=len(body))
+            return None
+
+    @handler("typed.amounts", codec=Amounts())
+    def book(message: object) -> None:
+        """Nothing."""
+
+    one = record(body=b'{"amount": "8,50"}', queue="typed.amounts", handler="")
+    wrong, right = propose(one, text='{"amount": "8.50"}'), propose(one, text='{"amount": 8.50}')
+
+    assert "amount is no number" in wrong.unread
+    assert right.unread == ""
