@@ -2,11 +2,12 @@
 
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from django.conf import settings as project
@@ -33,6 +34,10 @@ MASKED = (
 """Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
 TRACE_ID = "{trace_id}"
 """The place of a trace's id in TRACE_URL."""
+SHORTEST_KEY = 16
+"""The fewest characters of the key that signs a webhook."""
+ADMINS = "admins"
+"""The value of ALERTS['MAIL'] that stands for the setting ADMINS of Django."""
 REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
@@ -111,11 +116,35 @@ trace_url = taking(
 )
 
 
+def is_http(address: str) -> bool:
+    """Return True for an http:// or https:// URL with a host, and with a port that can be one."""
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def management(key: str, value: object) -> Secret | None:
     given = Secret(value) if isinstance(value, str) else value
-    if given is None or (isinstance(given, Secret) and urlsplit(given.reveal()).scheme in {"http", "https"}):
+    if given is None or (isinstance(given, Secret) and is_http(given.reveal())):
         return given
     raise wrong(key, "an http:// or https:// URL", f"a {type(value).__name__} without it", "It is not shown here.")
+
+
+def webhook(key: str, value: object) -> Secret | None:
+    given = management(key, value)
+    if given is None or re.fullmatch(r"[!-~]+", given.reveal()):
+        return given
+    raise wrong(key, "a URL of ASCII characters without spaces", "this one", "It is not shown here.")
+
+
+def signing_key(key: str, value: object) -> Secret | None:
+    given = Secret(value) if isinstance(value, str) else value
+    if given is None or (isinstance(given, Secret) and len(given.reveal()) >= SHORTEST_KEY):
+        return given
+    expected = f"a string of at least {SHORTEST_KEY} characters"
+    raise wrong(key, expected, f"this {type(value).__name__}", "Its value is not shown here.")
 
 
 def nested(example: str, parts: Mapping[str, Reader], kind: Callable[..., object]) -> Reader:
@@ -229,6 +258,28 @@ class Operators:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alerts:
+    """``RMQ_RETRY["ALERTS"]`` with its defaults."""
+
+    mail: str | tuple[str, ...] = ()
+    """The recipients, or ADMINS."""
+    webhook: Secret | None = None
+    secret: Secret | None = None
+    """The key that signs what the webhook gets."""
+    window: float = 900
+    """Seconds; at most one alert of one finding is sent in them."""
+    level: str = "warning"
+    """The lowest severity of a finding that is sent."""
+    without: tuple[str, ...] = ()
+    """Codes of findings that are not sent."""
+    admin_url: str = ""
+    """The address of the project's admin, for the link to Live status."""
+
+    def __bool__(self) -> bool:
+        return bool(self.mail or self.webhook)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """``RMQ_RETRY`` with its defaults; each field is the key of the same name in capitals. Times are seconds."""
 
@@ -274,6 +325,7 @@ class Settings:
     around: tuple[Callable[..., object], ...] = ()
     """Hooks around each attempt and each publish: functions that return a context manager."""
     operators: Operators = field(default_factory=Operators)
+    alerts: Alerts = field(default_factory=Alerts)
 
     @property
     def limits(self) -> BodyLimits:
@@ -327,6 +379,34 @@ OPERATOR_KEYS: Mapping[str, Reader] = {
 }
 """The keys of ``RMQ_RETRY["OPERATORS"]``."""
 
+ALERT_KEYS: Mapping[str, Reader] = {
+    "MAIL": taking(
+        f"{ADMINS!r} or a list of addresses",
+        lambda value: value == ADMINS or (value and _is_list_of_texts(value) and all("@" in one for one in value)),
+        lambda value: value if value == ADMINS else tuple(value),
+    ),
+    "WEBHOOK": webhook,
+    "SECRET": signing_key,
+    "WINDOW": seconds,
+    "LEVEL": one_of("warning", "error"),
+    "WITHOUT": taking("a list of codes such as ['PAUSED']", _is_list_of_texts, tuple),
+    "ADMIN_URL": taking(
+        "an http:// or https:// URL such as 'https://bank.example/admin/'",
+        lambda value: isinstance(value, str) and is_http(value),
+    ),
+}
+"""The keys of ``RMQ_RETRY["ALERTS"]``."""
+
+
+def alerts(key: str, value: object) -> Alerts:
+    read: Any = nested("{'MAIL': ['ops@bank.example']}", ALERT_KEYS, Alerts)(key, value)
+    if value and not read:
+        raise wrong(key, "'MAIL', 'WEBHOOK' or both", "a dict without a recipient")
+    if read.webhook and not read.secret:
+        raise wrong(key, "a 'SECRET' with its 'WEBHOOK'", "a webhook that nobody could verify")
+    return cast(Alerts, read)
+
+
 TLS_KEYS: Mapping[str, Reader] = {
     "CA_FILE": path,
     "CERT_FILE": path,
@@ -370,6 +450,7 @@ KEYS: Mapping[str, Reader] = {
     "BLOCKED_TOTAL": whole(1, 100_000_000),
     "AROUND": hooks,
     "OPERATORS": nested("{'CONTACT': 'payments-oncall'}", OPERATOR_KEYS, Operators),
+    "ALERTS": alerts,
 }
 
 

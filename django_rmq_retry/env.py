@@ -13,7 +13,7 @@ __all__ = ["PREFIX", "VARIABLES", "Secret", "rmq_settings"]
 
 PREFIX = "RMQ_"
 Cast = type | Callable[[str], object]
-NESTED = ("TLS", "OPERATORS")
+NESTED = ("TLS", "OPERATORS", "ALERTS")
 """Keys of ``RMQ_RETRY`` that are dicts: ``RMQ_TLS_CA_FILE`` sets ``RMQ_RETRY["TLS"]["CA_FILE"]``."""
 
 
@@ -26,6 +26,11 @@ def _databases(value: str) -> bool | list[str]:
     if value.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
         return value.lower() in environ.Env.BOOLEAN_TRUE_STRINGS
     return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _recipients(value: str) -> str | list[str]:
+    """Parse the word for Django's ADMINS, or a list of addresses."""
+    return value if "@" not in value else [address.strip() for address in value.split(",") if address.strip()]
 
 
 VARIABLES: Mapping[str, Cast] = {
@@ -68,6 +73,13 @@ VARIABLES: Mapping[str, Cast] = {
     "OPERATORS_ATTEMPT_DAYS": int,
     "OPERATORS_RESOLVED_DAYS": int,
     "OPERATORS_AUDIT_DAYS": int,
+    "ALERTS_MAIL": _recipients,
+    "ALERTS_WEBHOOK": Secret,
+    "ALERTS_SECRET": Secret,
+    "ALERTS_WINDOW": float,
+    "ALERTS_LEVEL": str,
+    "ALERTS_WITHOUT": list,
+    "ALERTS_ADMIN_URL": str,
 }
 """The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""
 

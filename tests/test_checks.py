@@ -412,6 +412,16 @@ def test_check_ids_in_the_code_and_in_the_docs_are_equal() -> None:
     )
 
 
+def test_alerts_that_reach_nobody_or_name_an_unknown_code_are_reported() -> None:
+    with override_settings(ADMINS=[]):
+        wrong = found(RECORDS=False, ALERTS={"MAIL": "admins", "WITHOUT": ["GROW"]})
+    right = {"MAIL": ["ops@bank.example"], "WITHOUT": ["GROWS"], "ADMIN_URL": "https://bank.example/admin/"}
+
+    assert ids(wrong) == ["E060", "E061", "E062", "W060"]
+    assert wrong[0].hint == "Did you mean 'GROWS'?"
+    assert ids(found(ALERTS=right)) == []
+
+
 def test_every_message_has_a_hint() -> None:
     handle("q", policy=MIXED)
     handle(Queue("r", arguments={"x-expires": 1000, "x-dead-letter-exchange": None}))

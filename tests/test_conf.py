@@ -41,13 +41,17 @@ def test_empty_settings_give_the_defaults() -> None:
 def test_settings_keys_and_fields_correspond() -> None:
     assert {key.lower() for key in conf.KEYS} == set(conf.Settings.__dataclass_fields__)
     assert {key.lower() for key in conf.OPERATOR_KEYS} == set(conf.Operators.__dataclass_fields__)
+    assert {key.lower() for key in conf.ALERT_KEYS} == set(conf.Alerts.__dataclass_fields__)
 
 
 def test_every_key_is_in_the_docs() -> None:
     docs = page("settings.md").read_text()
     table = docs.partition("## The URL")[0]
 
+    of_alerts = docs.partition("## Alerts")[2].partition("\n## ")[0]
+
     assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]
+    assert re.findall(r"^\| `([A-Z_]+)` \|", of_alerts, re.MULTILINE) == [*conf.ALERT_KEYS]
 
 
 def test_the_settings_are_cached_until_they_change() -> None:
@@ -123,7 +127,7 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
     [
         ({"PREFECH": 1}, "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"),
         ({"url": "amqp://h"}, "Did you mean 'URL'?"),
-        ({"ZZZ": 1}, "Valid keys: AROUND, BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
+        ({"ZZZ": 1}, "Valid keys: ALERTS, AROUND, BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
         ({"CONTACT": "ann"}, "RMQ_RETRY['CONTACT'] belongs under RMQ_RETRY['OPERATORS']."),
         ({"OPERATORS": "ann"}, "RMQ_RETRY['OPERATORS'] takes a dict such as"),
         ({"OPERATORS": {"PERMITS": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PERMITS'. Did you mean 'PERMIT'?"),
@@ -132,6 +136,28 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
         ({"OPERATORS": {"TRACE_URL": "jaeger/{trace_id}"}}, "RMQ_RETRY['OPERATORS']['TRACE_URL'] takes an http:// or"),
         ({"OPERATORS": {"TRACE_URL": "https://h/trace"}}, "such as 'https://jaeger.bank/trace/{trace_id}', not"),
         ({"OPERATORS": {"TRACE_URL": None}}, "takes an http:// or https:// URL"),
+        ({"ALERTS": {"LEVEL": "error"}}, "RMQ_RETRY['ALERTS'] takes 'MAIL', 'WEBHOOK' or both, not a dict without a"),
+        ({"ALERTS": {"MAIL": []}}, "RMQ_RETRY['ALERTS']['MAIL'] takes 'admins' or a list of addresses, not []."),
+        ({"ALERTS": {"MAIL": "ann@bank"}}, "takes 'admins' or a list of addresses, not 'ann@bank'."),
+        ({"ALERTS": {"MAIL": ["ann"]}}, "takes 'admins' or a list of addresses, not ['ann']."),
+        (
+            {"ALERTS": {"WEBHOOK": "https://h/x"}},
+            "takes a 'SECRET' with its 'WEBHOOK', not a webhook that nobody could",
+        ),
+        (
+            {"ALERTS": {"WEBHOOK": "ftp://h/x"}},
+            "takes an http:// or https:// URL, not a str without it. It is not shown",
+        ),
+        ({"ALERTS": {"WEBHOOK": "https://:1/x"}}, "takes an http:// or https:// URL, not a str without it."),
+        ({"ALERTS": {"WEBHOOK": "https://h:x/"}}, "takes an http:// or https:// URL, not a str without it."),
+        ({"ALERTS": {"WEBHOOK": "https://h/a b"}}, "takes a URL of ASCII characters without spaces, not this one."),
+        ({"ALERTS": {"SECRET": "short"}}, "takes a string of at least 16 characters, not this str. Its value is not"),
+        ({"ALERTS": {"WINDOW": 0}}, "RMQ_RETRY['ALERTS']['WINDOW'] takes seconds above 0, as a number, not 0."),
+        ({"ALERTS": {"LEVEL": "info"}}, "RMQ_RETRY['ALERTS']['LEVEL'] takes 'warning' or 'error', not 'info'."),
+        (
+            {"ALERTS": {"ADMIN_URL": "/admin/"}},
+            "takes an http:// or https:// URL such as 'https://bank.example/admin/'",
+        ),
         ({"PREFETCH": "10"}, "RMQ_RETRY['PREFETCH'] takes a whole number from 1 to 65535, not '10'."),
         ({"PREFETCH": 0}, "takes a whole number from 1 to 65535, not 0."),
         ({"PREFETCH": True}, "takes a whole number from 1 to 65535, not True."),

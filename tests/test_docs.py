@@ -74,6 +74,7 @@ def test_every_example_runs(page: Path) -> None:
     namespace["INSTALLED_APPS"] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RABBIT_PASSWORD", "made-up")
+        patched.setenv("ALERTS_SECRET", "made-up-and-long-enough")
         for block in blocks(page):
             if block.kind == "python":
                 run(block, namespace)

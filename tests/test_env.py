@@ -133,10 +133,11 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 
 def test_every_setting_except_dicts_has_its_variable() -> None:
-    nested = {name for name in VARIABLES if name.startswith(("TLS_", "OPERATORS_"))}
+    nested = {name for name in VARIABLES if name.startswith(("TLS_", "OPERATORS_", "ALERTS_"))}
     of_operators = {name.removeprefix("OPERATORS_") for name in nested if name.startswith("OPERATORS_")}
 
-    assert set(VARIABLES) - nested | {"TLS", "OPERATORS"} == set(conf.KEYS)
+    assert set(VARIABLES) - nested | {"TLS", "OPERATORS", "ALERTS"} == set(conf.KEYS)
+    assert {name.removeprefix("ALERTS_") for name in nested if name.startswith("ALERTS_")} == set(conf.ALERT_KEYS)
     assert of_operators == set(conf.OPERATOR_KEYS) - {"EDITABLE", "ERROR_LABELS"}
 
 
@@ -155,8 +156,14 @@ def test_each_variable_is_accepted_by_the_settings() -> None:
             RMQ_OPERATORS_MANAGEMENT_URL="http://app:pw@rabbit:15672",
             RMQ_PREFETCH="20",
             RMQ_QUEUE_TYPE="classic",
+            RMQ_ALERTS_MAIL="ann@bank.example, bob@bank.example",
+            RMQ_ALERTS_WEBHOOK="https://chat/hook",
+            RMQ_ALERTS_SECRET="0123456789abcdef",
+            RMQ_ALERTS_WINDOW="60",
         )
     )
     with override_settings(RMQ_RETRY=told):
         assert conf.settings().operators.management_url == Secret("http://app:pw@rabbit:15672")
         assert conf.settings().access().shown == "amqp://app@rabbit:5672/bank"
+        assert conf.settings().alerts.mail == ("ann@bank.example", "bob@bank.example")
+        assert conf.settings().alerts.secret == Secret("0123456789abcdef")

@@ -1,5 +1,6 @@
 """Checks of settings, handlers and the outbox."""
 
+import difflib
 import ipaddress
 import re
 import sys
@@ -21,6 +22,7 @@ from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.health.rules import Code
 from django_rmq_retry.policies.carriers import AckFirst, InPlace, NackRequeue, Republish
 from django_rmq_retry.policies.dead_letter import WaitQueue
 from django_rmq_retry.policies.policy import RetryThenPark
@@ -89,6 +91,39 @@ def check_settings(*, app_configs: Sequence[object] | None, **_: object) -> list
         for pattern in settings.reply_to
         if not pattern.strip("*?")
     ]
+
+
+@register(TAG)
+@with_settings
+def check_alerts(settings: Settings) -> Iterator[CheckMessage]:
+    """Check what only the rules of health, and other settings, can tell."""
+    alerts = settings.alerts
+    for code in alerts.without:
+        if code not in Code.__members__:
+            near = difflib.get_close_matches(code, Code.__members__, n=1)
+            yield error(
+                "E060",
+                f"RMQ_RETRY['ALERTS']['WITHOUT'] contains {code!r}, which is no code of a finding.",
+                hint=f"Did you mean {near[0]!r}?" if near else f"The codes are {', '.join(Code.__members__)}.",
+            )
+    if alerts and not settings.records:
+        yield error(
+            "E061",
+            "RMQ_RETRY['ALERTS'] needs RECORDS: the lease of the sender, and what was sent, are in the database.",
+            hint="Set RECORDS to True, or remove ALERTS and alert by rmq_status --check.",
+        )
+    if alerts.mail == conf.ADMINS and not project.ADMINS:
+        yield error(
+            "E062",
+            "RMQ_RETRY['ALERTS']['MAIL'] is 'admins', and the setting ADMINS is empty: nobody gets a mail.",
+            hint="Add recipients to ADMINS, or list addresses in MAIL.",
+        )
+    if alerts and not alerts.admin_url:
+        yield warning(
+            "W060",
+            "RMQ_RETRY['ALERTS'] has no ADMIN_URL, so alerts have no link to the page Live status.",
+            hint="Set ADMIN_URL to the address of the admin, such as 'https://bank.example/admin/'.",
+        )
 
 
 @register(TAG)

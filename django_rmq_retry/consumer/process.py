@@ -13,6 +13,8 @@ from functools import partial
 from django.db import connections
 
 from django_rmq_retry import __version__, forks
+from django_rmq_retry.alerts.watch import AlertWatcher
+from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, events, status_line
 from django_rmq_retry.consumer.consumer import ConsumerLimits, Watchers
 from django_rmq_retry.consumer.events import Events
@@ -72,6 +74,7 @@ class ConsumingProcess:
         self._drainer = assembly.drainer() if start.parks else None
         self._runs = RunDriver(around=FreshConnections) if start.parks else None
         self._relaying = RelayThread(around=FreshConnections) if outbox_rows.served() else None
+        self._alerts = AlertWatcher(around=FreshConnections) if settings().alerts else None
         self._consumer = assembly.consumer(
             start.work_queues,
             self._events,
@@ -135,7 +138,7 @@ class ConsumingProcess:
             return self._consumed()
 
     def _consumed(self) -> int:
-        for one in (self._drainer, self._runs, self._relaying, self._figures, self._http):
+        for one in (self._drainer, self._runs, self._relaying, self._alerts, self._figures, self._http):
             if one is not None:
                 one.start()
         try:
@@ -161,7 +164,7 @@ class ConsumingProcess:
                 one.stop(timeout=timeout)
         if self._drainer is not None and not self._drainer.stop(timeout=timeout):
             log.error("The drainer did not stop in time; messages that were not recorded are redelivered")
-        for last in (self._figures, self._http):
+        for last in (self._alerts, self._figures, self._http):
             if last is not None:
                 last.stop()
 

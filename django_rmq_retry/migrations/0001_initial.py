@@ -189,6 +189,20 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="AlertWatch",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=16)),
+                ("holder", models.CharField(blank=True, max_length=255)),
+                ("leased_until", models.DateTimeField(blank=True, null=True)),
+                ("told", models.JSONField(default=dict)),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [models.UniqueConstraint(fields=("name",), name="rmq_alerts_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="HandlerRate",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

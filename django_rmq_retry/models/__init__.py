@@ -1,5 +1,6 @@
 """The database models: parked messages, attempts, requeue runs, outbox, inbox, queue controls and the audit log."""
 
+from django_rmq_retry.models.alerts import AlertWatch
 from django_rmq_retry.models.audit import Action, AuditHead, FormerName, LiveStatus, OperatorAction
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
 from django_rmq_retry.models.controls import (
@@ -25,6 +26,7 @@ from django_rmq_retry.models.runs import ItemReason, ItemState, RequeueItem, Req
 
 __all__ = [
     "Action",
+    "AlertWatch",
     "Attempt",
     "AuditHead",
     "BlockedKey",

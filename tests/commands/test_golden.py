@@ -66,6 +66,7 @@ JSON = {name: words for name, words in DATABASE.items() if name not in WITHOUT_J
     "audit_head": ("rmq_audit", "head"),
     "audit_purge": ("rmq_audit", "purge"),
     "roles": ("rmq_roles", "--dry-run"),
+    "doctor_alerts": ("rmq_doctor", "--alerts", "test"),
 }
 BROKER_ACTS = {
     "delete": ("rmq_delete", "payments.charge.parked", "--yes"),

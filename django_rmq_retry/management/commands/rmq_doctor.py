@@ -8,6 +8,7 @@ from dataclasses import asdict
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
+from django_rmq_retry.alerts.ways import TEST, Patient, ways
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.problems import Limits
@@ -57,9 +58,12 @@ class Command(RmqCommand):
             default="error",
             help="exit code 8 from this level on; error by default",
         )
+        add("--alerts", choices=("test",), help="examine nothing, and send one test alert by each way of ALERTS")
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
+        if options["alerts"]:
+            return self._test_alerts(options)
         limits = Limits(parked_age=options["max_parked_age"], max_ready=options["max_ready"])
         findings, lost = examine(limits, timeout=options["timeout"], deploy=options["deploy"])
         counts = Counter(finding.level for finding in findings)
@@ -79,6 +83,18 @@ class Command(RmqCommand):
             return Exit.UNREACHABLE
         failed = counts[Grade.ERROR] or (options["fail_on"] == "warning" and counts[Grade.WARNING])
         return Exit.UNHEALTHY if failed else Exit.DONE
+
+    def _test_alerts(self, options: Options) -> Exit:
+        tried = [(one, Patient(one).send(TEST)) for one in ways(settings())]
+        if options["json"]:
+            items = [{"way": one.name, "to": one.to, "sent": not why, "reason": why} for one, why in tried]
+            self.document("doctor_alerts/1", items=items)
+        for one, why in [] if options["json"] else tried:
+            self.line(f"{one.name} to {one.to}: {f'not sent, {why}' if why else 'sent'}", "ERROR" if why else "SUCCESS")
+        if not tried:
+            self.say("RMQ_RETRY['ALERTS'] names no way.")
+            return Exit.NOTHING
+        return Exit.UNHEALTHY if any(why for _, why in tried) else Exit.DONE
 
     def _show(self, findings: Sequence[Finding]) -> None:
         """Write each area with its findings on a terminal; elsewhere one line for each finding."""

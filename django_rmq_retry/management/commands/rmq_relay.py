@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from django_rmq_retry.alerts.watch import AlertWatcher
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import supervisor
@@ -20,6 +21,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outbox_actions import discard_outbox, failing, retry_outbox
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
+from django_rmq_retry.recurring import Recurring
 from django_rmq_retry.telemetry.figures import Figures, Notice
 from django_rmq_retry.telemetry.health import RelayHealth
 from django_rmq_retry.telemetry.http import Address, AddressUnusable, HttpServer, HttpThread
@@ -142,7 +144,9 @@ class Command(RmqCommand):
 def _run(options: Options) -> tuple[RelayThread, bool]:
     """Run until a signal, a limit, or the end of a burst; return True if the relay stopped within its timeout."""
     relaying = RelayThread(around=FreshConnections, burst=options["burst"])
-    served = _served(options["http"], relaying)
+    served = [*_served(options["http"], relaying)]
+    if settings().alerts and not options["burst"]:
+        served.append(AlertWatcher(around=FreshConnections))
     supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()
     for one in served:
@@ -156,7 +160,7 @@ def _run(options: Options) -> tuple[RelayThread, bool]:
     return relaying, over
 
 
-def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThread | Figures]:
+def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThread | Recurring]:
     """Return the threads that serve metrics and health; none without an address."""
     if address is None:
         return ()
