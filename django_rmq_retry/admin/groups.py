@@ -29,6 +29,7 @@ from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.groups import LIMITS, annotate, mute
+from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 
@@ -122,6 +123,7 @@ class ErrorGroupAdmin(Pages):
             trace=trace,
             deploys=deploys,
             types=_types(group),
+            under_way=under_way(parked),
             rows=[(one, cells(one)) for one in newest if not refusal(request, "view", message=one)],
             columns=COLUMNS,
             **activity(request, group=group.pk),

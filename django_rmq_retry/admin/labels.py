@@ -19,10 +19,19 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import (
+    Action,
+    DiscardCategory,
+    ErrorGroup,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
+from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, minute, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
@@ -190,6 +199,8 @@ class Card:
     group: ErrorGroup
     trend: Trend
     plain: str
+    run: RequeueRun | None = None
+    """An active requeue run that has not sent some of its messages."""
 
     @property
     def growing(self) -> str:
@@ -205,9 +216,11 @@ class Card:
 
 
 def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
-    """Return the cards of these groups, by one additional query."""
-    trends = trends_of([group.pk for group in groups])
-    return [Card(group=group, trend=trends[group.pk], plain=plain_words(group)) for group in groups]
+    """Return the cards of these groups, by two additional queries, and one for each active requeue run."""
+    trends, runs = trends_of([group.pk for group in groups]), groups_of_runs()
+    return [
+        Card(group=group, trend=trends[group.pk], plain=plain_words(group), run=runs.get(group.pk)) for group in groups
+    ]
 
 
 def trends_of(groups: Iterable[int]) -> dict[int, Trend]:

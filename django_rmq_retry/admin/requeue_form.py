@@ -25,6 +25,7 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
+from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
 from django_rmq_retry.parked.selection import EXCEPT, Selection
@@ -115,6 +116,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         selection=selection,
         chosen=labels.chosen(selection.facts()),
         causes=_causes(selection),
+        under_way=under_way(selection.queryset()),
         token=selection.token(),
         again=again(request, selection) if "all" in wrong else "",
         wish=wish,

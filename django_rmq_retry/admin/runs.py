@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.db.transaction import non_atomic_requests
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
@@ -20,8 +20,10 @@ from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
+from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.run import DRIVEN, drive, driver_name
+from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 
 SLICE_SECONDS = 0.5
@@ -30,6 +32,7 @@ CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
 SILENT_AFTER = timedelta(seconds=30)
 MOST_ITEMS = 50
+MOST_ERRORS = 10
 PACE_AFTER_SECONDS = 5.0
 """Seconds of sending after which the measured rate is meaningful."""
 CLEARLY_SLOWER = 0.9
@@ -125,6 +128,9 @@ class RequeueRunAdmin(Pages):
             whys=sorted({str(one.get_skip_code_display()) for one in skipped if one.skip_code}),
             waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run),
+            took=run.finished_at - run.started_at if run.started_at and run.finished_at else None,
+            left_out=_keys_left_out(request, run),
+            errors=_errors(ended) if run.failed else (),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
             skipped=[(one, one.get_skip_code_display()) for one in _seen(request, skipped)],
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
@@ -146,6 +152,9 @@ class RequeueRunAdmin(Pages):
             slower = max(round(run.rate / 4), 1)
             if slower < run.rate:
                 add(_("Slow to %(rate)d per second") % {"rate": slower}, "slow", values={"rate": slower})
+            faster = min(round(run.rate * 2), int(requeue.FASTEST_RATE))
+            if faster > run.rate:
+                add(_("Speed up to %(rate)d per second") % {"rate": faster}, "slow", values={"rate": faster})
             add(_("Stop"), "stop", kind="danger")
         if run.failed:
             label = _("Requeue the %(count)d that failed again…") % {"count": run.failed}
@@ -165,6 +174,18 @@ def _found(number: str) -> RequeueRun:
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
     """Return the first items, without those whose message the user may not see."""
     return [one for one in items[:MOST_ITEMS] if not refusal(request, "view", message=one.message)]
+
+
+def _errors(items: QuerySet[RequeueItem]) -> list[tuple[str, int]]:
+    """Return the errors of the messages that failed again, each with its number of messages, the largest first."""
+    failed = items.filter(state=ItemState.FAILED).order_by().values_list("message__error")
+    return list(failed.annotate(count=Count("pk")).order_by("-count")[:MOST_ERRORS])
+
+
+def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
+    """Return the keys whose messages the operator has left out; none for a user who may not see messages."""
+    listed = run.selection.get("filter", {}).get(EXCEPT)
+    return [] if listed is None or refusal(request, "view") else keys_of(listed["list"])
 
 
 def _left(run: RequeueRun, now: datetime) -> float | None:

@@ -157,7 +157,7 @@ def _next_step(groups: Sequence[int]) -> str | None:
     runs = groups_of_runs() if groups else {}
     for group in groups:
         if group in runs:
-            return f"rmq_parked requeue-run {runs[group]}"
+            return f"rmq_parked requeue-run {runs[group].pk}"
         if sends_any(group):
             return f"rmq_parked requeue --group {group} --canary"
     if not groups:

@@ -109,17 +109,32 @@ def pending(run: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
 
-def groups_of_runs() -> dict[int, int]:
+def groups_of_runs() -> dict[int, RequeueRun]:
     """Return the error groups of messages that active runs have not sent, each with the latest of these runs.
 
     Only the next messages of each run are read: a run may have a million.
     """
-    runs: dict[int, int] = {}
+    runs: dict[int, RequeueRun] = {}
     for run in RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"):
         if run.listing:
-            runs |= dict.fromkeys(_groups_of(run), run.pk)
-        runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE_ITEMS], run.pk)
+            runs |= dict.fromkeys(_groups_of(run), run)
+        runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE_ITEMS], run)
     return runs
+
+
+def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:
+    """Return the active runs that have not sent some of these messages, each with their number."""
+    active = list(RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"))
+    unsent = RequeueItem.objects.using(database()).filter(state__in=(ItemState.PENDING, ItemState.CLAIMED))
+    found = []
+    for run in active:
+        # A run that is not listed yet has no items for its rest.
+        listed: Any = unsent.filter(run=run).values("message")
+        chosen: Any = _stored_selection(run)[0].queryset().order_by().values("pk") if run.listing else listed
+        count = rows.filter(pk__in=chosen).count()
+        if count:
+            found.append((run, count))
+    return found
 
 
 def _groups_of(run: RequeueRun) -> list[int]:

@@ -203,6 +203,10 @@ class Drive:
         if wait:
             self._set(run, wait=wait, **({"state": RunState.PAUSED} if final else {}))
             return SLICE_SECONDS
+        if run.canary and run.wait == RunWait.CANARY_WAITS:
+            # The wait for the first message says nothing about the rate of the others.
+            self._set(run, **restart_rate())
+            self._set_wait(run, None)
         return None
 
     def _room(self, run: RequeueRun, queue: str, unknown: list[str]) -> int:

@@ -8,12 +8,14 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
-from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
+from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_keylists import ADMIN, LIST, go, pasted, previewed, state
 from tests.admin.test_requeueing import press
+from tests.operators.made import pause_run, requeue_run
 
 pytestmark = pytest.mark.django_db
 CHECKED = {"category": "handled elsewhere", "span": "2h"}
@@ -212,3 +214,88 @@ def test_a_group_grows_only_if_it_grows_faster_than_before_and_now(page: Client)
     shown = {card.group.title: card.growing for card, _buttons in page.get(f"{ADMIN}errorgroup/").context["cards"]}
 
     assert shown == {"Faster": "growing (+3 in 10 min)", "Slower": "", "Over": ""}
+
+
+class TestASecondRun:
+    """Somebody's run has two of three messages of a group to send."""
+
+    @pytest.fixture
+    def run(self) -> RequeueRun:
+        cause = made.group()
+        rows = [made.message(cause, business_key=f"PAY-{number}") for number in range(3)]
+        return requeue_run([one.pk for one in rows[:2]])
+
+    def group(self, run: RequeueRun) -> int:
+        return run.items.all()[0].message.group_id
+
+    def test_over_the_same_messages_is_named_by_group_card_and_preview(self, page: Client, run: RequeueRun) -> None:
+        told = f"Requeue run {run.pk} by ann sends 2 of these now."
+        pages = [previewed(page, group=self.group(run)), page.get(f"{ADMIN}errorgroup/{self.group(run)}/change/")]
+        cards = Page(page.get(f"{ADMIN}errorgroup/"))
+
+        assert [Page(one).links.get(told) for one in pages] == [f"{ADMIN}requeuerun/{run.pk}/change/"] * 2
+        assert f"Requeue run {run.pk} by ann sends some of these now." in cards.links
+
+    def test_is_named_before_its_messages_are_listed_and_while_it_is_paused(
+        self, page: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.items.LISTED_AT_ONCE", 1)
+        cause = made.group()
+        for _ in range(2):
+            made.message(cause)
+        run = requeue_run(Selection.of_filter({"group": cause.pk, "state": ["parked"]}))
+        before = Page(previewed(page, group=cause.pk)).text
+        pause_run(run)
+
+        assert run.listing
+        assert f"Requeue run {run.pk} by ann sends 2 of these now." in before
+        assert f"Requeue run {run.pk} by ann is paused with 2 of these." in Page(previewed(page, group=cause.pk)).text
+
+    def test_that_has_sent_them_or_has_others_is_not_named(self, page: Client, run: RequeueRun) -> None:
+        other = made.message()
+        RequeueItem.objects.update(state="sent")
+
+        assert previewed(page, message=other.pk).context["under_way"] == []
+        assert previewed(page, group=self.group(run)).context["under_way"] == []
+
+
+class TestTheProof:
+    def test_has_times_operator_keys_left_out_and_failures_by_error(self, page: Client) -> None:
+        cause = made.group()
+        for number in range(4):
+            made.message(cause, business_key=f"PAY-{number}")
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-0"})
+        press(page, rest, "Requeue 3 messages", reason="INC-5")
+        run, now = RequeueRun.objects.get(), timezone.now()
+        items = list(run.items.all())
+        for item, error in zip(items, ("GatewayTimeout", "GatewayTimeout", "Declined"), strict=True):
+            ParkedMessage.objects.filter(pk=item.message_id).update(error=error)
+        run.items.update(state="failed")
+        times = {"started_at": now - timedelta(seconds=66), "finished_at": now}
+        RequeueRun.objects.update(state="finished", sent=3, failed=3, **times)
+        told = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
+
+        assert f"started {timezone.localtime(times['started_at']):%Y-%m-%d %H:%M:%S}" in told.text
+        assert f"ended {timezone.localtime(now):%Y-%m-%d %H:%M:%S} · took 1 min 6 s · by lead" in told.text
+        assert told.links["left out by 1 key"] == "#rmq-left-out"
+        assert "Keys left out by the operator PAY-0" in told.text
+        assert "Failed again 2 GatewayTimeout · 1 Declined" in told.text
+
+    def test_hides_the_keys_from_a_user_who_may_not_see_messages(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-1"})
+        press(page, rest, "Requeue 1 message")
+        clerk = client_of(made.person("clerk", "view_requeuerun"))
+        told = Page(clerk.get(f"{ADMIN}requeuerun/{RequeueRun.objects.get().pk}/change/")).text
+
+        assert "PAY-1" not in told
+
+    def test_changes_the_rate_up_and_down(self, page: Client) -> None:
+        run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+        faster = press(page, run_page, "Speed up to 40")
+        press(page, faster, "Slow to 10")
+
+        assert RequeueRun.objects.get().rate == 10
+        assert OperatorAction.objects.filter(action="slow").count() == 2

@@ -287,6 +287,24 @@ class TestGuards:
 
         assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_SILENT)
 
+    @pytest.mark.usefixtures("wired")
+    def test_the_measured_rate_ignores_the_wait_for_the_first_message(self) -> None:
+        run, clock = started(3, canary=True), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        for _ in range(2):
+            one.step()
+            clock.now += 1
+        waited = now(run)
+        RequeueRun.objects.update(paced_at=timezone.now() - timedelta(seconds=50))
+        outcome(run, 1, good=True)
+        one.step()
+        after = now(run)
+
+        assert waited.wait == RunWait.CANARY_WAITS
+        assert after.paced_at is not None
+        assert after.paced_at > timezone.now() - timedelta(seconds=40)
+        assert (after.paced_sent, after.sent > 1, after.wait) == (1, True, "")
+
 
 class TestKeys:
     @pytest.mark.usefixtures("wired")
