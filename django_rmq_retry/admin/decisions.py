@@ -11,14 +11,15 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin import labels
-from django_rmq_retry.admin.choice import LeftOut, asking, choosing, counted, forbidden
+from django_rmq_retry.admin.choice import LeftOut, asking, choosing, counted, forbidden, sample
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import DiscardCategory, ParkedMessage
+from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
-from django_rmq_retry.parked.operators import Actor, Allowed, Refused
+from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
+from django_rmq_retry.parked.outcomes import decided_meanwhile, outcome_of
 from django_rmq_retry.parked.selection import Selection
 
 SPANS: tuple[tuple[str, Any], ...] = (
@@ -41,13 +42,13 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
 
     def change(allowed: Allowed) -> str:
         category, text = request.POST.get("category", ""), request.POST.get("text", "")
-        done = discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed)
+        done = _some(discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed))
         sentence = ngettext(
             "%(count)d message was discarded (reason: %(why)s). It can be restored until %(day)s.",
             "%(count)d messages were discarded (reason: %(why)s). They can be restored until %(day)s.",
             done.changed,
         )
-        facts = {"count": done.changed, "why": labels.resolution(category), "day": f"{until:%Y-%m-%d}"}
+        facts = {"count": done.changed, "why": resolution_text(category), "day": f"{until:%Y-%m-%d}"}
         return sentence % facts + _rest(done)
 
     count = counted(selection)
@@ -55,7 +56,14 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
     keys = None
     if count <= MOST_COUNTED:
         keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
-    context = {"title": label, "count": count, "keys": keys, "categories": DiscardCategory.choices, "until": until}
+    context: dict[str, Any] = {
+        "title": _("Discard %(name)s"),
+        "button": label,
+        "count": count,
+        "keys": keys,
+        "categories": DiscardCategory.choices,
+        "until": until,
+    }
     return _decided(pages, request, selection, "discard", change, left=left, **context)
 
 
@@ -67,7 +75,7 @@ def holding(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     def change(allowed: Allowed) -> str:
         until = _until(request.POST.get("span", ""), request.POST.get("at", ""))
         reason = request.POST.get("text", "")
-        done = hold(selection, Actor.of_request(request), until=until, reason=reason, allowed=allowed)
+        done = _some(hold(selection, Actor.of_request(request), until=until, reason=reason, allowed=allowed))
         text = ngettext(
             "%(count)d message is on hold until %(when)s.",
             "%(count)d messages are on hold until %(when)s.",
@@ -77,7 +85,7 @@ def holding(pages: Pages, request: HttpRequest, selection: Selection, left: Left
 
     count = counted(selection)
     label = ngettext("Hold %(count)d message", "Hold %(count)d messages", count) % {"count": count}
-    context = {"title": label, "count": count, "spans": SPANS}
+    context: dict[str, Any] = {"title": _("Hold %(name)s"), "button": label, "count": count, "spans": SPANS}
     return _decided(pages, request, selection, "hold", change, left=left, **context)
 
 
@@ -89,9 +97,10 @@ def _decided(
     change: Callable[[Allowed], str],
     *,
     left: LeftOut,
+    title: str,
     **context: Any,
 ) -> HttpResponse:
-    """Change the messages if the button was pressed, else ask."""
+    """Change the messages if the button was pressed, else ask; ``title`` is for one message, with its name."""
     pressed = request.method == "POST" and "leave_out" not in request.POST
     why_not = forbidden(request, selection, verb)
     wrong = left.wrong or (left.unchecked if pressed and not why_not else "")
@@ -103,6 +112,10 @@ def _decided(
             return HttpResponseRedirect(_back(pages, request, selection))
         except Refused as refused:
             wrong = str(refused)
+            if isinstance(refused, NothingChosen):
+                wrong = f"{wrong} {decided_meanwhile(selection)}".strip()
+    alone = sample(request, selection) if context["count"] == 1 else []
+    context["title"] = title % {"name": alone[0]} if alone else context["button"]
     return asking(pages, request, verb, selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 
@@ -123,7 +136,9 @@ def _one(
         if change(Selection.of_ids([message.pk]), Actor.of_request(request)).changed:
             messages.success(request, success)
         else:
-            messages.warning(request, _("Nothing was changed: the message has changed since this page was loaded."))
+            text = _("Nothing was changed: the message has changed since this page was loaded.")
+            message.refresh_from_db()
+            messages.warning(request, f"{text} {outcome_of(message)}".strip())
     except Refused as refused:
         messages.warning(request, str(refused))
     return HttpResponseRedirect(pages.address("parkedmessage_change", message.pk))
@@ -146,6 +161,12 @@ def _until(span: str, at: str) -> datetime:
     if span not in spans:
         raise Refused(_("Choose the end of the hold."))
     return now + spans[span]
+
+
+def _some(done: Done) -> Done:
+    if not done.changed:
+        raise NothingChosen(_("Nothing was changed.") + _rest(done))
+    return done
 
 
 def _rest(done: Done) -> str:

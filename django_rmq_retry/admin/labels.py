@@ -19,16 +19,8 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import (
-    Action,
-    DiscardCategory,
-    ErrorGroup,
-    OperatorAction,
-    ParkedMessage,
-    RequeueRun,
-    State,
-)
-from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
+from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
@@ -62,15 +54,9 @@ LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolutio
 """Columns that no list shows or reads."""
 
 
-def resolution(text: str) -> str:
-    """Return the reason of a discard with the operator's remark, in the user's language."""
-    category, colon, more = text.partition(": ")
-    return f"{DiscardCategory(category).label}{colon}{more}" if category in DiscardCategory.values else text
-
-
 def action_reason(action: OperatorAction) -> str:
     """Return the operator's reason for an action; only the category of a discard is translated."""
-    return resolution(action.reason) if action.action == Action.DISCARD else action.reason
+    return resolution_text(action.reason) if action.action == Action.DISCARD else action.reason
 
 
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:

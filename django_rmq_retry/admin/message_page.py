@@ -1,6 +1,6 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -9,7 +9,6 @@ from django.db import router, transaction
 from django.db.models import Count, OuterRef, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound
 from django.http.response import HttpResponseBase
-from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -29,16 +28,14 @@ from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.outcomes import DECIDED_BY, outcome
 from django_rmq_retry.parked.selection import number_in
-from django_rmq_retry.templatetags.rmq_retry import rmq_minute
 
 MOST_EDITED_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
 MOST_KEYS = 50
-DECIDED_BY: Mapping[str, Action] = {State.DISCARDED: Action.DISCARD, State.ON_HOLD: Action.HOLD}
-"""The action that put a message into a state."""
 HIGHEST_COUNT = 2**31 - 1
 """A bound for the count in x-death, which can be forged; no column holds more."""
 
@@ -152,10 +149,13 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         business_keys=list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_KEYS]),
         plain=labels.plain_words(message.group) if message.open else "",
         summary=_summary(message),
-        become=_outcome(message, history["items"], acts),
+        become=outcome(
+            message,
+            next((item.run for item in history["items"] if item.sent_at), None),
+            next((act for act in acts if act.action == DECIDED_BY.get(message.state)), None),
+        ),
         unrecorded=_unrecorded(message, neighbours.pop("known")),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
-        resolution=labels.resolution(message.resolution),
         buttons=_buttons(pages, request, message),
         **neighbours,
         **history,
@@ -284,34 +284,6 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
         "why_not_reveal": refusal(request, "reveal", message=message),
         "revealed": shown,
     }
-
-
-def _outcome(message: ParkedMessage, items: list[RequeueItem], actions: list[OperatorAction]) -> str:
-    """Return what became of the message since it was parked, for the top of the page; empty while it is parked."""
-    run = next((item.run for item in items if item.sent_at), None)
-    names = {"run": run.pk, "name": run.by} if run else {}
-    if message.state == State.PROCESSED:
-        text = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
-        return format_html(text, when=rmq_minute(message.succeeded_at or message.resolved_at), **names)
-    if message.state in (State.REQUEUED, State.REQUEUEING):
-        text = _("Requeued {when}; its outcome is not known yet.")
-        if run:
-            text = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
-        return format_html(text, when=rmq_minute(message.requeued_at), **names)
-    act = next((one for one in actions if one.action == DECIDED_BY.get(message.state)), None)
-    who = {"name": act.actor_name if act else _("an unknown operator")}
-    if message.state == State.DISCARDED:
-        text = _("Discarded {at} by {name} ({reason}): it will not be handled.")
-        at = rmq_minute(message.resolved_at)
-        return format_html(text, at=at, reason=labels.resolution(message.resolution), **who)
-    if message.state == State.ON_HOLD:
-        text = (
-            _("On hold until {until}, by {name}: {reason}")
-            if message.hold_reason
-            else _("On hold until {until}, by {name}")
-        )
-        return format_html(text, until=rmq_minute(message.held_until), reason=message.hold_reason, **who)
-    return ""
 
 
 def _summary(message: ParkedMessage) -> str:

@@ -16,11 +16,15 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry.admin import decisions, edit_form, exports, key_lists, labels, message_list, message_page
+from django_rmq_retry.admin.choice import seen_by
 from django_rmq_retry.admin.labels import CELLS
 from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
 from django_rmq_retry.admin.pages import Pages, migrated, refusal
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.key_lists import alike, look_up, store
+from django_rmq_retry.parked.key_text import parse
+from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import Selection, narrowed, numbers_of
 
 FORMS = (
@@ -63,7 +67,9 @@ class ParkedMessageAdmin(Pages):
     list_display_links = (CELLS[1],)
     list_filter = FILTERS
     search_fields = ("message_id__exact",)
-    search_help_text = _("A business key, message id or correlation id, written out. One match opens the message.")
+    search_help_text = _(
+        "A business key, message id, correlation id or number such as #17, written out. Several keys make a list."
+    )
     ordering = ("-parked_at", "-pk")
     sortable_by = (CELLS[-1],)
     paginator = MessagePaginator
@@ -94,13 +100,34 @@ class ParkedMessageAdmin(Pages):
         return (narrowed(queryset, {"search": asked}) if asked else queryset), False
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
-        """Open the message if it is the only one that the search finds, else show the list."""
+        """Open the message if it is the only one that the search finds, else show the list.
+
+        If nothing is found, the same key in another case is looked up, and several words as a list of keys.
+        """
         asked = request.GET.get("q", "").strip()
         if asked and request.method == "GET":
             numbers = numbers_of(asked)
             if len(numbers) == 1 and self._may_open(request, numbers[0]):
                 return HttpResponseRedirect(self.address("parkedmessage_change", numbers[0]))
+            address = "" if numbers else self._otherwise(request, asked)
+            if address:
+                return HttpResponseRedirect(address)
         return super().list_page(request, **more)
+
+    def _otherwise(self, request: HttpRequest, asked: str) -> str:
+        """Return the address that shows what the operator may have meant; empty if that is not found either."""
+        try:
+            words, seen = parse(asked, spaces=True), seen_by(request)
+        except Refused:
+            return ""
+        spelled = alike([asked], seen).get(asked, [])
+        if len(spelled) == 1:
+            return f"{request.path}?{urlencode({'q': spelled[0]})}"
+        found = look_up(words, seen) if len(words) > 1 else {}
+        if not found:
+            return ""
+        listed = store(words, Actor.of_request(request), found)
+        return f"{self.address('parkedmessage_keys')}?{urlencode({'list': listed.pk})}"
 
     def _may_open(self, request: HttpRequest, number: int) -> bool:
         """Return False for a message that a rule withholds: the refusal would reveal that it exists."""

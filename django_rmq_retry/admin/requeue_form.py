@@ -27,6 +27,7 @@ from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.outcomes import decided_meanwhile
 from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 
@@ -103,6 +104,8 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
                 return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
             except Refused as refused:
                 wrong = {"all": str(refused)}
+    if wrong.get("all") and not found.sendable:
+        wrong["all"] = " ".join([wrong["all"], decided_meanwhile(selection)]).strip()
     look = broker_look.look()
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)

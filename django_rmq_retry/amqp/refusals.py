@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pika.exceptions import (
     AMQPConnectionError,
+    AMQPError,
+    AMQPHeartbeatTimeout,
     ChannelClosedByBroker,
     ConnectionClosedByBroker,
     IncompatibleProtocolError,
@@ -33,6 +35,8 @@ _NO_WRITE_ACCESS = re.compile(r"ACCESS_REFUSED - (?:write )?access to (?P<what>e
 _NO_EXCHANGE = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
 _TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
 
+_CLOSED = ("Connection reset", ConnectionResetError.__name__, BrokenPipeError.__name__, "indicated EOF")
+"""What pika's texts hold if the server, or a proxy in front of it, ended the connection."""
 _SILENT = "Timeout while setting up AMQP"
 
 
@@ -180,7 +184,16 @@ def error_text(error: object) -> str:
     if _SILENT in text:
         # pika's own text has its states and the arguments of the socket.
         return "it accepts connections, but does not answer as RabbitMQ does"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return _in_words(error, text) or (f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _in_words(error: object, text: str) -> str:
+    """Return what a lost connection means, without the names of pika and Python; empty if that is not known."""
+    if isinstance(error, AMQPHeartbeatTimeout):
+        return "it sent no heartbeat in time"
+    if isinstance(error, AMQPError) and any(word in text for word in _CLOSED):
+        return "it closed the connection"
+    return "it does not use AMQP 0-9-1" if isinstance(error, IncompatibleProtocolError) else ""
 
 
 def unrecoverable(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:

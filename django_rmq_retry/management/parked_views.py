@@ -1,30 +1,34 @@
 """``rmq_parked``: list and show messages, keys and groups."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.management.arguments import add_limit, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
-from django_rmq_retry.management.terminal import clock, utc
+from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, State
+from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.attempts import attempts_of
-from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.outcomes import outcome_of
 from django_rmq_retry.parked.record import moment
-from django_rmq_retry.parked.selection import PageEnd, pages
+from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 
 MOST_LISTED = 50
@@ -32,6 +36,7 @@ MOST_DEATHS = 20
 """The most entries of x-death, and keys of one entry, that are shown; a forged header may have thousands."""
 FORMATTED_LIMIT = 16 * 1024 * 1024
 """Indenting makes a body longer: one that would grow beyond this size is written as it is stored."""
+LISTED = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR")
 BODIES = ("none", "exact", "pretty", "hex")
 
 
@@ -51,14 +56,16 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     groups.add_argument("--all", action="store_true", help="include groups without parked messages")
     add_limit(groups, "groups", MOST_LISTED)
     show = add("show", show_one, help="show a message with its attempts")
-    show.add_argument("id", type=int, metavar="ID", help="the record's number")
+    show.add_argument("message", metavar="MESSAGE", help="a record's number, a business key or a message id")
     show.add_argument("--body", choices=BODIES, default="none", help="format of the body, which is masked")
     show.add_argument("--attempts", choices=("last", "all"), default="last", help="show the last attempt, or all")
     show.add_argument("--reveal", action="store_true", help="show the body unmasked; the audit log records it")
 
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
-    chosen = selection_of(options, states=State.PARKED, narrow=False)
+    # Who looks for one message wants to find it, whatever became of it.
+    named = any(options[name] for name in ("search", "key", "message_id", "correlation_id"))
+    chosen = selection_of(options, states=",".join(State.values) if named else State.PARKED, narrow=False)
     report_keys(command, chosen)
     rows = chosen.queryset().select_related("group").prefetch_related("keys").defer("body", "properties")
     after, limit = _place(options["after"]), options["limit"]
@@ -79,15 +86,42 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_list/1", total=chosen.count, items=items, next=following)
         return Exit.DONE if found else Exit.NOTHING
     if not found:
-        command.say("No message matches.")
+        command.say("No message matches." + (" All states were searched." if named and not options["state"] else ""))
         return Exit.NOTHING
     terminal = command.stdout.isatty()
-    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR")
-    table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
-    command.table([head, *table], cut=True)
+    command.table([LISTED, *_listed(found, terminal=terminal)], cut=True)
     if following:
         command.say(f"{len(found)} of {chosen.count} messages. For more, raise --limit or pass --after {following}")
     return Exit.DONE
+
+
+def _listed(rows: Iterable[ParkedMessage], *, terminal: bool) -> list[tuple[object, ...]]:
+    return [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in rows]
+
+
+def _named(command: RmqCommand, text: str) -> ParkedMessage:
+    """Return the message with this number, else the one with this key or id; if there are several, list them."""
+    rows = ParkedMessage.objects.select_related("group").prefetch_related("keys").order_by("-parked_at", "-pk")
+    number = number_in(text.removeprefix("#"))
+    found = list(rows.filter(pk=number)) if number is not None else []
+    found = found or list(rows.filter(pk__in=numbers_of(text)[:MOST_LISTED]))
+    if not found:
+        acts = OperatorAction.objects.filter(acts_on(messages_named(text)))
+        gone = f" Operators have acted on it: rmq_audit list --message {quote(text)}" if acts.exists() else ""
+        raise CommandError(f"There is no message {text}.{gone}", returncode=Exit.NOTHING)
+    if len(found) > 1:
+        command.table([LISTED, *_listed(found, terminal=command.stdout.isatty())], cut=True)
+        raise CommandError("Several messages match. Pass the number of one.", returncode=Exit.PARTLY)
+    return found[0]
+
+
+def _head(row: ParkedMessage) -> Iterator[str]:
+    """Yield what happened to a message: its state and who decided it, then its error."""
+    yield f"{row.type} {row}".strip() + f"  #{row.pk}"
+    parked = f"Parked {local(row.parked_at)}: {reason_text(row.reason)} after {plural(row.attempts, 'attempt')}."
+    yield " ".join(filter(None, (outcome_of(row), "Earlier:" if not row.open else "", parked)))
+    if row.error:
+        yield ": ".join(filter(None, (row.error, row.error_text.replace("\n", " "))))
 
 
 def _place(given: str | None) -> PageEnd | None:
@@ -173,9 +207,7 @@ def _group_data(row: ErrorGroup) -> Mapping[str, object]:
 
 
 def show_one(command: RmqCommand, options: Options) -> Exit:
-    row = ParkedMessage.objects.select_related("group").prefetch_related("keys").filter(pk=options["id"]).first()
-    if row is None:
-        raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
+    row = _named(command, options["message"])
     if options["reveal"]:
         log_action(Actor.of_shell(), Action.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
     body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
@@ -193,15 +225,19 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             body=body,
         )
         return Exit.DONE
-    for name, value in {**as_data(row), "group": f"{row.group_id} · {row.group}", "detail": row.detail}.items():
+    for line in _head(row):
+        command.line(line)
+    command.line()
+    data = {name: local(getattr(row, name)) if name.endswith("_at") else value for name, value in as_data(row).items()}
+    for name, value in {**data, "group": f"{row.group_id} · {row.group}", "detail": row.detail}.items():
         if value not in ("", None, [], ()):
             command.line(f"{name:<16} {', '.join(value) if isinstance(value, list) else value}")
     for line in ["not readable"] if died is None else map(_death_line, died):
         command.line(f"{'x-death':<16} {line}")
     for one in some:
         at = clock(one.started_at, terminal=command.stdout.isatty())
-        error = f"{one.error}: {one.error_text}".replace("\n", " ")
-        command.line(f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}")
+        error = ": ".join(filter(None, (one.error, one.error_text))).replace("\n", " ")
+        command.line(f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}".rstrip())
     known = attempts.count()
     if len(some) < known:
         command.say(f"{len(some)} of {known} attempts; --attempts all shows all")

@@ -191,6 +191,11 @@ def clock(at: datetime | None, *, terminal: bool) -> str:
     return "now"
 
 
+def local(at: datetime | None) -> str:
+    """Format a time for people: in the project's time zone, to the second; empty for None."""
+    return "" if at is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"
+
+
 def utc(at: datetime | None) -> str | None:
     return None if at is None else clock(at, terminal=False)
 

@@ -38,6 +38,12 @@ def reason_text(code: str) -> str:
     return str(REASON_TEXTS.get(code, code))
 
 
+def resolution_text(text: str) -> str:
+    """Return the reason of a discard with the operator's remark, in the reader's language."""
+    category, colon, more = text.partition(": ")
+    return f"{DiscardCategory(category).label}{colon}{more}" if category in DiscardCategory.values else text
+
+
 def reduced(counter: str, count: int = 1) -> Case:
     """Return a counter minus ``count``, at least 0: a wrong counter must not block a message's change of state."""
     enough = When(**{f"{counter}__gte": count}, then=F(counter) - count)

@@ -1,5 +1,6 @@
 """Discarding, holding, taking back, editing, noting, exporting: each asks first, each is written down."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -11,12 +12,13 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
 from tests.operators.invariants import check_audit_log
-from tests.operators.made import logged
+from tests.operators.made import discard_messages, logged
 
 pytestmark = pytest.mark.django_db
 MESSAGES = "/admin/rmq_retry/parkedmessage/"
@@ -38,7 +40,8 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
     gone = again(one)
     restored = press(page, done, "Restore")
 
-    assert "1 business key is affected." in Page(ask).text
+    assert "Discard PAY-1" in Page(ask).text
+    assert "Reason (required)" in Page(ask).text
     assert (silent.status_code, "is not a discard category" in Page(silent).text) == (422, True)
     assert (gone.state, gone.resolution) == (State.DISCARDED, "duplicate: of PAY-0")
     assert "1 message was discarded (reason: Duplicate). It can be restored until" in Page(done).text
@@ -46,6 +49,27 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
     assert "The message is parked again." in Page(restored).text
     assert [act.action for act in OperatorAction.objects.order_by("number")] == ["discard", "restore"]
     check_audit_log()
+
+
+def test_a_refusal_names_who_discarded_the_message_meanwhile_and_when(page: Client) -> None:
+    one = made.message(business_key="PAY-1")
+    other = made.message(one.group, business_key="PAY-2")
+    token = Selection.of_filter({"group": one.group_id, "state": ["parked"]}).token()
+    discarding, holding = asked(page, "discard", message=one.pk), asked(page, "hold", message=one.pk)
+    preview = page.get("/admin/rmq_retry/requeuerun/preview/", {"message": one.pk}, follow=True)
+    of_group = page.get("/admin/rmq_retry/requeuerun/preview/", {"sel": token})
+    discard_messages([one.pk, other.pk], category="duplicate", text="INC-7")
+    answers = [
+        press(page, discarding, "Discard 1 message", category="test"),
+        press(page, holding, "Hold 1 message", span="2h"),
+        press(page, preview, "Requeue 1 message"),
+    ]
+
+    for answer in answers:
+        assert answer.status_code == 422
+        assert re.search(r"Discarded \d\d:\d\d by ann \(Duplicate: INC-7\)", Page(answer).text)
+    assert re.search(r"Discard by ann, \d\d:\d\d\.", Page(press(page, of_group, "Requeue 2 messages")).text)
+    assert OperatorAction.objects.count() == 1
 
 
 def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
@@ -94,8 +118,8 @@ def test_a_resolved_message_is_not_discarded(page: Client) -> None:
     done = press(page, token, "Discard 1 message", category="test")
 
     assert again(one).state == State.PROCESSED
-    assert "0 messages were discarded" in Page(done).text
-    assert "1 was not changed" in Page(done).text
+    assert done.status_code == 422
+    assert "Nothing was changed. 1 was not changed: it had changed meanwhile" in Page(done).text
 
 
 def edited(settings: Any) -> None:

@@ -13,7 +13,7 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
+from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
 from django_rmq_retry.templatetags.rmq_retry import rmq_ago
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -42,9 +42,9 @@ def test_a_known_reason_is_translated_and_an_unknown_one_is_kept() -> None:
 
 
 def test_the_reason_of_a_discard_shows_the_label_of_its_category() -> None:
-    assert labels.resolution("duplicate: see INC-553") == "Duplicate: see INC-553"
-    assert labels.resolution("bad data") == "Bad data"
-    assert labels.resolution("by an older version: so") == "by an older version: so"
+    assert resolution_text("duplicate: see INC-553") == "Duplicate: see INC-553"
+    assert resolution_text("bad data") == "Bad data"
+    assert resolution_text("by an older version: so") == "by an older version: so"
     assert labels.action_reason(OperatorAction(action=Action.DISCARD, reason="bad data")) == "Bad data"
     assert labels.action_reason(OperatorAction(action=Action.HOLD, reason="bad data")) == "bad data"
 

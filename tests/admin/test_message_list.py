@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_rmq_retry.admin import message_list
-from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.looking import Page
@@ -114,6 +114,21 @@ def test_two_matches_are_listed(page: Client) -> None:
 
     assert shown(page.get(LIST, {"q": "both"})) == {"PAY-1", "PAY-2"}
     assert "No message matches." in Page(page.get(LIST, {"q": "neither"})).text
+
+
+def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page: Client) -> None:
+    one, two = made.message(business_key="PAY-80014"), made.message(business_key="PAY-80021")
+    lower = page.get(LIST, {"q": " pay-80014 "}, follow=True)
+    several = page.get(LIST, {"q": f"PAY-80014 {two.message_id} PAY-9"}, follow=True)
+    neither = page.get(LIST, {"q": "PAY-7 PAY-9"})
+
+    assert lower.redirect_chain[-1][0].endswith(f"/{one.pk}/change/")
+    assert "A list of keys" in Page(several).text
+    assert [f"#{number}" in Page(several).text for number in (one.pk, two.pk)] == [True, True]
+    assert "PAY-9" in Page(several).text
+    assert "Searched: business keys, message ids, correlation ids and numbers" in Page(neither).text
+    assert "operatoraction/?q=PAY-7%20PAY-9" in neither.content.decode()
+    assert KeyList.objects.count() == 1
 
 
 def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:

@@ -1,9 +1,12 @@
 """The meaning of the broker's refusals, word for word as RabbitMQ 3.10, 4.0 and 4.3 write them."""
 
+import re
+
 import pytest
+from pika.exceptions import AMQPHeartbeatTimeout, IncompatibleProtocolError, StreamLostError
 
 from django_rmq_retry.amqp import Refusal
-from django_rmq_retry.amqp.refusals import Unequal
+from django_rmq_retry.amqp.refusals import Unequal, error_text
 
 UNEQUAL = "PRECONDITION_FAILED - inequivalent arg '{}' for queue 'q' in vhost '/': "
 
@@ -26,6 +29,24 @@ def test_a_refusal_gives_the_brokers_value_with_its_type(argument: str, words: s
     refusal = Refusal(406, UNEQUAL.format(argument) + words)
 
     assert refusal.unequal == Unequal(argument=argument, value=value)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (StreamLostError("Stream connection lost: ConnectionResetError(104, 'Connection reset by peer')"), "closed"),
+        (
+            IncompatibleProtocolError("StreamLostError: ('lost: ConnectionResetError(104)',)"),
+            "closed",
+        ),
+        (StreamLostError("Transport indicated EOF"), "closed"),
+        (IncompatibleProtocolError("The server speaks 1.0"), "AMQP 0-9-1"),
+        (AMQPHeartbeatTimeout("No activity or too many missed heartbeats in the last 60 seconds"), "heartbeat"),
+    ],
+)
+def test_a_lost_connection_is_explained_without_names_of_python(error: Exception, words: str) -> None:
+    assert words in error_text(error)
+    assert not re.search(r"Error|[()']|pika|Timeout", error_text(error))
 
 
 def test_a_truncated_refusal_gives_the_argument_only() -> None:

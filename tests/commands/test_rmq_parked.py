@@ -1,6 +1,7 @@
 """The command beside the admin: the same words, tokens and runs, and exit codes that scripts can rely on."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from tests.admin.made import attempt
 from tests.commands.running import Ran, Terminal, run
-from tests.operators.made import QUEUE, again, group, record, requeue_run
+from tests.operators.made import QUEUE, again, discard_messages, group, record, requeue_run
 from tests.parked.arrivals import by_us, store
 from tests.parked.made import copy_failed, copy_succeeded
 from tests.tooling.brokers import after_each_publish, using_broker
@@ -148,6 +149,39 @@ class TestLooking:
         assert "4111222233334444" not in shown.out
         assert '{"card":{"pan":"4111222233334444"},"amount":1.10}' in revealed.out
         assert [one.action for one in OperatorAction.objects.all()] == ["reveal"]
+
+    @pytest.mark.parametrize("option", ["--search", "--key"])
+    def test_a_key_that_was_discarded_is_found_and_its_state_is_told(self, option: str) -> None:
+        one, other = record(key="PAY-80007"), record(key="PAY-80007")
+        discard_messages([one.pk])
+        found = parked("list", option, "PAY-80007")
+        narrowed = parked("list", option, "PAY-80007", "--state", "discarded", "--json")
+        missing = parked("list", option, "PAY-9")
+
+        assert {line[0]: line[1] for line in found.lines[1:]} == {str(one.pk): "discarded", str(other.pk): "parked"}
+        assert [item["id"] for item in narrowed.data["items"]] == [one.pk]
+        assert (missing.code, missing.err) == (6, "No message matches. All states were searched.\n")
+
+    def test_a_message_is_shown_by_its_key_and_begins_with_what_happened(self) -> None:
+        one = record(key="PAY-80007", type="payment.transfer", error_text="no answer")
+        record(key="PAY-1")
+        record(key="PAY-1")
+        attempt(one, 1, error="", error_text="", verdict="ack")
+        before = parked("show", "PAY-80007").out.splitlines()
+        discard_messages([one.pk], category="duplicate", text="INC-1")
+        after = [parked("show", word).out.splitlines() for word in (one.message_id, f"#{one.pk}", str(one.pk))]
+        several, none = parked("show", "PAY-1"), parked("show", "PAY-9")
+
+        assert before[0] == f"payment.transfer PAY-80007  #{one.pk}"
+        assert re.fullmatch(r"Parked 20..-..-.. ..:..:..: retries exhausted after 5 attempts\.", before[1])
+        assert before[2] == "BankDown: no answer"
+        assert not [line for line in before if line.endswith((" ", ":"))]
+        assert not [line for line in before if re.search(r"\d\d\.\d{6}", line)]
+        assert [re.sub(r"\d\d:\d\d", "T", lines[1])[:47] for lines in after] == [
+            "Discarded T by ann (Duplicate: INC-1): it will "
+        ] * 3
+        assert (several.code, len(several.lines)) == (5, 3)
+        assert (none.code, none.err) == (6, "There is no message PAY-9.")
 
     def test_a_message_is_shown_with_the_number_of_its_group_and_of_its_attempts(self) -> None:
         one = record(attempts=3)
