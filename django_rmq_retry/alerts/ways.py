@@ -213,7 +213,7 @@ class Patient:
         self._trying = threading.Thread(target=self._try, args=(alert,), name="rmq-alert", daemon=True)
         self._trying.start()
         self._trying.join(max(0.0, until - time.monotonic()))
-        return self._silent if self._trying.is_alive() else self._results.pop(alert.id, "")
+        return self._silent if self._trying.is_alive() else self._results.pop(alert.id, "its thread ended")
 
     @property
     def _silent(self) -> str:
