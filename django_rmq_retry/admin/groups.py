@@ -24,7 +24,7 @@ from django_rmq_retry.admin.labels import (
     trends_of,
 )
 from django_rmq_retry.admin.message_list import MOST_COUNTED
-from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
+from django_rmq_retry.admin.pages import Button, Pages, edits, needs, refusal
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import operators
@@ -160,6 +160,7 @@ class ErrorGroupAdmin(Pages):
             (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", ""),
             (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
             (_("Hold…"), "hold", "parkedmessage_hold", ""),
+            *([(_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")] if own_page and edits() else []),
         )
         buttons = [
             Button(

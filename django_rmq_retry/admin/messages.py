@@ -15,11 +15,20 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import decisions, edit_form, exports, key_lists, labels, message_list, message_page
+from django_rmq_retry.admin import (
+    decisions,
+    edit_form,
+    edit_many,
+    exports,
+    key_lists,
+    labels,
+    message_list,
+    message_page,
+)
 from django_rmq_retry.admin.choice import seen_by
 from django_rmq_retry.admin.labels import CELLS
 from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
-from django_rmq_retry.admin.pages import Pages, migrated, refusal
+from django_rmq_retry.admin.pages import Pages, edits, migrated, refusal
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.key_lists import alike, look_up, store
@@ -31,6 +40,7 @@ FORMS = (
     ("discard/", "discard", decisions.discarding),
     ("hold/", "hold", decisions.holding),
     ("export/", "export", exports.messages),
+    ("edit/", "edit_many", edit_many.view),
     ("keys/", "keys", key_lists.view),
     ("newer/", "newer", message_list.newer),
     ("<int:pk>/edit/", "edit", edit_form.view),
@@ -73,7 +83,7 @@ class ParkedMessageAdmin(Pages):
     ordering = ("-parked_at", "-pk")
     sortable_by = (CELLS[-1],)
     paginator = MessagePaginator
-    actions = ("requeue", "discard", "hold", "export")
+    actions = ("requeue", "edit", "discard", "hold", "export")
     change_list_template = "admin/rmq_retry/parkedmessage/list.html"
 
     @wraps(admin.ModelAdmin.action_checkbox)
@@ -81,10 +91,12 @@ class ParkedMessageAdmin(Pages):
         return labels.tick(obj)
 
     requeue = _leads_to("requeuerun_preview", "requeue", _("Requeue…"))
+    edit = _leads_to("parkedmessage_edit_many", "bulk_edit", _("Edit…"))
     discard = _leads_to("parkedmessage_discard", "discard", _("Discard…"))
     hold = _leads_to("parkedmessage_hold", "hold", _("Hold…"))
     export = _leads_to("parkedmessage_export", "export", _("Export…"))
     has_requeue_permission, has_discard_permission = _may("requeue"), _may("discard")
+    has_bulk_edit_permission = lambda _self, request: edits() and not refusal(request, "bulk_edit")  # noqa: E731
     has_hold_permission, has_export_permission = _may("hold"), _may("export")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[MessageList]:

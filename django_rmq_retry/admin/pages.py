@@ -24,7 +24,11 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import PERMISSIONS
 from django_rmq_retry.templatetags.rmq_retry import visible
 
-NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
+NEEDED = {
+    "bulk_requeue": ("requeue", "bulk_requeue"),
+    "edit": ("edit", "view_payload", "requeue"),
+    "bulk_edit": ("edit", "view_payload", "requeue", "bulk_edit"),
+}
 """Actions that need more than one permission."""
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
@@ -79,9 +83,14 @@ def permissions(request: HttpRequest) -> list[Permission]:
 
 def _why_not(request: HttpRequest, verb: str) -> str:
     why = refusal(request, *NEEDED.get(verb, (verb,)))
-    if verb == "edit" and not why and True not in settings().operators.editable.values():
+    if verb in ("edit", "bulk_edit") and not why and not edits():
         return _("This project does not allow messages to be edited (setting EDITABLE).")
     return why
+
+
+def edits() -> bool:
+    """Return True if the project allows some messages to be edited."""
+    return True in settings().operators.editable.values()
 
 
 def saved_as(name: str) -> dict[str, str]:

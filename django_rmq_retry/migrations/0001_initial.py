@@ -375,6 +375,7 @@ class Migration(migrations.Migration):
                     ("requeue", "Can requeue messages"),
                     ("bulk_requeue", "Can requeue many messages at once"),
                     ("edit_requeue", "Can edit a message and requeue it"),
+                    ("bulk_edit", "Can edit many messages at once"),
                     ("discard", "Can discard and restore messages"),
                     ("hold", "Can hold messages"),
                     ("export", "Can export messages"),

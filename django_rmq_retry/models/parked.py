@@ -243,6 +243,7 @@ class ParkedMessage(models.Model):
             ("requeue", _("Can requeue messages")),
             ("bulk_requeue", _("Can requeue many messages at once")),
             ("edit_requeue", _("Can edit a message and requeue it")),
+            ("bulk_edit", _("Can edit many messages at once")),
             ("discard", _("Can discard and restore messages")),
             ("hold", _("Can hold messages")),
             ("export", _("Can export messages")),

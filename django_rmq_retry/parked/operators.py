@@ -75,6 +75,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "requeue": ("requeue", gettext_lazy("Can requeue messages")),
     "bulk_requeue": ("bulk_requeue", gettext_lazy("Can requeue many messages at once")),
     "edit": ("edit_requeue", gettext_lazy("Can edit a message and requeue it")),
+    "bulk_edit": ("bulk_edit", gettext_lazy("Can edit many messages at once")),
     "discard": ("discard", gettext_lazy("Can discard and restore messages")),
     "restore": ("discard", gettext_lazy("Can discard and restore messages")),
     "hold": ("hold", gettext_lazy("Can hold messages")),

@@ -15,7 +15,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models import (
+    BusinessKey,
+    ItemState,
+    KeyList,
+    ListedKey,
+    MessageVersion,
+    ParkedMessage,
+    RequeueItem,
+    State,
+)
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 
@@ -133,6 +142,12 @@ def number_in(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 19 else None  # noqa: PLR2004 - a bigint has 19 digits
 
 
+def _edited_at(value: Any) -> Q:
+    """Match the messages of one edit: its versions have one time."""
+    edited = MessageVersion.objects.using(database()).filter(at=datetime.fromisoformat(value)).order_by()
+    return Q(pk__in=list(edited.values_list("message", flat=True)[:MOST_SEARCHED_IDS]) or [0])
+
+
 def _failed_of_run(value: Any) -> Q:
     failed = RequeueItem.objects.filter(run=int(value), state=ItemState.FAILED, message=OuterRef("pk"))
     return Q(Exists(failed))
@@ -215,6 +230,7 @@ FIELDS: Mapping[str, Field] = {
         "RUN",
         "that failed again in this requeue run",
     ),
+    "edited_at": Field(_edited_at, pgettext_lazy("filter", "edited at")),
     "cycle_min": Field(
         _number("cycle__gte"), pgettext_lazy("filter", "from cycle"), "N", "sent to their queue at least N times"
     ),

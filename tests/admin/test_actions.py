@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry import Message
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
@@ -18,7 +19,7 @@ from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
 from tests.operators.invariants import check_audit_log
-from tests.operators.made import discard_messages, logged
+from tests.operators.made import ANN, discard_messages, logged
 
 pytestmark = pytest.mark.django_db
 MESSAGES = "/admin/rmq_retry/parkedmessage/"
@@ -374,3 +375,56 @@ def test_audit_facts_are_shown_in_a_language_neutral_format(page: Client) -> Non
     text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
 
     assert "before canary = true, stop_at = 20.0 after null Seal" in text
+
+
+MALFORMED = [f'{{"amount":"8,{number}0" }}'.encode() for number in range(3)]
+COMMA = {"path": "amount", "act": "replace", "find": ",", "value": ".", "number": "1"}
+
+
+def test_one_change_repairs_all_messages_of_a_group_and_offers_one_run(
+    page: Client, settings: Any, sent: list[Message]
+) -> None:
+    edited(settings)
+    cause = made.group(reason="permanent")
+    some = [made.message(cause, body=body) for body in MALFORMED]
+    other = made.message(cause, body=b'{"sum": 1}', business_key="OTHER-1")
+    form = page.get(f"{MESSAGES}edit/", {"group": cause.pk}, follow=True)
+    shown = press(page, form, "Preview each result", **COMMA)
+    silent = press(page, shown, "Edit 3 messages")
+    preview = press(page, silent, "Edit 3 messages", reason="comma")
+    run_page = press(page, preview, "Requeue 3 messages")
+    press(page, run_page, "Continue here")
+
+    assert '"8,10" 8.10' in Page(shown).text
+    assert "OTHER-1 : It has no such path." in Page(shown).text
+    assert "Enter the reason for the edit." in Page(silent).text
+    assert "3 messages were edited." in Page(preview).text
+    assert sorted(message.body for message in sent) == [f'{{"amount":8.{n}0 }}'.encode() for n in range(3)]
+    assert RequeueRun.objects.get().reason == "comma"
+    assert (again(other).version, {again(one).version for one in some}) == (1, {2})
+
+
+def test_only_the_change_that_was_shown_is_stored(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message(body=MALFORMED[0])
+    shown = press(page, page.get(f"{MESSAGES}edit/", {"message": one.pk}, follow=True), "Preview each result", **COMMA)
+    other = press(page, shown, "Edit 1 message", reason="x", value=";")
+    forged = press(page, shown, "Edit 1 message", reason="x", shown="x:y:z")
+
+    assert "Nothing was done, because the change was not previewed" in Page(other).text
+    assert "Nothing was done, because the change was not previewed" in Page(forged).text
+    assert (other.status_code, MessageVersion.objects.count()) == (422, 0)
+
+
+def test_an_edit_of_many_leaves_out_what_changed_after_its_preview(page: Client, settings: Any) -> None:
+    edited(settings)
+    cause = made.group()
+    mine, other = (made.message(cause, body=body) for body in MALFORMED[:2])
+    form = page.get(f"{MESSAGES}edit/", {"group": cause.pk}, follow=True)
+    shown = press(page, form, "Preview each result", **COMMA)
+    store(other.pk, ANN, propose(other, text="{}"), version=1, reason="first")
+    done = press(page, shown, "Edit 2 messages", reason="comma")
+
+    assert "1 message was edited." in Page(done).text
+    assert "1 was left out, because it had changed meanwhile." in Page(done).text
+    assert [MessageVersion.objects.get(message=one.pk).by for one in (mine, other)] == ["lead", "ann"]

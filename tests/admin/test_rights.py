@@ -27,6 +27,7 @@ ALL = {"support", "on-call", "developer", "auditor", "lead"}
 OPERATE, ACT, EXPORT = {"on-call", "lead"}, {"support", "on-call", "lead"}, ALL - {"support"}
 WHOLE, REVEAL, NOTE = {"on-call", "developer", "lead"}, {"support", "lead"}, ALL - {"auditor"}
 EDIT = ("view_parkedmessage", "edit_requeue", "view_payload", "requeue")
+BULK_EDIT = (*EDIT, "bulk_edit")
 QUEUE, KEY, MESSAGE, AUDIT = "view_queuecontrol", "view_blockedkey", "view_parkedmessage", "view_operatoraction"
 
 
@@ -106,6 +107,10 @@ ADDRESSES = [
     ),
     Address("get", "parkedmessage_edit", "message", {}, EDIT, {"lead"}),
     Address("post", "parkedmessage_edit", "message", {"text": "{}", "store": "1", "reason": "r"}, EDIT, {"lead"}),
+    Address("get", "parkedmessage_edit_many", "", {"sel": "sel"}, BULK_EDIT, {"lead"}),
+    Address(
+        "post", "parkedmessage_edit_many", "", {"sel": "sel", "path": "amount", "act": "remove"}, BULK_EDIT, {"lead"}
+    ),
 ]
 INHERITED = ("add", "delete", "change", "history")
 MODELS = [model for model in admin.site._registry if model._meta.app_label == "rmq_retry"]
@@ -260,7 +265,8 @@ def test_a_forged_or_expired_token_does_nothing(monkeypatch: pytest.MonkeyPatch)
     said, seal = known["sel"].rsplit(":", 1)
     other = Selection.of_filter({}).token().split(":")[0]
     forged = [f"{said}:{seal[::-1]}", f"{other}:{':'.join(known['sel'].split(':')[1:])}", "", "1", "\0", "é" * 300]
-    pages = ("requeuerun_preview", "parkedmessage_discard", "parkedmessage_hold", "parkedmessage_export")
+    names = ("parkedmessage_discard", "parkedmessage_hold", "parkedmessage_export", "parkedmessage_edit_many")
+    pages = ("requeuerun_preview", *names)
     urls = [reverse(f"admin:rmq_retry_{page}") for page in pages]
     asked = [(ask, url, {"sel": one, **form}) for url in urls for one in forged for ask in (lead.get, lead.post)]
     got = [ask(url, words).status_code for ask, url, words in asked]

@@ -281,7 +281,7 @@ def world() -> dict[str, dict[str, Any]]:
     made.consumer(seconds=90, in_flight=flying)
     pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
     chosen = {"message": one.pk}
-    acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export")}
+    acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export", "edit_many")}
     since = {"since": one.parked_at - timedelta(hours=1), "after": 0}
     return {**acts, "rmq_retry_requeuerun_preview": chosen, "rmq_retry_parkedmessage_newer": since}
 

@@ -98,10 +98,14 @@ def fill() -> None:
         cause = made.group(title=f"{name}Error")
         for place in range(3):
             made.message(cause, business_key=f"{name.upper()}-{place}")
-    # Its numbers are the last: those above are named by their places.
+    # Those up to here are named by their places.
     long = made.message(made.group(title="LongError"), business_key="K" * 250, keys=["K" * 255], message_id="M" * 250)
     wide = [{**made.FRAMES[-1], "code": "gateway.post(" + "order, " * 60 + ")"}]
     made.attempt(long, 5, fingerprint=long.group.fingerprint, chain=[{"error": "E", "text": "e", "frames": wide}])
+    malformed = made.group(title="MalformedError", reason=Reason.PERMANENT)
+    for place in range(12):
+        body = f'{{"amount": "8,{50 + place}", "reference": 12345678901234567890}}'.encode()
+        made.message(malformed, business_key=f"MALFORMED-{place}", body=body)
     outgoing(failed=True)
     blocked(hostile, waiting=2)
     consumers(evil)

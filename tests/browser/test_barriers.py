@@ -16,7 +16,7 @@ AUDIT, STATUS = f"{ADMIN}/operatoraction", f"{ADMIN}/livestatus"
 EDITED = 30 + len(State)
 """The message that was edited; before it there is one in each state."""
 LONG = EDITED + 4
-"""One whose keys and line of code are as long as they can be, alone in the last group."""
+"""One whose keys and line of code are as long as they can be, alone in its group."""
 PAGES = {
     "groups": f"{ADMIN}/errorgroup/",
     "groups by queue": f"{ADMIN}/errorgroup/?by=queue",
@@ -42,6 +42,7 @@ PAGES = {
     "edit": f"{MESSAGE}/29/edit/",
     "discard": f"{MESSAGE}/discard/?group=1",
     "hold": f"{MESSAGE}/hold/?group=1",
+    "edit of many": f"{MESSAGE}/edit/?group=1",
     "export": f"{MESSAGE}/export/?group=1",
     "list of keys": f"{MESSAGE}/keys/",
     "answer to a list of keys": f"{MESSAGE}/keys/?list=1",

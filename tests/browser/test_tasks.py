@@ -87,6 +87,31 @@ def test_a_message_is_edited_and_requeued(sit: Sit) -> None:
     assert (barriers, lead.complaints) == ([], [])
 
 
+def test_twelve_malformed_messages_are_repaired_by_one_change(sit: Sit) -> None:
+    lead = sit()
+    lead.go(HOME)
+    lead.click("Open", within=card("Malformed"))
+    lead.click("Edit 12…")
+    lead.fill("#rmq-path", "amount")
+    lead.fill("#rmq-find", ",")
+    lead.fill("#rmq-value", ".")
+    lead.page.check("#rmq-number")
+    lead.click("Preview each result")
+    lead.fill("#rmq-reason", "amounts with a comma")
+    results, barriers = lead.page.inner_text("#rmq-results + table"), lead.barriers()
+    lead.click("Edit 12 messages")
+    lead.sees("12 messages were edited.")
+    lead.click("Requeue 12 messages")
+    # One more for the tick.
+    clicks = lead.clicks + 1
+    lead.sees("Finished")
+
+    assert clicks == 6
+    assert '"8,53"\t8.53' in results
+    assert "12 processed" in lead.page.inner_text(".rmq-outcomes")
+    assert (barriers, lead.complaints) == ([], [])
+
+
 def test_a_message_is_discarded_and_restored(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)

@@ -21,7 +21,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "on-call": ONCALL,
     "developer": (*LOOKS, "view_payload", "view_traceback", "export", "note"),
     "auditor": (*LOOKS, "view_all_audit", "view_traceback", "export"),
-    "lead": (*ONCALL, "reveal", "view_all_audit", "edit"),
+    "lead": (*ONCALL, "reveal", "view_all_audit", "edit", "bulk_edit"),
 }
 
 

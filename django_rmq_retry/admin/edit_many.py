@@ -1,0 +1,110 @@
+"""The page on which one change is applied to many messages: the change, its result for each, and the reason."""
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.core.signing import BadSignature, dumps, loads
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden
+from django_rmq_retry.admin.pages import NEEDED, Pages, needs, refusal
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, store_many
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
+
+SALT = "django_rmq_retry.edit_many"
+ACTS = (
+    (Act.REPLACE, gettext_lazy("replace a text in the value")),
+    (Act.SET, gettext_lazy("set the value")),
+    (Act.REMOVE, gettext_lazy("remove the value")),
+)
+
+
+@needs("view", *NEEDED["bulk_edit"])
+@choosing(gettext_lazy("Edit messages"))
+def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOut) -> HttpResponse:
+    """Show the form, then the result for each message; store what was shown, and lead to its requeue."""
+    form = request.POST
+    change = PathChange(
+        path=form.get("path", "").strip(),
+        act=form.get("act", ""),
+        find=form.get("find", ""),
+        value=form.get("value", ""),
+        number=bool(form.get("number")),
+    )
+    why_not, wrong, results = forbidden(request, selection, *NEEDED["bulk_edit"]), "", list[Fit]()
+    if request.method == "POST":
+        if why_not:
+            return pages.refused(request, why_not)
+        try:
+            if "store" in form:
+                return _stored(pages, request, change)
+        except Refused as refused:
+            wrong = str(refused)
+        try:
+            results = fits(selection, change, allowed=lambda message: _why_not(request, message))
+        except Refused as refused:
+            wrong = wrong or str(refused)
+    meant = [one for one in results if not one.why]
+    many = ngettext("Edit %(count)d message", "Edit %(count)d messages", len(meant))
+    title = ngettext("Edit %(count)d message", "Edit %(count)d messages", selection.count)
+    revisions = {one.message.pk: one.message.revision for one in meant}
+    return pages.page(
+        request,
+        "parkedmessage/edit_many.html",
+        title=title % {"count": selection.count},
+        status=422 if wrong else 200,
+        token=selection.token(),
+        acts=ACTS,
+        change=change,
+        reason=form.get("reason", ""),
+        meant=meant,
+        left=[(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
+        shown=dumps([_signed(change), list(revisions.items())], salt=SALT, compress=True) if meant else "",
+        button=many % {"count": len(meant)},
+        most=MOST_EDITED,
+        forbidden=why_not,
+        wrong={"all": wrong} if wrong else {},
+    )
+
+
+def _why_not(request: HttpRequest, message: ParkedMessage) -> str:
+    return refusal(request, "view", *NEEDED["bulk_edit"], message=message)
+
+
+def _signed(change: PathChange) -> list[Any]:
+    return [change.path, change.act, change.find, change.value, change.number]
+
+
+def _stored(pages: Pages, request: HttpRequest, change: PathChange) -> HttpResponse:
+    reason = request.POST.get("reason", "").strip()
+    try:
+        shown, revisions = loads(request.POST.get("shown", ""), salt=SALT, max_age=TOKEN_SECONDS)
+    except BadSignature:
+        shown, revisions = None, []
+    if shown != _signed(change):
+        raise Refused(_("Nothing was done, because the change was not previewed as it is now. Check each result."))
+    done = store_many(
+        change,
+        Actor.of_request(request),
+        revisions=dict(revisions),
+        reason=reason,
+        allowed=lambda message: _why_not(request, message),
+    )
+    text = ngettext("%(count)d message was edited.", "%(count)d messages were edited.", done.edited)
+    messages.success(request, text % {"count": done.edited})
+    left = len(revisions) - done.edited
+    if left:
+        text = ngettext(
+            "%(count)d was left out, because it had changed meanwhile.",
+            "%(count)d were left out, because they had changed meanwhile.",
+            left,
+        )
+        messages.warning(request, text % {"count": left})
+    edited = Selection.of_filter({"edited_at": done.at.isoformat()})
+    words = urlencode({"sel": edited.token(), "reason": reason})
+    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{words}")

@@ -1,0 +1,257 @@
+"""One change by path for many messages: shown for each of them, then stored for all that it fits, or for none."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django.db.models import F, Sum
+from django.utils.translation import gettext as _
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.json_fields import Field, fields, is_number, path_of
+from django_rmq_retry.messages.masking import HIDDEN, TooDeep, hides, is_json, without
+from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
+from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.edit import Proposal, check_json, editable, propose, rows, text_of
+from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
+from django_rmq_retry.parked.selection import Selection
+
+MOST_EDITED = 500
+MOST_BYTES = 16 * 1024 * 1024
+"""Largest total size of the bodies that are edited at once."""
+HEADER = "headers."
+
+
+class Act(StrEnum):
+    REPLACE = "replace"
+    SET = "set"
+    REMOVE = "remove"
+
+
+class DoesNotFit(Exception):
+    """The change cannot be applied to this message; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathChange:
+    """What is changed at one path of a body, or in one header."""
+
+    path: str
+    act: str
+    find: str = ""
+    value: str = ""
+    number: bool = False
+    """True if a text becomes a number."""
+
+    @property
+    def header(self) -> str:
+        return self.path.removeprefix(HEADER) if self.path.startswith(HEADER) else ""
+
+    @property
+    def wrong(self) -> str:
+        """Why the change means nothing; empty if it means something."""
+        if self.act not in [*Act]:
+            return _("Choose what to do.")
+        try:
+            path_of(self.path)
+        except ValueError:
+            return _("Enter a path, such as amount, items[0].price or headers.tenant.")
+        if self.act == Act.REPLACE and not self.find and not self.number:
+            return _("Enter the text that is replaced.")
+        if self.act == Act.SET and not self.header and check_json(self.value)[0]:
+            return _("The new value must be JSON: 8.50, true, null, or a text in quotes, such as %(text)s.") % {
+                "text": json.dumps(self.value, ensure_ascii=False)
+            }
+        return ""
+
+    def facts(self) -> dict[str, object]:
+        """Return the change for the audit log, without confidential values."""
+        names, masks = [one for one in path_of(self.path) if isinstance(one, str)], settings().operators.mask
+        names = [self.header] if self.header else names
+        facts: dict[str, object] = {name: value for name, value in asdict(self).items() if value}
+        if hides(names, masks):
+            return {name: HIDDEN if name in ("find", "value") else value for name, value in facts.items()}
+        if self.act == Act.SET and is_json(self.value):
+            facts["value"] = json.dumps(without(json.loads(self.value), names, masks), ensure_ascii=False)
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The result of the change for one message."""
+
+    message: ParkedMessage
+    before: str = ""
+    after: str | None = None
+    """None if the value is removed."""
+    proposal: Proposal | None = None
+    why: str = ""
+    """Why the message is left out; empty if it is edited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    at: datetime
+    edited: int
+    left: tuple[Fit, ...]
+
+
+def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[Fit]:
+    """Return the result for each message of a selection, the oldest first; nothing is stored."""
+    if change.wrong:
+        raise Refused(change.wrong)
+    chosen = selection.queryset().order_by()
+    count = chosen.count()
+    selection.check(count)
+    if count > MOST_EDITED or (chosen.aggregate(size=Sum("size"))["size"] or 0) > MOST_BYTES:
+        text = _("At most %(most)s messages, and %(size)s MB, can be edited at once. Choose fewer.")
+        raise Refused(text % {"most": MOST_EDITED, "size": MOST_BYTES // 1024**2})
+    known = selection.revisions
+    return [
+        _fit(row, change, known.get(row.pk, row.revision), allowed)
+        for row in selection.queryset().select_related("group").order_by("parked_at", "pk")
+    ]
+
+
+def store_many(
+    change: PathChange, actor: Actor, *, revisions: Mapping[int, int], reason: str, allowed: Allowed | None = None
+) -> Stored:
+    """Store the change for messages that are as they were when it was shown, in one transaction with its audit row."""
+    if change.wrong:
+        raise Refused(change.wrong)
+    if not reason.strip():
+        raise Refused(_("Enter the reason for the edit."))
+    return _store(change, actor, revisions, reason, allowed)
+
+
+@transaction_of(ParkedMessage)
+def _store(
+    change: PathChange, actor: Actor, revisions: Mapping[int, int], reason: str, allowed: Allowed | None
+) -> Stored:
+    using, now = database(), database_clock.now(database())
+    made = [_fit(row, change, revisions[pk], allowed) for pk, row in locked_messages(list(revisions)).items()]
+    meant = [(one.message, one.proposal) for one in made if one.proposal is not None]
+    if not meant:
+        raise NothingChosen(_("The change fits none of the messages any more. Nothing was done."))
+    MessageVersion.objects.using(using).bulk_create(
+        MessageVersion(
+            message=message,
+            number=message.version + 1,
+            body=proposal.body,
+            properties=proposal.properties,
+            sha256=hashlib.sha256(proposal.body).hexdigest(),
+            at=now,
+            by=actor.name,
+            reason=short(reason, 255),
+        )
+        for message, proposal in meant
+    )
+    edited = ParkedMessage.objects.using(using).filter(pk__in=[message.pk for message, _proposal in meant])
+    edited.update(version=F("version") + 1, revision=F("revision") + 1)
+    groups = {message.group_id for message, _proposal in meant}
+    log_action(
+        actor,
+        Action.EDIT,
+        reason=reason,
+        messages=[message.pk for message, _proposal in meant],
+        group=groups.pop() if len(groups) == 1 else None,
+        subject=str(meant[0][0]) if len(meant) == 1 else change.path,
+        count=len(meant),
+        facts={"change": change.facts()},
+    )
+    return Stored(at=now, edited=len(meant), left=tuple(one for one in made if one.why))
+
+
+def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: Allowed | None) -> Fit:
+    why = editable(message) or (allowed(message) if allowed else "")
+    if not why and message.revision != revision:
+        why = _("It has changed meanwhile.")
+    if why:
+        return Fit(message=message, why=why)
+    before = ""
+    try:
+        if change.header:
+            before, after = _header(message, change)
+            proposal = propose(message, text=text_of(message) or "", headers={change.header: after})
+        else:
+            text = text_of(message) or ""
+            before, after, changed = _changed(text, change)
+            proposal = propose(message, text=changed)
+    except DoesNotFit as error:
+        return Fit(message=message, before=before, why=str(error))
+    why = " ".join(proposal.problems) or proposal.unread
+    return Fit(message=message, before=before, after=after, proposal=None if why else proposal, why=why)
+
+
+def _header(message: ParkedMessage, change: PathChange) -> tuple[str, str | None]:
+    try:
+        headers = decode_properties(contents(message).raw).headers
+    except UndecodableHeaders as error:
+        raise DoesNotFit(_("Its headers cannot be read.")) from error
+    row = next((one for one in rows(headers) if one.name == change.header), None)
+    if row is None:
+        raise DoesNotFit(_("It has no such header."))
+    if change.act == Act.REMOVE:
+        return row.text, None
+    return row.text, change.value if change.act == Act.SET else _replaced(row.text, change)
+
+
+def _changed(text: str, change: PathChange) -> tuple[str, str | None, str]:
+    """Return the value before and after the change, as they are written, and the whole text after it."""
+    if not is_json(text):
+        raise DoesNotFit(_("Its body is not JSON."))
+    path = path_of(change.path)
+    try:
+        found = [one for one in fields(text) if one.path == path]
+    except TooDeep as error:
+        raise DoesNotFit(_("Its body is nested too deeply.")) from error
+    if len(found) != 1:
+        raise DoesNotFit(_("The path occurs several times.") if found else _("It has no such path."))
+    one = found[0]
+    literal = text[one.start : one.stop]
+    if change.act == Act.REMOVE:
+        return literal, None, _removed(text, one)
+    after = change.value.strip() if change.act == Act.SET else _literal(literal, change)
+    return literal, after, text[: one.start] + after + text[one.stop :]
+
+
+def _literal(literal: str, change: PathChange) -> str:
+    if literal[0] == '"':
+        value = _replaced(json.loads(literal, strict=False), change)
+        if not change.number:
+            return json.dumps(value, ensure_ascii=False)
+    elif is_number(literal):
+        value = _replaced(literal, change)
+    else:
+        raise DoesNotFit(_("Its value is neither a text nor a number."))
+    if not is_number(value):
+        raise DoesNotFit(_("“%(value)s” is not a number.") % {"value": short(value, 80)})
+    return value
+
+
+def _replaced(value: str, change: PathChange) -> str:
+    if not change.find:
+        return value
+    if change.find not in value:
+        raise DoesNotFit(_("Its value does not contain “%(text)s”.") % {"text": short(change.find, 80)})
+    return value.replace(change.find, change.value)
+
+
+def _removed(text: str, one: Field) -> str:
+    """Return the text without an entry and the comma that separated it."""
+    start, stop = one.entry, one.stop
+    rest = text[stop:].lstrip()
+    if rest.startswith(","):
+        rest = rest[1:].lstrip()
+        return text[:start] + rest
+    front = text[:start].rstrip()
+    return (front[:-1] if front.endswith(",") else text[:start]) + text[stop:]
