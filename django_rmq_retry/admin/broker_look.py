@@ -20,6 +20,9 @@ from django_rmq_retry.parked import declared
 from django_rmq_retry.publishing import broker_connections
 
 PATIENCE_SECONDS = 0.8
+"""Seconds for which a page waits for a look."""
+AWAY_SECONDS = 3.0
+"""Seconds without an answer after which a look finds the broker away; until then it is only late."""
 FRESH_SECONDS = 2.0
 KNOWN_SECONDS = 60.0
 """Seconds for which a page that sends nothing may show an old look, while a thread takes a new one."""
@@ -114,7 +117,7 @@ class _Window:
 
 def _seen(known: Sequence[Declared]) -> Look:
     url = settings().operators.management_url
-    with broker_connections.current.session(purpose="admin", patience=PATIENCE_SECONDS) as session:
+    with broker_connections.current.session(purpose="admin", patience=AWAY_SECONDS) as session:
         if session is None:
             return Look(at=timezone.now())
         inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
