@@ -54,7 +54,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={named}": 11,
     "requeuerun/preview/?sel={filtered}": 10,
     "operatoraction/": 2,
-    "livestatus/": 15,
+    "livestatus/": 16,
     "blockedkey/": 3,
     "outboxmessage/": 2,
     "queuecontrol/": 2,
