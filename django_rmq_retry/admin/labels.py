@@ -45,7 +45,7 @@ ROLES: Mapping[str, Any] = {
 
 OLD_NEWS = timedelta(minutes=5)
 """A group does not grow if its last failure is older."""
-LONGEST_CELL = 70
+LONGEST_CELL, LONGEST_TITLE = 70, 500
 LONGEST_KEY = 40
 """Long enough for a whole UUID; the message's own page shows a key of any length."""
 TICKED = "Select this object for an action - {}"
@@ -106,7 +106,9 @@ def kind(message: ParkedMessage) -> SafeString:
 @admin.display(description=gettext_lazy("Error"))
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
-    return labelled(_("Error"), cut(text or reason_text(message.reason)))
+    text = text or reason_text(message.reason)
+    whole = format_html('<span title="{}">{}</span>', cut(text, LONGEST_TITLE), cut(text))
+    return labelled(_("Error"), whole)
 
 
 @admin.display(description=gettext_lazy("Queue"))

@@ -101,6 +101,31 @@ class ByAge(Word):
         return {"parked_after": (timezone.now() - age).isoformat()} if age else {}
 
 
+class ByTime(Word):
+    """A bound that a form or a link sets; a time without a zone is one of the reader's."""
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return ()
+
+    def meaning(self) -> dict[str, Any]:
+        try:
+            at = parse_datetime(self.value() or "")
+        except ValueError:
+            at = None
+        known = {} if at is None or at.tzinfo else {str(self.parameter_name): timezone.make_aware(at).isoformat()}
+        return super().meaning() | known
+
+
+class ByParkedAfter(ByTime):
+    title = gettext_lazy("parked after")
+    parameter_name = "parked_after"
+
+
+class ByParkedBefore(ByTime):
+    title = gettext_lazy("parked before")
+    parameter_name = "parked_before"
+
+
 def _queues() -> Iterator[tuple[str, Any]]:
     names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
     return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
@@ -124,7 +149,8 @@ FILTERS = (
     _by("reason", gettext_lazy("reason"), lambda: ((reason.value, reason_text(reason)) for reason in Reason)),
     ByAge,
     _by("cycle_min", gettext_lazy("requeued before"), lambda: (("2", _("at least once")),)),
-    _by("parked_before", gettext_lazy("parked before")),
+    ByParkedAfter,
+    ByParkedBefore,
     _by("group", gettext_lazy("group")),
 )
 
@@ -208,6 +234,8 @@ class MessageList(ChangeList):
     capped = False
     newest = 0
     """The highest id when the list was read."""
+    same: tuple[str, ...] = ()
+    """Columns that say the same in each row, so that they say nothing."""
 
     def get_results(self, request: HttpRequest) -> None:
         self.as_of = timezone.now()
@@ -222,6 +250,14 @@ class MessageList(ChangeList):
             # A worker's clock may be ahead: its message is on this page already, so it is not newer.
             self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
         self.result_list = [row for row in self.result_list if not refusal(request, "view", message=row)]
+        self.same = tuple(self._same())
+
+    def _same(self) -> Iterator[str]:
+        rows = list(self.result_list)
+        if len(self.words().get("state", ())) == 1 and not any(row.held_until or row.unconfirmed for row in rows):
+            yield "status"
+        if len({row.type for row in rows}) == 1:
+            yield "kind"
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""

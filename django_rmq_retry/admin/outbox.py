@@ -8,6 +8,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
@@ -69,6 +70,9 @@ class OutboxMessageAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> Rows:
         return super().get_queryset(request).defer("body", "properties")
+
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
+        return super().list_page(request, title=_("Outbox: messages not sent yet"), **more)
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return not refusal(request, "retry")

@@ -1,6 +1,6 @@
 """The list of messages: few queries, exact searches, filters that a selection understands, actions that only ask."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -146,6 +146,38 @@ def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:
     assert plans
     assert [plan for plan in plans if "SCAN rmq_retry_parkedmessage" in plan] == []
     assert [plan for plan in plans if "SCAN rmq_retry_businesskey" in plan] == []
+
+
+def test_columns_that_say_the_same_in_each_row_are_left_out_of_a_wide_screen(page: Client) -> None:
+    for number in range(3):
+        made.message(business_key=f"PAY-{number}", queue="one")
+    made.message(business_key="PAY-8", queue="two", type="other")
+    made.message(business_key="PAY-9", queue="one", type="", unconfirmed=True, state=State.ON_HOLD)
+    asked: tuple[dict[str, str], ...] = ({}, {"queue": "one"}, {"state": "all"}, {"state": State.ON_HOLD})
+    found = [page.get(LIST, words).context["cl"].same for words in asked]
+
+    assert found == [("status",), ("status", "kind"), (), ("kind",)]
+
+
+def test_a_span_of_time_narrows_the_list_by_the_readers_clock(page: Client, settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Prague"
+    noon = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
+    for hours in range(3):
+        made.message(business_key=f"PAY-{hours}", parked_at=noon + timedelta(hours=hours))
+    span = {"parked_after": "2026-06-01T14:30", "parked_before": "2026-06-01T15:30"}
+    answer = page.get(LIST, span)
+
+    assert shown(answer) == {"PAY-1"}
+    assert Selection.of_filter(answer.context["cl"].words()).filter["parked_after"] == "2026-06-01T14:30:00+02:00"
+    assert shown(page.get(LIST, {"parked_after": "at noon"})) == set()
+    assert "No message matches." in Page(page.get(LIST, {"parked_after": "2026-06-01T25:30"})).text
+
+
+def test_the_error_of_a_row_has_its_whole_text_in_its_title(page: Client) -> None:
+    made.message(error="GatewayTimeout", error_text="no answer " * 20)
+    text = page.get(LIST).content.decode()
+
+    assert f'title="GatewayTimeout: {("no answer " * 20).strip()}"' in text
 
 
 def test_an_empty_list_states_that_nothing_is_parked(page: Client) -> None:

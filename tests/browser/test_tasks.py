@@ -6,6 +6,7 @@ from tests.browser.conftest import Sit
 
 HOME = "/admin/rmq_retry/errorgroup/"
 LIST = "/admin/rmq_retry/parkedmessage/"
+RUNS, QUEUES = "/admin/rmq_retry/requeuerun/", "/admin/rmq_retry/queuecontrol/"
 
 
 def card(name: str) -> str:
@@ -283,3 +284,45 @@ def test_live_updates_of_a_list_can_be_switched_off(sit: Sit) -> None:
     lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     assert len(asked) == before
+
+
+def test_fourteen_messages_with_their_time_are_visible_on_a_small_screen(sit: Sit) -> None:
+    lead = sit(width=1280, height=720)
+    lead.go(LIST)
+    # One row in a state of its own has two lines.
+    lead.page.evaluate("document.querySelector('tr:has(.field-status .rmq-quiet)').remove()")
+    times = lead.page.locator("#result_list .field-parked time")
+    places = [times.nth(number).bounding_box() for number in range(20)]
+    seen = [place for place in places if place["y"] + place["height"] <= 720 and place["x"] + place["width"] <= 1240]
+
+    assert len(seen) >= 14
+    assert not lead.page.locator(".rmq-filter ul").first.is_visible()
+
+
+def test_filters_unfold_and_take_a_span_of_time_without_scripts(sit: Sit) -> None:
+    lead = sit(scripts=False)
+    lead.go(LIST)
+    lead.click("Filter", within=".rmq-filter")
+    lead.fill("[name=parked_after]", "2020-01-01T00:00")
+    lead.fill("[name=parked_before]", "2020-01-02T00:00")
+    lead.click("Filter", within=".rmq-filter form")
+    lead.sees("No message matches.")
+    lead.click("Parked before: 2020-01-02T00:00")
+
+    assert lead.page.locator("#result_list tbody tr").count() > 14
+
+
+@pytest.mark.parametrize("place", [f"{HOME}1/change/", f"{LIST}29/change/", LIST, f"{RUNS}preview/?group=1", QUEUES])
+def test_the_first_action_is_reached_in_ten_tabs(sit: Sit, place: str) -> None:
+    lead = sit()
+    lead.go(place)
+    link = "document.activeElement.textContent.trim()"
+    for _tab in range(3):
+        lead.page.keyboard.press("Tab")
+        if lead.page.evaluate(link) == "To the actions":
+            break
+    lead.page.keyboard.press("Enter")
+    lead.page.keyboard.press("Tab")
+    inside = "Boolean(document.activeElement.closest('#rmq-actions, #changelist-form .actions'))"
+
+    assert lead.page.evaluate(inside)
