@@ -1,8 +1,11 @@
 """The admin of blocked ordering keys."""
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -28,8 +31,12 @@ class BlockedKeyAdmin(Pages):
         return [self.own_url("<int:pk>/unblock/", "unblock", self.unblock_view)]
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
-        handler = request.GET.get("handler", "")
-        rows = list(blocked(handler=handler)[:MOST_KEYS_SHOWN])
+        asked = request.GET.get("q", "").strip()
+        found = blocked(handler=request.GET.get("handler", ""))
+        if asked:
+            texts = ("key", "handler", "blocker")
+            found = found.filter(reduce(or_, (Q(**{f"{name}__icontains": asked}) for name in texts)))
+        rows = list(found[:MOST_KEYS_SHOWN])
         records = records_of(rows)
         return self.page(
             request,
@@ -38,7 +45,8 @@ class BlockedKeyAdmin(Pages):
             title=_("Blocked keys"),
             rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
             standing=blocked_figures(),
-            more=blocked(handler=handler).count() - len(rows) if len(rows) == MOST_KEYS_SHOWN else 0,
+            asked=asked,
+            more=found.count() - len(rows) if len(rows) == MOST_KEYS_SHOWN else 0,
             why_not=refusal(request, "unblock"),
         )
 

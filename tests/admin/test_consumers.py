@@ -30,6 +30,12 @@ def test_a_running_process_is_shown_with_its_facts(page: Client) -> None:
     assert "beyond" not in text
 
 
+def test_queues_beyond_three_are_folded(page: Client) -> None:
+    made.consumer(queues=[f"bank.{number}" for number in range(8)])
+
+    assert "Queues bank.0 , bank.1 , bank.2 5 more bank.3 , bank.4" in shown(page)
+
+
 @pytest.mark.parametrize(
     ("fields", "badge"),
     [

@@ -27,6 +27,7 @@ from tests.operators.made import ANN
 pytestmark = pytest.mark.django_db
 QUEUES = "/admin/rmq_retry/queuecontrol/"
 STATUS = "/admin/rmq_retry/livestatus/"
+KEYS = "/admin/rmq_retry/blockedkey/"
 
 
 def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
@@ -169,6 +170,18 @@ def test_too_many_messages_behind_one_key_are_on_the_status_page(page: Client, s
     support = client_of(made.person("support", "view_livestatus")).get(STATUS)
     assert said in Page(support).text
     assert "/blockedkey/" not in support.content.decode()
+
+
+def test_blocked_keys_are_counted_searched_and_shown_by_the_key_of_the_message(page: Client) -> None:
+    one = made.message(business_key="LED-103")
+    made.blocked_key(key="DE1/4", handler="ledger", parked=True, identity=one.identity, queue=one.queue, waiting=1234)
+    made.blocked_key(key="DE2", handler="mail")
+    whole, found, nothing = (Page(page.get(KEYS, words)).text for words in ({}, {"q": "LEDG"}, {"q": "none"}))
+
+    assert "2 keys are blocked 1,234 messages wait behind them" in whole
+    assert "ledger DE1/4 LED-103 parked: an operator decides" in whole
+    assert ("DE1/4" in found, "DE2" in found) == (True, False)
+    assert "No blocked key matches." in nothing
 
 
 def test_an_expired_pause_is_not_shown(page: Client) -> None:
