@@ -1,6 +1,6 @@
 """The Live status page: what needs somebody first, then the numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,8 +15,9 @@ from django.utils.translation import gettext_lazy
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.pages import Button, Pages, refusal
-from django_rmq_retry.admin.queues import Standstills
+from django_rmq_retry.admin.queues import Standing, Standstills
 from django_rmq_retry.admin.timeline import activity
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import Survey, survey
@@ -101,6 +102,16 @@ class LiveStatusAdmin(Pages):
         shown = seen.last or seen
         rows = still.judged(shown.levels)
         stood = {one.subject: visible(one.text) for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
+        lines = [
+            (
+                row.level,
+                labels.ROLES[row.level.role],
+                [problem.row for problem in row.errors],
+                stood.get(row.level.queue) or row.remark,
+                still.of.get(row.level.queue),
+            )
+            for row in rows
+        ]
         return self.page(
             request,
             "livestatus/status.html",
@@ -109,16 +120,9 @@ class LiveStatusAdmin(Pages):
             look=seen,
             shown=shown,
             current=not (seen.unreachable or seen.late),
-            levels=[
-                (
-                    row.level,
-                    labels.ROLES[row.level.role],
-                    [problem.row for problem in row.errors],
-                    stood.get(row.level.queue) or row.remark,
-                    still.of.get(row.level.queue),
-                )
-                for row in rows
-            ],
+            levels=[line for line in lines if not _is_fine(line)],
+            fine=[line for line in lines if _is_fine(line)],
+            database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
             needs=[Need.of(problem, request, self.address) for problem in problems],
             counts=_counts(known),
@@ -127,6 +131,12 @@ class LiveStatusAdmin(Pages):
             runs=known.runs[:-6:-1],
             **activity(request, most=5),
         )
+
+
+def _is_fine(line: tuple[Level, object, Sequence[str], str, Standing | None]) -> bool:
+    """Return True for an empty queue about which there is nothing to say."""
+    level, _role, problems, remark, still = line
+    return level.ready == 0 and not (level.unacked or problems or remark or still)
 
 
 def _counts(known: Survey) -> dict[str, Any]:

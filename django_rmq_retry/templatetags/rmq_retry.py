@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.db import DatabaseError
 from django.template import Context
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
@@ -14,7 +16,12 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_rmq_retry import database_clock
+from django_rmq_retry.health.facts import largest_cause, parked
+from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait, State
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.topology.drawings import clean
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
@@ -245,3 +252,20 @@ def _time(at: datetime, text: str) -> SafeString:
         f"{whole:%Y-%m-%d %H:%M:%S}.{whole.microsecond // 1000:03d} UTC",
         text,
     )
+
+
+@register.inclusion_tag("admin/rmq_retry/parts/card.html", takes_context=True)
+def rmq_card(context: Context) -> dict[str, Any]:
+    """Return the number above the list of the app's pages; nothing for who may not see it."""
+    request = context["request"]
+    if refusal(request.user, "view_status"):
+        return {}
+    try:
+        now = database_clock.now(database())
+        waiting = parked(now).count
+        cause = largest_cause(now) if waiting else None
+    except DatabaseError:
+        return {}
+    address = reverse("admin:rmq_retry_livestatus_changelist", current_app=getattr(request, "current_app", None))
+    causes = 1 + cause.others if cause else 1
+    return {"address": address, "parked": waiting, "number": number(waiting), "causes": causes}

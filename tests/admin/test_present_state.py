@@ -239,6 +239,32 @@ def test_the_last_known_queues_stay_while_the_broker_is_away_but_nothing_is_gree
     assert ["No connection to the broker since" in text for text in said.values()] == [True, False]
 
 
+def test_empty_queues_without_a_problem_are_one_folded_line(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = [Level(queue=f"q{one}", role=Role.WORK, ready=0, consumers=1) for one in range(29)]
+    made.broker_seen(monkeypatch, *quiet, Level(queue="busy", role=Role.WORK, ready=3, consumers=1))
+    response = page.get(f"{ADMIN}livestatus/")
+    content = response.content.decode()
+    before, _tag, folded = content.partition('<details class="rmq-fine">')
+
+    assert "Fine: 29 queues are empty · database " in Page(response).text
+    assert (">busy<" in before, ">q7<" in before, ">q7<" in folded) == (True, False, True)
+
+
+def test_the_index_of_the_app_begins_with_what_is_parked(page: Client) -> None:
+    index = Page(page.get(ADMIN)).text
+    cause = made.group(title="BankDown")
+    made.message(cause)
+    made.message(cause)
+    made.message(made.group(title="RateLimited"))
+    told = Page(page.get(ADMIN))
+    viewer = client_of(made.person("viewer", "view_parkedmessage"))
+
+    assert "Nothing is parked. Live status" in index
+    assert "3 messages parked · 2 causes need you Live status" in told.text
+    assert f"{ADMIN}livestatus/" in [given.get("href") for tag, given in told.tags if tag == "a"]
+    assert "messages parked ·" not in Page(viewer.get(ADMIN)).text
+
+
 def test_a_broker_that_is_slow_once_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """T12: the next look has its answer."""
     answered = Event()
