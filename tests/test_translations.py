@@ -22,8 +22,10 @@ TAG = re.compile(r"</?[a-z][^>]*>")
 SHARED = {
     "Action",
     "All",
+    "Change",
     "Close",
     "Django site admin",
+    "Filter",
     "Home",
     "Messages",
     "Search",
