@@ -10,11 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.levels import Gauged, Level, gauge
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
 from django_rmq_retry.publishing import broker_connections
@@ -121,9 +120,7 @@ def _seen(known: Sequence[Declared]) -> Look:
         if session is None:
             return Look(at=timezone.now())
         inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
-        topology = registry.topology()
-        former = declared.former_queues(known, topology, declared.BrokerPlace.of(session))
-        gauged = gauge(Declarer(session, inspector), topology, former)
+        gauged = declared.gauged(Declarer(session, inspector), known)
     return Look(at=timezone.now(), gauged=gauged)
 
 

@@ -1,6 +1,6 @@
 """The page on which one change is applied to many messages: the change, its result for each, and the reason."""
 
-from typing import Any
+from dataclasses import asdict
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -64,7 +64,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         reason=form.get("reason", ""),
         meant=meant,
         left=[(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
-        shown=dumps([_signed(change), list(revisions.items())], salt=SALT, compress=True) if meant else "",
+        shown=dumps([asdict(change), list(revisions.items())], salt=SALT, compress=True) if meant else "",
         button=many % {"count": len(meant)},
         most=MOST_EDITED,
         forbidden=why_not,
@@ -76,17 +76,13 @@ def _why_not(request: HttpRequest, message: ParkedMessage) -> str:
     return refusal(request, "view", *NEEDED["bulk_edit"], message=message)
 
 
-def _signed(change: PathChange) -> list[Any]:
-    return [change.path, change.act, change.find, change.value, change.number]
-
-
 def _stored(pages: Pages, request: HttpRequest, change: PathChange) -> HttpResponse:
     reason = request.POST.get("reason", "").strip()
     try:
         shown, revisions = loads(request.POST.get("shown", ""), salt=SALT, max_age=TOKEN_SECONDS)
     except BadSignature:
         shown, revisions = None, []
-    if shown != _signed(change):
+    if shown != asdict(change):
         raise Refused(_("Nothing was done, because the change was not previewed as it is now. Check each result."))
     done = store_many(
         change,

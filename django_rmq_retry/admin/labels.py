@@ -24,8 +24,9 @@ from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
+from django_rmq_retry.parked.outcomes import minute
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, minute, name, rmq_ago, visible
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 
 LONGEST_SELECTION = 400

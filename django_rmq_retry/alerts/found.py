@@ -8,18 +8,17 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.levels import Level, gauge
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import Survey, surveyed
 from django_rmq_retry.health.problems import present
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.parked.declared import BrokerPlace, former_queues
+from django_rmq_retry.parked.declared import gauged
 
 PATIENCE_SECONDS = 5.0
 """Seconds for the answer of the database, and for each step of the broker's."""
@@ -107,18 +106,17 @@ def _levels(survey: Survey) -> tuple[Level, ...]:
     url = settings().operators.management_url
     with Session(settings().access(), purpose="alerts", patience=PATIENCE_SECONDS) as session:
         inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
-        topology = registry.topology()
-        formers = former_queues(survey.declared, topology, BrokerPlace.of(session))
-        return gauge(Declarer(session, inspector), topology, formers).levels
+        return gauged(Declarer(session, inspector), survey.declared).levels
 
 
 def _chosen(wanted: Alerts, survey: Survey, levels: tuple[Level, ...], away: Problem | None) -> Iterable[Finding]:
     now, least = database_clock.now(survey.alias), Severity[wanted.level.upper()]
-    of_database = {problem.code for problem in present(survey, now)} | {away and away.code}
+    without_queues = [*([away] if away else []), *present(survey, now)]
+    known = {problem.code for problem in without_queues}
     found: dict[str, Finding] = {}
-    for problem in [away, *present(survey, now, levels)] if away else present(survey, now, levels):
+    for problem in without_queues if away else present(survey, now, levels):
         if problem.severity >= least and problem.code.name not in wanted.without:
-            finding = Finding.of(problem, of_queues=problem.code not in of_database)
+            finding = Finding.of(problem, of_queues=problem.code not in known)
             found.setdefault(finding.key, finding)
     return found.values()
 

@@ -13,7 +13,6 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp import inspection
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import FRAME_MAX
-from django_rmq_retry.amqp.levels import gauge
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.arguments import plural
@@ -31,7 +30,7 @@ from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.examination import Finding, Found, Look, looked, one_line
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
-from django_rmq_retry.parked.declared import BrokerPlace, former_queues
+from django_rmq_retry.parked.declared import gauged
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import PlanState, shown
 
@@ -246,8 +245,7 @@ class BrokerExamination:
 
     def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Found]:
         survey = self._survey
-        formers = former_queues(survey.declared, topology, BrokerPlace.of(sight.it.session)) if survey else ()
-        levels = gauge(sight.it, topology, formers).levels
+        levels = gauged(sight.it, survey.declared if survey else ()).levels
         now = database_clock.now(survey.alias) if survey else timezone.now()
         queues = Queues(levels=levels, excused=resting(survey, now), limits=self._limits, vhost=sight.vhost)
         found = [problem for one in queues.judged() for problem in one.problems if problem.code not in OF_PLAN]

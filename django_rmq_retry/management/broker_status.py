@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
-from django_rmq_retry.amqp.levels import Gauged, gauge
+from django_rmq_retry.amqp.levels import Gauged
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.handlers import registry
@@ -32,7 +32,7 @@ from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.management.command import RmqCommand, declarer
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked.declared import BrokerPlace, former_queues
+from django_rmq_retry.parked.declared import gauged
 from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
@@ -99,20 +99,19 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
     with declarer(timeout=timeout) as it:
         seconds = round_trip(it.session)
         topology = registry.topology()
-        former = former_queues(survey.declared, topology, BrokerPlace.of(it.session)) if survey else ()
-        gauged = gauge(it, topology, former)
+        read = gauged(it, survey.declared if survey else ())
         # Without a management API that answers, only the facts that it alone has are missing.
-        plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
+        plan = (Declarer(it.session) if read.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
     found = list(in_survey(survey, now, limits)) if survey else []
     breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
-    judged = Queues(levels=gauged.levels, excused=resting(survey, now), limits=limits).judged()
+    judged = Queues(levels=read.levels, excused=resting(survey, now), limits=limits).judged()
     own = [[problem for problem in (breakers.pop(one.level.queue, None),) if problem] for one in judged]
     rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
     found = [
         *_drift(plan, rows),
         *([unusable(router.db_for_read(QueueControl), trouble)] if trouble else []),
-        *too_many_parked(gauged.levels, survey, limits),
+        *too_many_parked(read.levels, survey, limits),
         *(problem for problem in found if problem.code is not Code.BREAKER_OPEN),
         *breakers.values(),
     ]
@@ -120,7 +119,7 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
     return BrokerStatus(
         broker=broker,
         round_trip=seconds,
-        gauged=gauged,
+        gauged=read,
         rows=rows,
         plan=plan,
         survey=survey,

@@ -11,6 +11,7 @@ from django.db import Error, connections, router, transaction
 from django_rmq_retry import __version__, database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import look_at_rest
+from django_rmq_retry.amqp.levels import Gauged, gauge
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
@@ -70,6 +71,12 @@ def load() -> list[Declared]:
         return rows()
     except (Error, ImproperlyConfigured) as error:
         raise DeclarationsUnavailable(_text(error)) from error
+
+
+def gauged(it: Declarer, known: Iterable[Declared]) -> Gauged:
+    """Return the levels of the project's queues, and of those that it had declared before."""
+    topology = registry.topology()
+    return gauge(it, topology, former_queues(known, topology, BrokerPlace.of(it.session)))
 
 
 def former_queues(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> tuple[Former, ...]:

@@ -305,16 +305,8 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
     if refusal:
         raise Refused(refusal)
     before = contents(known)
-    stored = MessageVersion.objects.using(using).create(
-        message=known,
-        number=version + 1,
-        body=proposal.body,
-        properties=proposal.properties,
-        sha256=hashlib.sha256(proposal.body).hexdigest(),
-        at=now,
-        by=actor.name,
-        reason=short(reason, 255),
-    )
+    stored = next_version(known, proposal, actor, at=now, reason=reason)
+    stored.save(using=using, force_insert=True)
     rows = ParkedMessage.objects.using(using).filter(pk=message)
     rows.update(version=version + 1, revision=F("revision") + 1)
     facts = _facts(known, before.body, proposal, version + 1)
@@ -322,6 +314,22 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
         actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts
     )
     return stored
+
+
+def next_version(
+    message: ParkedMessage, proposal: Proposal, actor: Actor, *, at: datetime, reason: str
+) -> MessageVersion:
+    """Return the version that a proposal becomes; it is not stored yet."""
+    return MessageVersion(
+        message=message,
+        number=message.version + 1,
+        body=proposal.body,
+        properties=proposal.properties,
+        sha256=hashlib.sha256(proposal.body).hexdigest(),
+        at=at,
+        by=actor.name,
+        reason=short(reason, 255),
+    )
 
 
 def _facts(message: ParkedMessage, before: bytes, proposal: Proposal, version: int) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """One change by path for many messages: shown for each of them, then stored for all that it fits, or for none."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
-from django_rmq_retry.parked.edit import Proposal, check_json, editable, propose, rows, text_of
+from django_rmq_retry.parked.edit import Proposal, check_json, editable, next_version, propose, rows, text_of
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
 
@@ -143,17 +142,7 @@ def _store(
     if not meant:
         raise NothingChosen(_("The change fits none of the messages any more. Nothing was done."))
     MessageVersion.objects.using(using).bulk_create(
-        MessageVersion(
-            message=message,
-            number=message.version + 1,
-            body=proposal.body,
-            properties=proposal.properties,
-            sha256=hashlib.sha256(proposal.body).hexdigest(),
-            at=now,
-            by=actor.name,
-            reason=short(reason, 255),
-        )
-        for message, proposal in meant
+        next_version(message, proposal, actor, at=now, reason=reason) for message, proposal in meant
     )
     edited = ParkedMessage.objects.using(using).filter(pk__in=[message.pk for message, _proposal in meant])
     edited.update(version=F("version") + 1, revision=F("revision") + 1)

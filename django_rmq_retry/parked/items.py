@@ -21,7 +21,7 @@ from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.findings import Terms, reasons
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import Selection, group_numbers
 
 MOST_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies of one slice, in bytes."""
@@ -117,7 +117,7 @@ def groups_of_runs() -> dict[int, RequeueRun]:
     runs: dict[int, RequeueRun] = {}
     for run in RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"):
         if run.listing:
-            runs |= dict.fromkeys(_groups_of(run), run)
+            runs |= dict.fromkeys(group_numbers(run.selection.get("filter", {}).get("group", [])), run)
         runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE_ITEMS], run)
     return runs
 
@@ -135,13 +135,6 @@ def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:
         if count:
             found.append((run, count))
     return found
-
-
-def _groups_of(run: RequeueRun) -> list[int]:
-    """Return the error groups by which a run's messages are chosen."""
-    value = run.selection.get("filter", {}).get("group", [])
-    several = value if isinstance(value, list) else str(value).split(",")
-    return [int(one) for one in several]
 
 
 def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:

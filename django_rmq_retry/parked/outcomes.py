@@ -56,7 +56,9 @@ def decided_meanwhile(selection: Selection) -> str:
     if selection.named:
         rows = ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties")
         return outcome_of(rows[0]) if rows else ""
-    acts = OperatorAction.objects.filter(group=selection.filter.get("group"), action__in=DECIDING)
+    if selection.group is None:
+        return ""
+    acts = OperatorAction.objects.filter(group=selection.group, action__in=DECIDING)
     act = acts.filter(at__gte=selection.as_of).order_by("-number").first()
     if act is None:
         return ""
@@ -64,9 +66,11 @@ def decided_meanwhile(selection: Selection) -> str:
     return text.format(action=act.get_action_display(), name=act.actor_name, when=_minute(act.at))
 
 
-def _minute(at: datetime | None) -> str:
+def minute(at: datetime) -> str:
     """Return hour and minute, with the day if it is not today."""
-    if at is None:
-        return "-"
     local = timezone.localtime(at)
     return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
+
+
+def _minute(at: datetime | None) -> str:
+    return "-" if at is None else minute(at)

@@ -92,10 +92,13 @@ def _number(lookup: str) -> Narrowing:
     return lambda value: Q(**{lookup: int(value)})
 
 
+def group_numbers(value: Any) -> list[int]:
+    """Return the error groups that a filter names: one, a list, or numbers separated by commas."""
+    return [int(one) for one in (value.split(",") if isinstance(value, str) else _several(value))]
+
+
 def _groups(value: Any) -> Q:
-    """Match one group, or several: a list, or numbers separated by commas."""
-    several = value.split(",") if isinstance(value, str) else _several(value)
-    return Q(group__in=[int(one) for one in several])
+    return Q(group__in=group_numbers(value))
 
 
 def _moment(lookup: str) -> Narrowing:
@@ -292,8 +295,8 @@ class Selection:
     @property
     def group(self) -> int | None:
         """The error group of all its messages; None if they are chosen in another way, or from several groups."""
-        value = self.filter.get("group")
-        return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else None
+        numbers = group_numbers(self.filter.get("group", []))
+        return numbers[0] if len(numbers) == 1 else None
 
     @property
     def named(self) -> bool:

@@ -10,7 +10,6 @@ from django.db import DatabaseError
 from django.template import Context
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
@@ -22,6 +21,7 @@ from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import refusal
+from django_rmq_retry.parked.outcomes import minute
 from django_rmq_retry.topology.drawings import clean
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
@@ -84,7 +84,7 @@ class Count(int):
     """A number that a template, and a plural of it, writes with the separators of the language."""
 
     def __str__(self) -> str:
-        return number_format(int(self), force_grouping=True)
+        return number(int(self))
 
 
 @register.filter
@@ -167,12 +167,6 @@ def rmq_clock(at: datetime | None) -> SafeString | str:
 def rmq_minute(at: datetime | None) -> SafeString | str:
     """Return hour and minute, with the exact time in its title."""
     return NOTHING if at is None else _time(at, minute(at))
-
-
-def minute(at: datetime) -> str:
-    """Return hour and minute, with the day if it is not today."""
-    local = timezone.localtime(at)
-    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local:%Y-%m-%d %H:%M}"
 
 
 @register.simple_tag

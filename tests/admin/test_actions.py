@@ -73,6 +73,23 @@ def test_a_refusal_names_who_discarded_the_message_meanwhile_and_when(page: Clie
     assert OperatorAction.objects.count() == 1
 
 
+@pytest.mark.parametrize("several", [False, True], ids=["by type", "by two groups"])
+def test_a_refusal_names_nobody_if_it_is_not_known_who_decided(page: Client, several: bool) -> None:
+    """An act on messages of other groups, which itself has no group, is somebody else's."""
+    one, other = made.message(type="card"), made.message(type="card")
+    strangers = [made.message(type="cash").pk, made.message(type="cash").pk]
+    words = {"group": [one.group_id, other.group_id]} if several else {"type": "card"}
+    token = Selection.of_filter({**words, "state": ["parked"]}).token()
+    preview = page.get("/admin/rmq_retry/requeuerun/preview/", {"sel": token})
+    discard_messages(strangers, category="duplicate", text="INC-7")
+    ParkedMessage.objects.filter(type="card").update(state=State.PROCESSED)
+    answer = press(page, preview, "Requeue 2 messages")
+
+    assert answer.status_code == 422
+    assert "Nothing is left to requeue." in Page(answer).text
+    assert "Discard by ann" not in Page(answer).text
+
+
 def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
     ask = asked(page, "discard", message=made.message().pk)
     wrong = press(page, ask, "Discard 1 message", category="other", text="")
