@@ -31,6 +31,7 @@ from django_rmq_retry.topology.declarations import (
 from django_rmq_retry.topology.plan import PlanState
 
 SOON_SECONDS = 10.0
+"""The longest that a busy broker takes to answer, or to move a message to its next queue."""
 LOOK_SECONDS = 0.05
 
 
@@ -119,8 +120,10 @@ class Live:
 
     breakable = False
 
-    def __init__(self, url: str, *, patience: float) -> None:
+    def __init__(self, url: str, *, patience: float, coming: Callable[[], bool]) -> None:
+        """``coming`` tells whether a retry has not come back yet."""
         self._patience = patience
+        self._coming = coming
         self._woken = threading.Event()
         self._access = Access.parse(url)
         self._session = Session(self._access, purpose="test")
@@ -133,6 +136,7 @@ class Live:
         self._shadow = DirectBroker(epoch=0)
         self._began = time.monotonic()
         self._deadline = 0.0
+        self._quiet_since: float | None = None
         self._sources: list[LiveSource] = []
         self._made: list[ExchangeDeclaration | QueueDeclaration] = []
         self._waiting: list[str] = []
@@ -147,11 +151,19 @@ class Live:
 
     def begin(self, until: float | None) -> None:
         self._deadline = self.now + self._patience if until is None else float("inf")
+        self._quiet_since = None
 
     def next_due(self) -> float | None:
-        """Return None after two quiet looks in a row, because a message on its way between queues is in neither."""
+        """Return None when nothing is left to do.
+
+        A message on its way between queues is in neither: it takes two quiet looks in a row, and patience with a retry.
+        """
         if self._quiet() and not self._woken.wait(LOOK_SECONDS) and self._quiet():
-            return None
+            self._quiet_since = self.now if self._quiet_since is None else self._quiet_since
+            if not self._coming() or self.now - self._quiet_since > SOON_SECONDS:
+                return None
+        else:
+            self._quiet_since = None
         if self.now > self._deadline:
             raise NeverQuiet(
                 f"After {self._patience:g} s messages are still waiting or unacked. Raise RmqTest(patience=…)."

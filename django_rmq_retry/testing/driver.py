@@ -100,10 +100,15 @@ class AttemptRecorder:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failed: dict[Key, float] = {}
+        self._retries: set[Key] = set()
         self.attempts: list[Tried] = []
         self.waits: list[float] = []
         self.unfinished: Callable[[Key, Tried], None] = lambda _key, _tried: None
         """Called after each attempt that another one follows."""
+
+    def coming(self) -> bool:
+        """True if the next attempt of a retry has not been made yet."""
+        return bool(self._retries)
 
     def __call__(self, attempt: FinishedAttempt) -> None:
         delivery, now = attempt.delivery, self._clock()
@@ -121,12 +126,15 @@ class AttemptRecorder:
                 self.unfinished(key, tried)
             return
         self.attempts.append(tried)
+        self._retries.discard(key)
         failed = self._failed.pop(key, None)
         if failed is not None:
             self.waits.append(round(now - failed, 3))
         if attempt.verdict.kind in {Kind.RETRY, Kind.HALT}:
             self._failed[key] = now
             self.unfinished(key, tried)
+        if attempt.verdict.kind is Kind.RETRY:
+            self._retries.add(key)
 
 
 class Driver:

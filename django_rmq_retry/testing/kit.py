@@ -239,11 +239,15 @@ class RmqTest:
         self, *, seed: int | None = None, version: str = "4.0", url: str | None = None, patience: float = 60.0
     ) -> None:
         self._chance: Callable[[], float] = random.Random(seed).random if seed is not None else lambda: 0.0
-        self._broker = Live(url, patience=patience) if url else DirectBroker(behaviour(version), epoch=time.time())
+        self._recorder = AttemptRecorder(lambda: self._broker.now)
+        self._broker = (
+            Live(url, patience=patience, coming=self._recorder.coming)
+            if url
+            else DirectBroker(behaviour(version), epoch=time.time())
+        )
         self._lock = threading.RLock()
         self._faults = Faults()
         self._sent: list[Message] = []
-        self._recorder = AttemptRecorder(lambda: self._broker.now)
         self._driver = Driver(self._broker, self._publisher(_forget), self._faults)
         self._recorder.unfinished = self._driver.unfinished
         self._known: Mapping[str, registry.Registration] = {}
