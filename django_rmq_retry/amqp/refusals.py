@@ -13,6 +13,7 @@ from pika.exceptions import (
     IncompatibleProtocolError,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
+    StreamLostError,
 )
 
 from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult, Scope
@@ -157,7 +158,7 @@ def cause_of(error: object) -> object:
 
 def refusal_in(error: object) -> str:
     """Return the reason if a retry cannot help (credentials, virtual host, no AMQP server); else an empty string."""
-    if isinstance(error, ProbableAuthenticationError) or _code(error) == FORBIDDEN:
+    if _refused(error, ProbableAuthenticationError) or _code(error) == FORBIDDEN:
         return "it refused the user name or password"
     if denied(error):
         return "the virtual host does not exist, or this user may not use it"
@@ -168,7 +169,12 @@ def refusal_in(error: object) -> str:
 
 
 def denied(error: object) -> bool:
-    return isinstance(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED
+    return _refused(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED
+
+
+def _refused(error: object, probable: type[AMQPConnectionError]) -> bool:
+    """True if the broker said so: pika guesses the same from a connection that a dying broker lost at that step."""
+    return isinstance(error, probable) and StreamLostError.__name__ not in str(error)
 
 
 def _code(error: object) -> int:

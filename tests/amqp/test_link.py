@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -183,6 +184,41 @@ def test_a_broker_that_resets_connections_is_retried() -> None:
         wait_until(lambda: told.refused or len(told.lost) >= 3)
 
     assert told.refused == []
+
+
+@contextmanager
+def dying(url: str, step: int) -> Iterator[str]:
+    """A server that answers as the broker does, and is killed at this step of each handshake."""
+    broker = urlsplit(url)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+
+        def serve() -> None:
+            while True:
+                with server.accept()[0] as client, socket.create_connection((broker.hostname, broker.port)) as real:
+                    for _ in range(step):
+                        said = client.recv(4096)
+                        if not said:
+                            return
+                        real.sendall(said)
+                        client.sendall(real.recv(4096))
+                    client.recv(4096)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        pool.submit(serve)
+        port = server.getsockname()[1]
+        yield broker._replace(netloc=f"guest:guest@127.0.0.1:{port}").geturl()
+
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["after the password", "after the virtual host"])
+@pytest.mark.usefixtures("quick")
+def test_a_broker_that_dies_while_a_first_connection_is_opened_is_retried(broker_url: str, step: int) -> None:
+    with dying(broker_url, step) as url, linked(url) as told:
+        wait_until(lambda: told.refused or len(told.lost) >= 3)
+
+    assert told.refused == []
+    assert {reason for reason, _ in told.lost} == {"it closed the connection"}
 
 
 def test_a_server_without_amqp_is_refused() -> None:

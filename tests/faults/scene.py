@@ -52,6 +52,12 @@ class Worker:
         """Return the log so far."""
         return self._log.read_text() if self._log.is_file() else ""
 
+    @property
+    def ending(self) -> str:
+        """Return the last lines of the log that are not about one message."""
+        lines = [line for line in self.said.splitlines() if not line.startswith("rmq-worker")]
+        return "\n".join(lines[-8:])
+
     def signal(self, sign: signal.Signals) -> None:
         if self.running:
             self._process.send_signal(sign)
@@ -231,7 +237,7 @@ class Scene:
 
         wait_until(quiet, timeout, what="every queue is empty", step=0.1)
         codes = [worker.stopped() for worker in workers]
-        assert not any(codes), f"Exit codes {codes}; they said: {[worker.said[-2000:] for worker in workers]}"
+        assert not any(codes), f"Exit codes {codes}; {[worker.ending for worker in workers]}"
         assert self.left() == {}
 
     def lost(self, confirmed: Iterable[int]) -> set[int]:
