@@ -29,6 +29,7 @@ from django_rmq_retry.errors import BrokerUnfit, MessageNacked, MessageReturned,
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.policies import Carrier
 from django_rmq_retry.testing import NeverQuiet, RmqTest
+from django_rmq_retry.testing.brokers import Live
 from tests.embedded.served import served
 from tests.messages.exceptions import BankDown
 from tests.tooling.brokers import is_replaced
@@ -162,6 +163,20 @@ def test_a_queue_with_messages_of_another_project_is_not_touched(vhost: Vhost, a
     assert amqp.queue_declare("mine.parked", passive=True).method.message_count == 1
     assert vhost.queues().keys() == {"mine.parked"}
     assert not is_replaced()
+
+
+def test_a_retry_between_two_queues_is_waited_for(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where the broker moves a message it is in no queue for a moment; here, as long as the message waits.
+    monkeypatch.setattr(Live, "_depth", lambda *_: 0)
+    with RmqTest(url=broker_url, patience=20) as rmq:
+
+        @handler("payments.charge", policy=RetryThenPark(attempts=3, backoff=Fixed(0.5)), name="charge")
+        def charge(_message: Delivery) -> None:
+            raise BankDown("timeout")
+
+        charge.publish({"payment": 7})
+
+        assert rmq.drain() == 3
 
 
 def test_a_test_that_does_not_become_quiet_in_time_raises_an_error(broker_url: str) -> None:

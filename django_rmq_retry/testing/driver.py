@@ -99,8 +99,7 @@ class Tried:
 class AttemptRecorder:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failed: dict[Key, float] = {}
-        self._retries: set[Key] = set()
+        self._failed: dict[Key, Tried] = {}
         self.attempts: list[Tried] = []
         self.waits: list[float] = []
         self.unfinished: Callable[[Key, Tried], None] = lambda _key, _tried: None
@@ -108,7 +107,7 @@ class AttemptRecorder:
 
     def coming(self) -> bool:
         """True if the next attempt of a retry has not been made yet."""
-        return bool(self._retries)
+        return any(failed.verdict.kind is Kind.RETRY for failed in self._failed.values())
 
     def __call__(self, attempt: FinishedAttempt) -> None:
         delivery, now = attempt.delivery, self._clock()
@@ -126,15 +125,12 @@ class AttemptRecorder:
                 self.unfinished(key, tried)
             return
         self.attempts.append(tried)
-        self._retries.discard(key)
         failed = self._failed.pop(key, None)
         if failed is not None:
-            self.waits.append(round(now - failed, 3))
+            self.waits.append(round(now - failed.at, 3))
         if attempt.verdict.kind in {Kind.RETRY, Kind.HALT}:
-            self._failed[key] = now
+            self._failed[key] = tried
             self.unfinished(key, tried)
-        if attempt.verdict.kind is Kind.RETRY:
-            self._retries.add(key)
 
 
 class Driver:
