@@ -13,8 +13,8 @@ from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
+from django_rmq_retry.parked.arrivals import moment
 from django_rmq_retry.parked.edit import plain
-from django_rmq_retry.parked.record import moment
 from django_rmq_retry.templatetags.rmq_retry import visible
 
 TEXT_LIMIT = 64 * 1024

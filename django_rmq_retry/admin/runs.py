@@ -20,9 +20,9 @@ from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
+from django_rmq_retry.parked.drive import DRIVEN, drive, driver_name
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.run import DRIVEN, drive, driver_name
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 

@@ -17,7 +17,7 @@ from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import AlertWatch
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.run import driver_name
+from django_rmq_retry.parked.drive import driver_name
 from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")

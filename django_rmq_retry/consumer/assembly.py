@@ -42,8 +42,8 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import OrderGate
 from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
-from django_rmq_retry.parked.history import Recorder
-from django_rmq_retry.parked.log_lines import FreshConnectionsAndLog
+from django_rmq_retry.parked.captured_log import FreshConnectionsAndLog
+from django_rmq_retry.parked.recorder import Recorder
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import RecordStore
 from django_rmq_retry.publishing import broker_connections

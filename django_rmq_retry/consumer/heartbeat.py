@@ -19,7 +19,7 @@ from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ConsumerProcess
-from django_rmq_retry.parked.history import version
+from django_rmq_retry.parked.recorder import version
 from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")

@@ -24,7 +24,7 @@ from django_rmq_retry.consumer.start import Start
 from django_rmq_retry.consumer.status_line import LastRow, last_row
 from django_rmq_retry.consumer.supervisor import RENEW, Supervisor, ignore, listen, wait_for
 from django_rmq_retry.database_connections import FreshConnections, close_for_fork
-from django_rmq_retry.parked.driver import RunDriver
+from django_rmq_retry.parked.run_driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.telemetry.figures import Figures

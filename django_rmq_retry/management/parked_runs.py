@@ -28,10 +28,10 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
+from django_rmq_retry.parked.drive import DRIVEN, Drive, driver_name
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
-from django_rmq_retry.parked.run import DRIVEN, Drive, driver_name
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import run_lines
 from django_rmq_retry.publishing import broker_connections

@@ -19,6 +19,7 @@ from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked.arrivals import moment
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.findings import sends_any
@@ -27,7 +28,6 @@ from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import outcome_of
-from django_rmq_retry.parked.record import moment
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 

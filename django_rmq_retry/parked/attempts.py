@@ -24,7 +24,7 @@ from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, projects_own, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
-from django_rmq_retry.parked import log_lines
+from django_rmq_retry.parked import captured_log
 from django_rmq_retry.policies.verdict import Kind, Verdict
 
 CHAIN_BYTES = 64 * 1024
@@ -152,7 +152,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
     delivery, error = attempt.delivery, attempt.error
     named, large = message_id(delivery) or "", len(delivery.body) > KEPT_BODY_BYTES
     traced = () if error is None else trace(error, projects_own)
-    logs = "" if error is None else log_lines.text()
+    logs = "" if error is None else captured_log.text()
     body = b"" if large else delivery.body
     return AttemptDraft(
         queue=delivery.queue,

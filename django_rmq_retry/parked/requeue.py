@@ -16,11 +16,11 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
+from django_rmq_retry.parked.drive import drive, driver_name, restart_rate
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.run import drive, driver_name, restart_rate
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.topology.declarations import Role

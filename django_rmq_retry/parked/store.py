@@ -21,10 +21,10 @@ from django_rmq_retry.messages.parked_copy import By, ParkedCopy
 from django_rmq_retry.messages.tracebacks import GROUPING_RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import reduced
+from django_rmq_retry.parked.arrivals import Arrival, Keys, Step, apply, step
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import GroupTally
-from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
 from django_rmq_retry.statements import BulkInsert, lock, locking, write_first
 
 log = logging.getLogger("django_rmq_retry")

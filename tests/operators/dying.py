@@ -92,7 +92,7 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
         )
         doomed = import_module("django_rmq_retry.parked.operators").Actor.of_code("doomed")
         found.discard(chosen, doomed, category="duplicate")
-    import_module("django_rmq_retry.parked.run").drive(run, "doomed", outcomes=False)
+    import_module("django_rmq_retry.parked.drive").drive(run, "doomed", outcomes=False)
 
 
 if __name__ == "__main__":

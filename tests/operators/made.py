@@ -19,8 +19,8 @@ from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
 from django_rmq_retry.parked.copies import copy_for
+from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.run import Drive, drive
 from django_rmq_retry.parked.selection import Selection
 
 ANN = Actor(name="ann", source="cli")

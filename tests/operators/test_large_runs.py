@@ -17,7 +17,7 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.driver import undriven
+from django_rmq_retry.parked.run_driver import undriven
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.made import (
     BOB,

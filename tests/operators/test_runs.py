@@ -23,9 +23,9 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
+from django_rmq_retry.parked.drive import RunPace
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
-from django_rmq_retry.parked.run import RunPace
 from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
 from tests.parked.made import copy_failed, copy_succeeded

@@ -11,7 +11,7 @@ from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.models import Attempt
-from django_rmq_retry.parked import history
+from django_rmq_retry.parked import recorder
 from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of, draft_of, waiting
 from django_rmq_retry.policies import halt, park
 from tests.handlers.factories import delivery
@@ -28,7 +28,7 @@ def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -
 
 
 SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
-write = history.Writer(SCRIBE)
+write = recorder.Writer(SCRIBE)
 
 
 def test_a_written_attempt_can_be_read_back() -> None:
@@ -54,7 +54,7 @@ def test_a_batch_of_attempts_is_written_completely_or_not_at_all() -> None:
     good = SCRIBE.row(draft())
 
     with pytest.raises(Exception, match=r"(?i)constraint|json"):
-        history.write([good, good._replace(chain="{")])
+        recorder.write([good, good._replace(chain="{")])
 
     assert Attempt.objects.count() == 0
 

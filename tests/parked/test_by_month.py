@@ -9,7 +9,7 @@ from django.db import connections
 from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import retention
 from django_rmq_retry.parked.attempts import RowBuilder, draft_of
-from django_rmq_retry.parked.history import write
+from django_rmq_retry.parked.recorder import write
 from tests.handlers.factories import delivery
 from tests.parked.attempted import failure
 from tests.tooling import databases

@@ -143,7 +143,7 @@ class TestPoison:
         def read(*_: object) -> None:
             raise RecursionError("too deep")
 
-        monkeypatch.setattr("django_rmq_retry.parked.record.read_parked", read)
+        monkeypatch.setattr("django_rmq_retry.parked.arrivals.read_parked", read)
 
         assert store(by_us()) == [parking.Stored(problem="It cannot be read: RecursionError: too deep")]
 

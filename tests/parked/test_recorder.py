@@ -12,9 +12,10 @@ from django.test import override_settings
 from django_rmq_retry import Discard
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.parked import claims, history
+from django_rmq_retry.parked import claims
+from django_rmq_retry.parked import recorder as recording
 from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of
-from django_rmq_retry.parked.history import Buffer, Recorder
+from django_rmq_retry.parked.recorder import Buffer, Recorder
 from django_rmq_retry.policies import discard, park, retry
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown, caught, post
@@ -99,7 +100,7 @@ def broken() -> str:
 )
 def test_the_version_of_the_project_is_recorded(version: Any, noted: str) -> None:
     with override_settings(RMQ_RETRY={"VERSION": version}):
-        assert history.version() == noted
+        assert recording.version() == noted
 
 
 def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
@@ -245,7 +246,7 @@ def test_without_tables_attempts_stay_buffered(
     real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as unmigrated, caplog.at_level(logging.WARNING, "django_rmq_retry"):
-        unmigrated.setattr(history.insert, "_table", "no_such_table")
+        unmigrated.setattr(recording.insert, "_table", "no_such_table")
         real.note(failure())
         wait = real.buffer._step(0.0)
 

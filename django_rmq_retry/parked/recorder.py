@@ -17,7 +17,7 @@ from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.texts import ErrorNote, short
 from django_rmq_retry.models import Attempt, ParkedMessage
-from django_rmq_retry.parked import claims, log_lines
+from django_rmq_retry.parked import captured_log, claims
 from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.policies.verdict import Discard, Kind
 from django_rmq_retry.statements import BulkInsert
@@ -278,7 +278,7 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Capture log lines while messages are consumed, and write all entries at the end."""
-        with log_lines.captured():
+        with captured_log.captured():
             try:
                 yield
             finally:

@@ -10,7 +10,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from django_rmq_retry.models import RequeueRun, RunState, State
-from django_rmq_retry.parked import driver as driving
+from django_rmq_retry.parked import run_driver as driving
 from tests.operators.made import again, pause_run, record, requeue_run
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed

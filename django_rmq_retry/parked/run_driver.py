@@ -12,7 +12,7 @@ from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
-from django_rmq_retry.parked.run import SLICE_SECONDS, TO_DRIVE, Drive, driver_name
+from django_rmq_retry.parked.drive import SLICE_SECONDS, TO_DRIVE, Drive, driver_name
 from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")
