@@ -32,6 +32,8 @@ def counts(client: Client, *names: str) -> list[int]:
         ("a.#.z", "a.z", True),
         ("*.*", "a.", True),
         ("", "", True),
+        ("a.b", "a.B", False),
+        ("Card.#", "card.paid", False),
     ],
 )
 def test_a_topic_exchange_routes_by_words(rig: Rig, pattern: str, key: str, passes: bool) -> None:
@@ -41,6 +43,21 @@ def test_a_topic_exchange_routes_by_words(rig: Rig, pattern: str, key: str, pass
     client.bind("q", "e", pattern)
 
     assert (client.publish(key, "x", exchange="e", mandatory=True) == "ack") == passes
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_a_key_in_another_case_is_another_key(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.exchange("e", kind)
+    queues(client, "lower", "upper", "LOWER")
+    client.bind("lower", "e", "paid.card")
+    client.bind("upper", "e", "paid.Card")
+    for key in ("paid.card", "paid.Card", "PAID.CARD"):
+        client.publish(key, "x", exchange="e")
+
+    assert client.publish("PAID.CARD", "x", exchange="e", mandatory=True) == "returned"
+    assert client.publish("Lower", "x", mandatory=True) == "returned"
+    assert counts(client, "lower", "upper", "LOWER") == [1, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A process that drives a run and is killed at a step: ``python -m tests.operators.dying RUN KIND STEP NTH``.
 
-For the kind "discarding", RUN is a list of keys, whose messages are discarded.
+For the kind "discarding", RUN is a list of keys, whose messages are discarded. For "editing" it is without meaning: one
+change is stored for all messages.
 """
 
 import os
@@ -16,32 +17,48 @@ from django.conf import settings
 from tests.tooling.filled import VARIABLE, given
 
 STEPS = {
-    "before a claim": ("run.claim", "before"),
+    "before a claim": ("drive.claim", "before"),
     "in a claim, before its commit": ("claims._claim_items", "after"),
-    "after a claim": ("run.claim", "after"),
-    "after the first copy": ("run.publish", "first"),
-    "after a publish": ("run.publish", "after"),
+    "after a claim": ("drive.claim", "after"),
+    "after the first copy": ("drive.publish", "first"),
+    "after a publish": ("drive.publish", "after"),
     "in a note, records changed": ("claims._settle_items", "before"),
     "in a note, before its commit": ("claims._settle_items", "after"),
-    "after a note": ("run.store_results", "after"),
-    "at the end": ("run.advance", "before"),
+    "after a note": ("drive.store_results", "after"),
+    "at the end": ("drive.advance", "before"),
 }
 LISTING_STEPS = {
-    "before a part": ("run.list_part", "before"),
+    "before a part": ("drive.list_part", "before"),
     "in a part, before its commit": ("items._insert", "after"),
-    "after a part": ("run.list_part", "after"),
+    "after a part": ("drive.list_part", "after"),
 }
 LETTING_GO_STEPS = {
-    "before a part": ("run.skip_unsent", "before"),
+    "before a part": ("drive.skip_unsent", "before"),
     "in a part, before its commit": ("items.locked_run", "after"),
-    "after a part": ("run.skip_unsent", "after"),
+    "after a part": ("drive.skip_unsent", "after"),
 }
 DISCARDING_STEPS = {
     "in a slice, records changed": ("actions._note", "before"),
     "in a slice, before its commit": ("actions._note", "after"),
     "after a slice": ("actions._slice", "after"),
 }
-KINDS = {"sending": STEPS, "listing": LISTING_STEPS, "letting go": LETTING_GO_STEPS, "discarding": DISCARDING_STEPS}
+EDITING_STEPS = {
+    "before the transaction": ("edit_many._store", "before"),
+    "messages locked": ("edit_many.next_version", "before"),
+    "versions written": ("edit_many.F", "before"),
+    "records changed": ("edit_many.log_action", "before"),
+    "before the commit": ("edit_many.log_action", "after"),
+    "after the commit": ("edit_many._store", "after"),
+}
+KINDS = {
+    "sending": STEPS,
+    "listing": LISTING_STEPS,
+    "letting go": LETTING_GO_STEPS,
+    "discarding": DISCARDING_STEPS,
+    "editing": EDITING_STEPS,
+}
+CHANGE: dict[str, Any] = {"path": "amount", "act": "replace", "find": ",", "value": ".", "number": True}
+"""What an editing process changes."""
 PART = 3
 """Items that are written, or skipped, in one transaction; messages that are discarded in one."""
 
@@ -76,7 +93,7 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
         USE_TZ=True,
         DATABASES={"default": given(os.environ[VARIABLE])},
         INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry"],
-        RMQ_RETRY={"URL": os.environ["RMQ_URL"]},
+        RMQ_RETRY={"URL": os.environ["RMQ_URL"], "OPERATORS": {"EDITABLE": {"*": True}}},
     )
     django.setup()
     import_module("django_rmq_retry.parked.items").PART_ITEMS = PART  # type: ignore[attr-defined]
@@ -84,15 +101,30 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
     module, name = path.split(".")
     found = import_module(f"django_rmq_retry.parked.{module}")
     setattr(found, name, dying(getattr(found, name), when, nth))
-    if kind == "discarding":
-        found = import_module("django_rmq_retry.parked.actions")
-        found.MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
-        chosen = import_module("django_rmq_retry.parked.selection").Selection.of_filter(
-            {"keys": {"list": run, "count": 0}}
-        )
-        doomed = import_module("django_rmq_retry.parked.operators").Actor.of_code("doomed")
-        found.discard(chosen, doomed, category="duplicate")
+    {"discarding": discard, "editing": edit}.get(kind, send)(run)
+
+
+def discard(keys: int) -> None:
+    actions = import_module("django_rmq_retry.parked.actions")
+    actions.MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
+    chosen = import_module("django_rmq_retry.parked.selection").Selection.of_filter(
+        {"keys": {"list": keys, "count": 0}}
+    )
+    actions.discard(chosen, doomed(), category="duplicate")
+
+
+def edit(_run: int) -> None:
+    edit_many = import_module("django_rmq_retry.parked.edit_many")
+    rows = import_module("django_rmq_retry.models").ParkedMessage.objects.values_list("pk", "revision")
+    edit_many.store_many(edit_many.PathChange(**CHANGE), doomed(), revisions=dict(rows), reason="comma")
+
+
+def send(run: int) -> None:
     import_module("django_rmq_retry.parked.drive").drive(run, "doomed", outcomes=False)
+
+
+def doomed() -> Any:
+    return import_module("django_rmq_retry.parked.operators").Actor.of_code("doomed")
 
 
 if __name__ == "__main__":

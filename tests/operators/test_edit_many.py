@@ -1,6 +1,9 @@
 """One change for many messages: each result is exact, what does not fit is named, and nothing is half done."""
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from django_rmq_retry import handler
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.messages import decode_properties
+from django_rmq_retry.messages.json_fields import Path, written
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked import edit_many
 from django_rmq_retry.parked.copies import contents
@@ -16,6 +20,7 @@ from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, store_
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.made import ANN, again, record
+from tests.operators.test_edits_exact import SEEDS, body
 
 pytestmark = pytest.mark.django_db
 COMMA = PathChange(path="amount", act=Act.REPLACE, find=",", value=".", number=True)
@@ -56,6 +61,74 @@ def test_a_change_keeps_all_other_characters(body: str, change: PathChange, afte
 
     assert proposal is not None
     assert proposal.body.decode() == after
+
+
+Tree = tuple[str, Any]
+"""A kind, and its literal or its entries."""
+
+
+def tree(text: str) -> Tree:
+    """Return a JSON text as Python's own parser reads it, with names that occur twice and numbers digit by digit."""
+
+    def number(literal: str) -> Tree:
+        return "number", literal
+
+    def value(one: Any) -> Tree:
+        if isinstance(one, list):
+            return "array", [(place, value(each)) for place, each in enumerate(one)]
+        return one if isinstance(one, tuple) else ("scalar", one)
+
+    def pairs(some: list[tuple[str, Any]]) -> Tree:
+        return "object", [(name, value(one)) for name, one in some]
+
+    return value(json.loads(text, object_pairs_hook=pairs, parse_int=number, parse_float=number))
+
+
+def paths(one: Tree, path: Path = ()) -> Iterator[Path]:
+    if one[0] in ("object", "array"):
+        for step, inner in one[1]:
+            yield (*path, step)
+            yield from paths(inner, (*path, step))
+
+
+def with_changed(one: Tree, path: Path, to: Tree | None) -> Tree:
+    """Return the tree with another value at a path that occurs once, or without it."""
+    step, *rest = path
+    entries: list[tuple[str | int, Tree | None]] = [
+        (name, (with_changed(inner, tuple(rest), to) if rest else to) if name == step else inner)
+        for name, inner in one[1]
+    ]
+    left = [(name, inner) for name, inner in entries if inner is not None]
+    if one[0] == "array":
+        left = [(place, inner) for place, (_name, inner) in enumerate(left)]
+    return one[0], left
+
+
+@pytest.mark.parametrize("act", [Act.SET, Act.REMOVE, Act.REPLACE])
+def test_a_change_of_any_json_changes_its_path_and_keeps_every_other_byte(act: Act) -> None:
+    tried = 0
+    for seed in SEEDS:
+        chance = Random(seed)
+        text = body(chance)
+        known = Counter(paths(tree(text)))
+        if not known:
+            continue
+        path = chance.choice([*known])
+        value = "07" if act == Act.REPLACE else chance.choice(("-0.10", '"\\u0041"', '{"x":[1.50]}'))
+        fit = result(payment(text), PathChange(path=written(path), act=act, find="0", value=value))
+        if known[path] > 1:
+            assert "several times" in fit.why, seed
+        if fit.proposal is None:
+            assert fit.why, seed
+            continue
+        after, tried = fit.proposal.body.decode(), tried + 1
+        assert fit.after == {Act.SET: value, Act.REMOVE: None}.get(act, fit.after), seed
+        assert tree(after) == with_changed(tree(text), path, None if fit.after is None else tree(fit.after)), seed
+        # One stretch is another one, or is gone with its name and a comma.
+        old, new = (fit.before, fit.after) if fit.after else (" " * (len(text) - len(after)), "")
+        places = [at for at in range(len(text)) if fit.after is None or text.startswith(old, at)]
+        assert after in [text[:at] + new + text[at + len(old) :] for at in places], seed
+    assert tried > 20
 
 
 @pytest.mark.parametrize(

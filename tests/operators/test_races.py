@@ -20,6 +20,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.models import (
     AuditHead,
     ItemState,
+    MessageVersion,
     OperatorAction,
     ParkedMessage,
     RequeueItem,
@@ -29,10 +30,12 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.audit import acts_on, verify
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit_many import PathChange, store_many
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import LISTED, Selection
-from tests.operators.dying import DISCARDING_STEPS, LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
+from tests.operators.dying import CHANGE, DISCARDING_STEPS, EDITING_STEPS, LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operators.invariants import check_books, check_counters
 from tests.operators.made import (
     ANN,
@@ -216,6 +219,28 @@ def test_a_discard_by_a_list_that_is_killed_midway_is_told_for_exactly_the_disca
     assert again.changed == 8 - len(discarded)
     assert list(verify()) == []
     check_counters()
+
+
+@pytest.mark.parametrize("step", EDITING_STEPS)
+def test_an_edit_of_many_that_is_killed_has_edited_all_and_said_so_or_none(
+    own: Own, broker_url: str, settings: Any, step: str
+) -> None:
+    settings.RMQ_RETRY = {"URL": broker_url, "OPERATORS": {"EDITABLE": {"*": True}}}
+    messages = [record(body=f'{{"amount": "8,5{number}"}}'.encode()) for number in range(4)]
+    command = [sys.executable, "-m", "tests.operators.dying", "0", "editing", step, "1"]
+    ended = processes.run(command, env={**os.environ, **own.environment, "RMQ_URL": broker_url})
+    edited = ParkedMessage.objects.filter(version=2).count()
+    written = MessageVersion.objects.count(), OperatorAction.objects.filter(acts_on([messages[0].pk])).count()
+    if not edited:
+        rows = ParkedMessage.objects.values_list("pk", "revision")
+        store_many(PathChange(**CHANGE), ANN, revisions=dict(rows), reason="comma")
+    bodies = [contents(one).body for one in ParkedMessage.objects.order_by("pk")]
+
+    assert ended.returncode == -signal.SIGKILL
+    assert (edited, written) == ((4, (4, 1)) if step == "after the commit" else (0, (0, 0)))
+    assert bodies == [f'{{"amount": 8.5{number}}}'.encode() for number in range(4)]
+    assert set(ParkedMessage.objects.values_list("state", "version", "revision")) == {("parked", 2, 2)}
+    check_books()
 
 
 @pytest.fixture
