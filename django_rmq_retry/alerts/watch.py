@@ -14,7 +14,7 @@ from django_rmq_retry.alerts.found import Found, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert, Ledger
 from django_rmq_retry.alerts.ways import Patient, ways
 from django_rmq_retry.conf import Alerts, settings
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import one_line, short
 from django_rmq_retry.models import AlertWatch
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.drive import driver_name
@@ -65,7 +65,7 @@ class AlertWatcher(Recurring):
         except Unseen as unseen:
             self._complain(str(unseen))
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
-            self._complain(" ".join(str(error).split()) or type(error).__name__)
+            self._complain(one_line(error))
         return max(0.0, LOOK_SECONDS - (time.monotonic() - began))
 
     def at_end(self) -> None:

@@ -6,7 +6,7 @@ from django_rmq_retry import signals
 from django_rmq_retry.breakers.local_queue import Consuming, LocalQueue
 from django_rmq_retry.breakers.queue_state import QueueState, clock
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.policies.breaker import Circuit
 
 log = logging.getLogger("django_rmq_retry")
@@ -48,8 +48,7 @@ def log_change(local: LocalQueue, before: QueueState, mode: Consuming, now: floa
 
 def log_store_away(error: Exception, *, warn: bool) -> None:
     text = "The shared state of breakers and pauses cannot be read (%s). Until it can, this process uses its own state"
-    words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-    log.log(logging.WARNING if warn else logging.DEBUG, text, words, extra={"event": "unshared"})
+    log.log(logging.WARNING if warn else logging.DEBUG, text, one_line(error), extra={"event": "unshared"})
 
 
 def log_store_back(*, warn: bool) -> None:

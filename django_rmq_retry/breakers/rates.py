@@ -11,7 +11,7 @@ from typing import Protocol
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
@@ -166,8 +166,7 @@ class RateGate:
         except Exception as error:  # noqa: BLE001 - any error of a database driver
             if not self._database_away:
                 text = "Processes cannot share the rate (%s). Until they can, each process uses the whole rate"
-                words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-                log.warning(text, words, extra={"event": "unshared", "handler": handler})
+                log.warning(text, one_line(error), extra={"event": "unshared", "handler": handler})
             self._database_away = True
             return self._own.take(handler, count, rate, now)
         if self._database_away:

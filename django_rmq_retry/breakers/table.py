@@ -1,41 +1,25 @@
-"""Breakers, pauses, rates and halted queues in the database, and the thread that exchanges them."""
+"""Breakers, pauses and rates in the database."""
 
 import logging
 import os
 import socket
-import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-from django.db import Error, IntegrityError, router, transaction
-from django.db.models import Q, QuerySet
+from django.db import IntegrityError, router, transaction
+from django.db.models import Q
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.gate import READ_SECONDS, BreakerGate
-from django_rmq_retry.breakers.queue_state import FLOWING, Halt, QueueState
+from django_rmq_retry.breakers.queue_state import FLOWING, QueueState
 from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
-from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
-from django_rmq_retry.recurring import LastingFailures, Recurring
 
 log = logging.getLogger("django_rmq_retry")
 
 MOST_UPDATES = 20
-
-REPORT_SECONDS = 5.0
-"""Seconds after which a consumer reports again that a queue is still halted."""
-STALE_HALT = timedelta(seconds=30)
-"""The time after which a consumer that has stopped reporting counts as gone."""
-_ERROR_BYTES, _NAME_BYTES = 600, 255
-_NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
-
-FIRST_READ_SECONDS = 2.0
-"""Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
 
 
 def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, QueueState]:
@@ -172,119 +156,3 @@ class RateTable:
         except IntegrityError:
             return False
         return True
-
-
-def halted() -> tuple[QueueControl, ...]:
-    """Return the queues that are halted now, by the clock of the database."""
-    alias = database()
-    rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
-    return tuple(rows.filter(halted_seen_at__gt=database_clock.now(alias) - STALE_HALT).order_by("queue"))
-
-
-class Halts:
-    """The halted queues of one process; the database is queried only if one has changed or its report is due."""
-
-    def __init__(self, halts: Callable[[], Sequence[Halt]], who: str) -> None:
-        self._halts = halts
-        self._who = who
-        self._reported: dict[str, tuple[int, float]] = {}
-        self._failures = LastingFailures()
-
-    def report(self) -> None:
-        """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
-        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
-        errors = [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
-        for queue, halt in halted_now.items():
-            attempt, at = self._reported.get(queue, (0, 0.0))
-            if halt.attempt != attempt or now - at >= REPORT_SECONDS:
-                errors.append(_error_of(partial(self._write, halt)))
-                if errors[-1] is None:
-                    self._reported[queue] = halt.attempt, now
-        failed = [error for error in errors if error]
-        if failed and self._failures.begins():
-            log.warning(
-                "The state of halted queues cannot be written to the database: %s", failed[0], extra={"event": "halts"}
-            )
-        if errors and not failed:
-            self._failures.ends()
-
-    def _clear(self, queue: str) -> None:
-        self._mine(queue).update(**_NONE)
-        del self._reported[queue]
-
-    def end(self) -> None:
-        """Mark the queues as no longer halted here; the start is kept in case the same message fails again."""
-        for queue in self._reported:
-            self._mine(queue).update(halted_seen_at=None)
-
-    def _mine(self, queue: str) -> QuerySet[QueueControl]:
-        return QueueControl.objects.using(database()).filter(queue=queue, halted_by=self._who)
-
-    def _write(self, halt: Halt) -> None:
-        alias = database()
-        row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
-        now, message = database_clock.now(alias), short(halt.message_id or "", _NAME_BYTES)
-        since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
-        same = row.halted_at is not None and message and row.halted_message == message
-        QueueControl.objects.using(alias).filter(pk=row.pk).update(
-            halted_at=row.halted_at if same else since,
-            halted_seen_at=now,
-            halted_by=self._who,
-            halted_attempt=halt.attempt,
-            halted_error=short(halt.error, _ERROR_BYTES),
-            halted_message=message,
-        )
-
-
-def _error_of(write: Callable[[], None]) -> Exception | None:
-    try:
-        write()
-    except (Error, ValueError) as error:
-        return error
-    return None
-
-
-class Watch(Recurring):
-    """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
-
-    def __init__(
-        self, gate: BreakerGate, halts: Halts, *, around: Callable[[], AbstractContextManager[object]]
-    ) -> None:
-        super().__init__("rmq-controls")
-        self._gate = gate
-        self._halts = halts
-        self._around = around
-
-    def start(self) -> None:
-        """Start the thread and return after its first read of the database, or after ``FIRST_READ_SECONDS``."""
-        super().start()
-        self._gate.first_read.wait(FIRST_READ_SECONDS)
-
-    def wait(self, seconds: float) -> None:
-        self._gate.changed.wait(seconds)
-        self._gate.changed.clear()
-
-    def wake(self) -> None:
-        self._gate.changed.set()
-
-    def turn(self) -> float:
-        return self._exchange(last=False)
-
-    def at_end(self) -> None:
-        self._exchange(last=True)
-
-    def _exchange(self, *, last: bool) -> float:
-        try:
-            with self._around():
-                wait = self._gate.turn()
-                self._halts.report()
-                if last:
-                    self._gate.end()
-                    self._halts.end()
-        except Exception:
-            log.exception(
-                "Breakers and pauses could not be exchanged with the database. The next exchange is in %g s",
-                READ_SECONDS,
-            )
-            return READ_SECONDS
-        return max(wait, 0.02)

@@ -17,8 +17,10 @@ from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.breakers.gate import BreakerGate
+from django_rmq_retry.breakers.halts import Halts
 from django_rmq_retry.breakers.rates import RateGate
-from django_rmq_retry.breakers.table import BreakerTable, Halts, RateTable, Watch, database, process_name
+from django_rmq_retry.breakers.table import BreakerTable, RateTable, database, process_name
+from django_rmq_retry.breakers.watch import Watch
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers

@@ -20,7 +20,7 @@ from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Outcome, Unready, closed, log_left_open
 from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
-from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, settlement_of, waits_on
+from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, next_hop, settlement_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
 from django_rmq_retry.handlers.verdicts import crashed, feasible, lost_by_auto_ack, no_handler, unsettled
 from django_rmq_retry.hooks import AroundAttempt, Entered, context_of
@@ -207,7 +207,7 @@ class Attempts:
         if not state.without_headers:
             if state.delivery.redelivered and self._isolate(state, subscription):
                 return None
-            if PREFIX_BYTES in state.delivery.raw and (settlement := waits_on(state.delivery, subscription)):
+            if PREFIX_BYTES in state.delivery.raw and (settlement := next_hop(state.delivery, subscription)):
                 self._end_early(state, settlement)
                 return None
         # Count the attempts that the carrier knows, and those made while the message was unacked.

@@ -17,7 +17,7 @@ from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import one_line, short
 from django_rmq_retry.models import ConsumerProcess
 from django_rmq_retry.parked.recorder import version
 from django_rmq_retry.recurring import LastingFailures, Recurring
@@ -77,8 +77,7 @@ class Heartbeat(Recurring):
         except Exception as error:  # noqa: BLE001 - any error of a database driver or router
             if self._failures.begins():
                 text = "The heartbeat of this process cannot be written, so pages and commands do not show it: %s"
-                words = short(" ".join(str(error).split()) or type(error).__name__, 200)
-                log.warning(text, words, extra={"event": "heartbeat"})
+                log.warning(text, one_line(error), extra={"event": "heartbeat"})
         else:
             self._failures.ends()
 

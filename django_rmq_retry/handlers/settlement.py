@@ -87,7 +87,7 @@ def settlement_of(verdict: Verdict, case: Case) -> Settlement:
     return subscription.policy.via.carry(subscription.route, case.delivery, hop)
 
 
-def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
+def next_hop(delivery: Delivery, subscription: Subscription) -> Settlement | None:
     """Return the settlement that sends a message on its next hop; None if its wait is over, or it cannot be copied."""
     via = subscription.policy.via
     if PREFIX_BYTES not in delivery.raw or len(delivery.raw) > ROOM_BYTES or not via.stamps or not via.notes_rest:

@@ -13,8 +13,9 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, route
 from django.db.models import Count, Max, Min, OuterRef, Q, Subquery, Sum
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.breakers.table import halted
+from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
     BlockedMessage,
     ConsumerProcess,
@@ -43,7 +44,7 @@ MOST_PROCESSES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
+class ParkedCounts:
     """Messages that wait for an operator."""
 
     count: int = 0
@@ -68,7 +69,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
+class BlockedCounts:
     """Messages that wait behind a failed message with the same ordering key."""
 
     keys: int = 0
@@ -83,7 +84,7 @@ class Survey:
     alias: str
     seconds: float
     """Seconds until the database's first answer."""
-    parked: Parked
+    parked: ParkedCounts
     cause: Cause | None = None
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
@@ -92,7 +93,7 @@ class Survey:
     """In all databases that have an outbox."""
     outbox_answers: bool = True
     """False if one of these databases does not answer."""
-    blocked: Blocked
+    blocked: BlockedCounts
     apart: timedelta = timedelta()
     """Time by which the database's clock is ahead of this host's."""
     stopped: tuple[QueueControl, ...] = ()
@@ -144,7 +145,7 @@ def survey(*, page: bool = False) -> Survey:
     )
 
 
-def parked(now: datetime) -> Parked:
+def parked(now: datetime) -> ParkedCounts:
     """Count the parked messages by the groups' counters, because an open page repeats this every few seconds."""
     parked = ParkedMessage.objects.filter(state=State.PARKED)
     recent = parked.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
@@ -156,7 +157,7 @@ def parked(now: datetime) -> Parked:
         recent=Max(Subquery(recent)),
     )
     count = max((totals["open"] or 0) - (totals["on_hold"] or 0), 0)
-    return Parked(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
+    return ParkedCounts(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
 
 
 def largest_cause(now: datetime) -> Cause | None:
@@ -214,11 +215,11 @@ def outbox_if_read() -> PendingRows | None:
         return None
 
 
-def blocked() -> Blocked:
+def blocked() -> BlockedCounts:
     """Count the messages that wait behind blocked keys."""
     figures = blocked_figures()
     oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if figures.waiting else None
-    return Blocked(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)
+    return BlockedCounts(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)
 
 
 class Unanswered(Exception):
@@ -231,13 +232,9 @@ def surveyed(timeout: float) -> tuple[Survey | None, str]:
     try:
         return in_time(survey, router.db_for_read(ParkedMessage), timeout), ""
     except (Unmigrated, ImproperlyConfigured) as error:
-        return None, _one_line(error) if settings().records else ""
+        return None, one_line(error) if settings().records else ""
     except (DatabaseError, Unanswered) as error:
-        return None, _one_line(error)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        return None, one_line(error)
 
 
 def in_time(ask: Callable[[], T], alias: str, timeout: float) -> T:

@@ -18,7 +18,7 @@ from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
-from django_rmq_retry.health.facts import Blocked, Survey
+from django_rmq_retry.health.facts import BlockedCounts, Survey
 from django_rmq_retry.health.rules import (
     CLOCKS_APART,
     HALTED_TOO_LONG,
@@ -327,7 +327,7 @@ def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:
     )
 
 
-def in_blocked(blocked: Blocked) -> Iterator[Problem]:
+def in_blocked(blocked: BlockedCounts) -> Iterator[Problem]:
     now = settings()
     for setting, count, limit, where in (
         ("BLOCKED_TOTAL", blocked.messages, now.blocked_total, _("behind blocked keys")),

@@ -28,8 +28,9 @@ from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, me
 from django_rmq_retry.health.rules import API, LOGIN, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
-from django_rmq_retry.management.examination import Finding, Found, Look, looked, one_line
+from django_rmq_retry.management.examination import Finding, Found, Look, looked
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.parked.declared import gauged
 from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.plan import PlanState, shown

@@ -24,7 +24,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, Unanswered, in_time, surveyed
 from django_rmq_retry.health.problems import Limits, in_groups, in_survey, unusable
 from django_rmq_retry.health.rules import Area, Code, Problem, Severity
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.operators import LABEL
@@ -93,11 +93,6 @@ def looked(area: Area, look: Look) -> Iterator[Finding]:
             why="The state of this area is unknown.",
             fix="Report it to the authors of django-rmq-retry, with the text of this finding.",
         )
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's text on one line, without its last full stop."""
-    return (" ".join(short(error).split()) or type(error).__name__).removesuffix(".")
 
 
 def examine_settings(*, deploy: bool) -> Iterator[Found]:

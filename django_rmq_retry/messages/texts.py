@@ -21,6 +21,12 @@ class ErrorNote:
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
+def one_line(error: BaseException, limit: int = ERROR_TEXT_BYTES) -> str:
+    """Return an error's text as a part of a sentence: on one line, without its full stop; its class if it has none."""
+    text = " ".join(short(error, 4 * limit).split()).removesuffix(".")
+    return short(text or type(error).__name__, limit)
+
+
 def short(value: object, limit: int = ERROR_TEXT_BYTES) -> str:
     """Return a text of at most `limit` bytes of UTF-8, safe for any header, log and database: no NUL, no surrogate."""
     try:

@@ -17,14 +17,13 @@ from django_rmq_retry.models import Action, DiscardCategory, ParkedMessage, Stat
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, locked_messages, move, transaction_of
+from django_rmq_retry.parked.database import NOT_HELD, database, locked_messages, move, transaction_of
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
 
 MESSAGES_AT_ONCE = 1000
 LONGEST_HOLD = timedelta(days=366)
-NOT_HELD: Mapping[str, Any] = {"held_until": None, "hold_reason": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

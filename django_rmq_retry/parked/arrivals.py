@@ -122,7 +122,7 @@ class Arrival:
         }
 
 
-def step(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now: datetime) -> Step:
+def step_for(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now: datetime) -> Step:
     """Return the effect of an arrival on its record, which was found by ticket or by identity."""
     if arrival.parked.copy == record.copy and _delivered_twice(record, arrival):
         return Step.SAME
@@ -135,7 +135,7 @@ def step(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now:
     return Step.COPY if _stale(record, arrival, now) else Step.REOPENED
 
 
-def apply(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
+def apply_step(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
     """Change the record according to the step; return True if it takes over the arrival's failure and group."""
     record.copies += 1
     record.copy = arrival.parked.copy
@@ -197,7 +197,7 @@ def _stale(record: ParkedMessage, arrival: Arrival, now: datetime) -> bool:
     return reference is not None and (arrival.stated_at or now) <= reference
 
 
-class Keys:
+class BusinessKeyReader:
     """Calls the handlers' functions for business keys; their errors never prevent a message from being recorded."""
 
     def __init__(self, work_queues: Sequence[WorkQueue]) -> None:

@@ -30,7 +30,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN, reduced
-from django_rmq_retry.parked.database import database, locked_messages, locked_run, move, transaction_of
+from django_rmq_retry.parked.database import NOT_HELD, database, locked_messages, locked_run, move, transaction_of
 from django_rmq_retry.statements import lock, locking
 
 CLAIM_SECONDS = 60.0
@@ -44,7 +44,7 @@ IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
 RESTORED = ("state", "unconfirmed", "requeued_at", "requeued_by")
 """The columns of a record that return to their values before the claim if nothing was sent."""
-NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, "held_until": None, "hold_reason": ""}
+NOT_WAITING: Mapping[str, Any] = {"claimed_until": None, **NOT_HELD}
 """The columns of a record that is neither being sent nor on hold."""
 UNCONFIRMED: Mapping[str, Any] = {**NOT_WAITING, "unconfirmed": True}
 """The columns of a record whose copy may have been delivered. Only an operator may send it again."""

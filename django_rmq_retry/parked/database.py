@@ -2,7 +2,7 @@
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,7 +11,7 @@ from django.db.models import F, Model
 from django.utils import timezone
 
 from django_rmq_retry.database_errors import clashed
-from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.statements import locking
 
@@ -19,6 +19,8 @@ NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, Re
 P = ParamSpec("P")
 T = TypeVar("T")
 CONFLICT_TRIES = 5
+NOT_HELD: Mapping[str, Any] = {"held_until": None, "hold_reason": ""}
+"""The columns of a record that is not on hold."""
 
 
 class _RolledBack(Exception):
@@ -33,13 +35,13 @@ def outage(alias: str) -> str:
             connection.close_if_unusable_or_obsolete()
         connection.ensure_connection()
     except Exception as error:  # noqa: BLE001 - drivers raise many types
-        return f"The database {alias!r} does not answer ({_words(error)})."
+        return f"The database {alias!r} does not answer ({one_line(error)})."
     try:
         _try(alias)
     except _RolledBack:
         return ""
     except Exception as error:  # noqa: BLE001 - drivers raise many types
-        return _missing_tables(alias) or f"The database {alias!r} does not accept parked messages ({_words(error)})."
+        return _missing_tables(alias) or f"The database {alias!r} does not accept parked messages ({one_line(error)})."
     return ""
 
 
@@ -64,13 +66,11 @@ def _missing_tables(alias: str) -> str:
             list(model._default_manager.using(alias).filter(pk=0)[:1])  # noqa: SLF001 - Django's own name for it
     except Exception as error:  # noqa: BLE001 - drivers raise many types
         option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
-        words = _words(error)
-        return f"The database {alias!r} is not ready for parked messages: run `manage.py migrate{option}` ({words})."
+        return (
+            f"The database {alias!r} is not ready for parked messages: "
+            f"run `manage.py migrate{option}` ({one_line(error)})."
+        )
     return ""
-
-
-def _words(error: Exception) -> str:
-    return short(" ".join(str(error).split()) or type(error).__name__, 200)
 
 
 def database() -> str:

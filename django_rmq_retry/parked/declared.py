@@ -18,6 +18,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
@@ -70,7 +71,7 @@ def load() -> list[Declared]:
         _check_table(router.db_for_read(Declared))
         return rows()
     except (Error, ImproperlyConfigured) as error:
-        raise DeclarationsUnavailable(_text(error)) from error
+        raise DeclarationsUnavailable(one_line(error)) from error
 
 
 def gauged(it: Declarer, known: Iterable[Declared]) -> Gauged:
@@ -133,7 +134,7 @@ def save(it: Declarer, topology: Topology, plan: Plan) -> str:
         _write(alias, known, rows)
         Declared.objects.using(alias).filter(pk__in=gone).delete()
     except (Error, ImproperlyConfigured, DeclarationsUnavailable) as error:
-        return "" if isinstance(error, DeclarationsUnavailable) and not settings().records else _text(error)
+        return "" if isinstance(error, DeclarationsUnavailable) and not settings().records else one_line(error)
     return ""
 
 
@@ -158,10 +159,6 @@ def _project() -> str:
 def _check_table(alias: str) -> None:
     if Declared._meta.db_table not in connections[alias].introspection.table_names():  # noqa: SLF001 - documented
         raise DeclarationsUnavailable(f"the tables are missing in {alias!r}: manage.py migrate")
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _former(row: Declared) -> Former:

@@ -21,7 +21,7 @@ from django_rmq_retry.messages.parked_copy import By, ParkedCopy
 from django_rmq_retry.messages.tracebacks import GROUPING_RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.models.parked import reduced
-from django_rmq_retry.parked.arrivals import Arrival, Keys, Step, apply, step
+from django_rmq_retry.parked.arrivals import Arrival, BusinessKeyReader, Step, apply_step, step_for
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import GroupTally
@@ -189,16 +189,16 @@ class BatchWriter:
         if record is None:
             self._open(arrival)
             return
-        next_step = step(record, arrival, ticket=ticket, now=self._now)
-        if next_step is Step.SAME:
+        step = step_for(record, arrival, ticket=ticket, now=self._now)
+        if step is Step.SAME:
             return
         before, group = record.state, record.group_id
-        if apply(record, arrival, next_step):
+        if apply_step(record, arrival, step):
             record.group_id = self._groups[arrival.group.fingerprint]
             self._tally.moved(group, before, None)
             self._tally.moved(record.group_id, None, record.state)
             self._tally.arrived(record.group_id, arrival.at)
-        if next_step is Step.AGAIN:
+        if step is Step.AGAIN:
             self._tally.failed_again(group)
             self._failed.add((record.pk, record.cycle))
         if record.pk:
@@ -278,7 +278,7 @@ class RecordStore:
 
     def __init__(self, homes: Mapping[str, str], work_queues: Sequence[WorkQueue]) -> None:
         self._homes = homes
-        self._keys = Keys(work_queues)
+        self._keys = BusinessKeyReader(work_queues)
         self._committing = False
         """True if the last transaction reached its COMMIT: if that then failed, it may be committed all the same."""
 

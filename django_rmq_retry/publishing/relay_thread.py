@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 
 from django.db import connections
 
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing.due_rows import next_due
 from django_rmq_retry.publishing.relay import Relay, Turn
@@ -159,5 +160,5 @@ class RelayThread(Recurring):
     def _log_failure(self, failure: str, error: Exception) -> None:
         self.away, self._trouble = self.away or str(error), str(error)
         if self._failures.begins(failure):
-            text = " ".join(str(error).split())
+            text = one_line(error)
             log.warning("%s and retries every %g s: %s", failure, RETRY_SECONDS, text, extra={"event": "relay"})

@@ -23,6 +23,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.facts import Survey, Unanswered, in_time, survey
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.models.runs import ACTIVE
@@ -140,7 +141,7 @@ class Figures(Recurring):
         except Exception as error:  # noqa: BLE001 - a driver may raise anything, and a broker may be away
             if self._failures.begins(what):
                 text = "The figures of the %s for metrics cannot be read, which is tried again: %s"
-                log.warning(text, what, " ".join(str(error).split()), extra={"event": "figures"})
+                log.warning(text, what, one_line(error), extra={"event": "figures"})
             return None
         self._failures.ends(what)
         return found

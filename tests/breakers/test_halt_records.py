@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry.breakers.halts import Halts, halted
 from django_rmq_retry.breakers.queue_state import Halt
-from django_rmq_retry.breakers.table import Halts, halted
 from django_rmq_retry.models import QueueControl
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed

@@ -6,7 +6,7 @@ from typing import Any
 from django_rmq_retry import Delivery, Exchange, Message, Queue
 from django_rmq_retry.handlers import Match, Subscription, work_queues_of
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.settlement import Case, settlement_of, waits_on
+from django_rmq_retry.handlers.settlement import Case, next_hop, settlement_of
 from django_rmq_retry.handlers.verdicts import feasible
 from django_rmq_retry.messages import Headers, Properties, Settlement, Stamp, encode_properties
 from django_rmq_retry.policies import Hop, Policy, Route, Verdict
@@ -96,7 +96,7 @@ def unattempted(verdict: Verdict, arrival: Delivery, *, park: str) -> Settlement
 
 def sent_on(arrival: Delivery, handler: Subscription) -> Settlement | None:
     """The settlement of a delivery that has to wait longer; None if its handler may run."""
-    return waits_on(arrival, handler)
+    return next_hop(arrival, handler)
 
 
 def topology_of(*handlers: Subscription, extra: Sequence[Queue | Exchange] = ()) -> Topology:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Message, Park, Republish, RetryThenPark, StopTheLine
-from django_rmq_retry.handlers.settlement import waits_on
+from django_rmq_retry.handlers.settlement import next_hop
 from django_rmq_retry.messages import (
     DONE,
     ErrorNote,
@@ -95,7 +95,7 @@ class TestVerdicts:
             "rmq-retry-queue": "payments",
             "rmq-retry-summary": "#1 BankDown, waits 30 s",
         }
-        assert waits_on(one, CHARGE) is None
+        assert next_hop(one, CHARGE) is None
 
     def test_a_message_with_names_that_are_not_utf_8_is_retried(self) -> None:
         one = delivery(exchange="\udcff", routing_key="a\udc80")
@@ -137,11 +137,11 @@ class TestFirstFailure:
 
 class TestWaitingOn:
     def test_a_fresh_message_does_not_wait(self) -> None:
-        assert waits_on(delivery(), CHARGE) is None
-        assert waits_on(delivery(headers={"rmq-retry-attempts": 1}), CHARGE) is None
+        assert next_hop(delivery(), CHARGE) is None
+        assert next_hop(delivery(headers={"rmq-retry-attempts": 1}), CHARGE) is None
 
     def test_a_message_with_remaining_wait_takes_another_hop(self) -> None:
-        settlement = waits_on(delivery(headers={"rmq-retry-wait": 45_000}), CHARGE)
+        settlement = next_hop(delivery(headers={"rmq-retry-wait": 45_000}), CHARGE)
 
         assert settlement is not None
         assert settlement.copy is not None
@@ -149,7 +149,7 @@ class TestWaitingOn:
         assert settlement.copy.headers["rmq-retry-wait"] == 15_000
 
     def test_a_forged_huge_wait_is_ignored(self) -> None:
-        assert waits_on(delivery(headers={"rmq-retry-wait": 2**62}), CHARGE) is None
+        assert next_hop(delivery(headers={"rmq-retry-wait": 2**62}), CHARGE) is None
 
 
 class TestParking:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.health.facts import Blocked, Cause, Parked, Survey
+from django_rmq_retry.health.facts import BlockedCounts, Cause, ParkedCounts, Survey
 from django_rmq_retry.health.problems import (
     Limits,
     Queues,
@@ -136,7 +136,7 @@ def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consume
 
 
 def surveyed(**facts: Any) -> Survey:
-    nothing = {"parked": Parked(), "outbox": PendingRows(), "blocked": Blocked()}
+    nothing = {"parked": ParkedCounts(), "outbox": PendingRows(), "blocked": BlockedCounts()}
     return Survey(alias="default", seconds=0.001, **{**nothing, **facts})
 
 
@@ -169,14 +169,14 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
         {"outbox": PendingRows(waiting=1, oldest=ago(minutes=11))},
         ["OUTBOX_OVERDUE 1 message in the outbox not sent, "],
     ),
-    ({"parked": Parked(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked, the oldest 3 h ago."]),
+    ({"parked": ParkedCounts(count=1, oldest=ago(hours=3))}, ["PARKED 1 message parked, the oldest 3 h ago."]),
     (
-        {"parked": Parked(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
+        {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
         [
             "PARKED 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, growing; 712 with 11 other",
         ],
     ),
-    ({"parked": Parked(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked, the oldest 30 h ago."]),
+    ({"parked": ParkedCounts(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked, the oldest 30 h ago."]),
     (stopped(opened=True), ["BREAKER_OPEN The breaker of queue 'a b' has been open for 0 s."]),
     (
         stopped(opened=True, cause="BankDown: timeout.", opened_at=ago(minutes=3)),
@@ -189,14 +189,17 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (halted(ago(minutes=5)), ["HALTED Queue 'q' has been halted for 5 min, attempt 7: NotCovered."]),
     (halted(ago(minutes=11)), ["HALTED_LONG Queue 'q' has been halted for 11 min, attempt 7: NotCovered."]),
-    ({"blocked": Blocked(most=799)}, []),
+    ({"blocked": BlockedCounts(most=799)}, []),
     (
-        {"blocked": Blocked(most=800)},
+        {"blocked": BlockedCounts(most=800)},
         ["BLOCKED_NEAR 800 messages behind one key, and the limit BLOCKED_PER_KEY"],
     ),
-    ({"blocked": Blocked(most=1000)}, ["BLOCKED_FULL 1,000 messages behind one key, and the limit BLOCKED_PER_KEY"]),
     (
-        {"blocked": Blocked(messages=100_000)},
+        {"blocked": BlockedCounts(most=1000)},
+        ["BLOCKED_FULL 1,000 messages behind one key, and the limit BLOCKED_PER_KEY"],
+    ),
+    (
+        {"blocked": BlockedCounts(messages=100_000)},
         ["BLOCKED_FULL 100,000 messages behind blocked keys, and the limit BLOCK"],
     ),
 ]
@@ -211,7 +214,9 @@ def test_the_survey(facts: dict[str, Any], expected: list[str]) -> None:
 
 def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
     old = ago(days=2)
-    survey = surveyed(parked=Parked(count=3, oldest=old), outbox=PendingRows(waiting=1, oldest=old), **halted(old))
+    survey = surveyed(
+        parked=ParkedCounts(count=3, oldest=old), outbox=PendingRows(waiting=1, oldest=old), **halted(old)
+    )
     none = Limits(parked_age=None, halted_age=None, outbox_age=timedelta(days=3), max_parked=4)
     unrecorded = [level("q.parked", Role.PARKED, ready=2)]
 
@@ -341,7 +346,7 @@ NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
     ({}, [level("q", consumers=1), level("q.retry", Role.WAITING, ready=4)], []),
     ({}, [level("q", consumers=1), level("old", abandoned=True)], []),
     ({"outbox_answers": False}, [], ["OUTBOX_AWAY"]),
-    ({"parked": Parked(count=1, oldest=NOW), "apart": timedelta(minutes=6)}, [], ["CLOCKS_WRONG", "PARKED"]),
+    ({"parked": ParkedCounts(count=1, oldest=NOW), "apart": timedelta(minutes=6)}, [], ["CLOCKS_WRONG", "PARKED"]),
 ]
 
 

@@ -1,0 +1,96 @@
+"""The halted queues in the database: written by the consumers whose line stands, read by whoever reports them."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+
+from django.db import Error
+from django.db.models import QuerySet
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.breakers.queue_state import Halt
+from django_rmq_retry.breakers.table import database
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import QueueControl
+from django_rmq_retry.recurring import LastingFailures
+
+log = logging.getLogger("django_rmq_retry")
+
+REPORT_SECONDS = 5.0
+"""Seconds after which a consumer reports again that a queue is still halted."""
+STALE_HALT = timedelta(seconds=30)
+"""The time after which a consumer that has stopped reporting counts as gone."""
+_ERROR_BYTES, _NAME_BYTES = 600, 255
+_NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
+
+
+def halted() -> tuple[QueueControl, ...]:
+    """Return the queues that are halted now, by the clock of the database."""
+    alias = database()
+    rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
+    return tuple(rows.filter(halted_seen_at__gt=database_clock.now(alias) - STALE_HALT).order_by("queue"))
+
+
+class Halts:
+    """The halted queues of one process; the database is queried only if one has changed or its report is due."""
+
+    def __init__(self, halts: Callable[[], Sequence[Halt]], who: str) -> None:
+        self._halts = halts
+        self._who = who
+        self._reported: dict[str, tuple[int, float]] = {}
+        self._failures = LastingFailures()
+
+    def report(self) -> None:
+        """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
+        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
+        errors = [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
+        for queue, halt in halted_now.items():
+            attempt, at = self._reported.get(queue, (0, 0.0))
+            if halt.attempt != attempt or now - at >= REPORT_SECONDS:
+                errors.append(_error_of(partial(self._write, halt)))
+                if errors[-1] is None:
+                    self._reported[queue] = halt.attempt, now
+        failed = [error for error in errors if error]
+        if failed and self._failures.begins():
+            log.warning(
+                "The state of halted queues cannot be written to the database: %s", failed[0], extra={"event": "halts"}
+            )
+        if errors and not failed:
+            self._failures.ends()
+
+    def _clear(self, queue: str) -> None:
+        self._mine(queue).update(**_NONE)
+        del self._reported[queue]
+
+    def end(self) -> None:
+        """Mark the queues as no longer halted here; the start is kept in case the same message fails again."""
+        for queue in self._reported:
+            self._mine(queue).update(halted_seen_at=None)
+
+    def _mine(self, queue: str) -> QuerySet[QueueControl]:
+        return QueueControl.objects.using(database()).filter(queue=queue, halted_by=self._who)
+
+    def _write(self, halt: Halt) -> None:
+        alias = database()
+        row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
+        now, message = database_clock.now(alias), short(halt.message_id or "", _NAME_BYTES)
+        since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
+        same = row.halted_at is not None and message and row.halted_message == message
+        QueueControl.objects.using(alias).filter(pk=row.pk).update(
+            halted_at=row.halted_at if same else since,
+            halted_seen_at=now,
+            halted_by=self._who,
+            halted_attempt=halt.attempt,
+            halted_error=short(halt.error, _ERROR_BYTES),
+            halted_message=message,
+        )
+
+
+def _error_of(write: Callable[[], None]) -> Exception | None:
+    try:
+        write()
+    except (Error, ValueError) as error:
+        return error
+    return None
