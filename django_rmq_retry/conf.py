@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
@@ -18,6 +17,7 @@ from django.utils.module_loading import import_string
 from django_rmq_retry.amqp.address import Access, Host, Password, Secret, Tls
 from django_rmq_retry.embedded import place
 from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.links import OF_FINDINGS, OF_MESSAGES, TRACE_ID, LinkTemplate, WrongTemplate, is_http
 from django_rmq_retry.messages.codecs import SMALL_BYTES, BodyLimits
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
@@ -32,8 +32,6 @@ MASKED = (
     *("*.authorization", "*.api_key", "*.pin"),
 )
 """Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
-TRACE_ID = "{trace_id}"
-"""The place of a trace's id in TRACE_URL."""
 SHORTEST_KEY = 16
 """The fewest characters of the key that signs a webhook."""
 ADMINS = "admins"
@@ -110,19 +108,23 @@ databases = taking(
 )
 switches = taking("a dict such as {'payment.*': True}", lambda value: _is_table_of(value, bool), dict)
 texts = taking("a dict such as {'BankDown': 'The bank did not answer.'}", lambda value: _is_table_of(value, str), dict)
-trace_url = taking(
-    "an http:// or https:// URL such as 'https://jaeger.bank/trace/{trace_id}'",
-    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")) and TRACE_ID in value,
-)
 
 
-def is_http(address: str) -> bool:
-    """Return True for an http:// or https:// URL with a host, and with a port that can be one."""
-    try:
-        parts = urlsplit(address)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+def link(*places: str, required: str = "") -> Reader:
+    """Read the address of a link, which may have these ``places``."""
+
+    def read(key: str, value: object) -> LinkTemplate:
+        if not isinstance(value, str):
+            raise wrong(key, "an http:// or https:// URL", repr(value))
+        try:
+            known = LinkTemplate.parse(value, places)
+        except WrongTemplate as error:
+            raise ImproperlyConfigured(f"{key} takes {error}") from error
+        if required and f"{{{required}}}" not in known.text:
+            raise wrong(key, f"a URL with the place {{{required}}}", repr(value))
+        return known
+
+    return read
 
 
 def management(key: str, value: object) -> Secret | None:
@@ -250,8 +252,6 @@ class Operators:
     environment: str = ""
     """Shown on every page of the admin, such as PRODUCTION."""
     management_url: Secret | None = None
-    trace_url: str = ""
-    """The address of a trace, with a place for its id, for the links of the admin."""
     attempt_days: int = 30
     resolved_days: int = 90
     audit_days: int = 2557
@@ -274,9 +274,23 @@ class Alerts:
     """Codes of findings that are not sent."""
     admin_url: str = ""
     """The address of the project's admin, for the link to Live status."""
+    runbook: LinkTemplate | None = None
+    """The address of what to do about a finding; the default is a page of this package's documentation."""
 
     def __bool__(self) -> bool:
         return bool(self.mail or self.webhook)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """``RMQ_RETRY["LINKS"]``: the addresses of links on the pages of messages and error groups."""
+
+    logs: LinkTemplate | None = None
+    ticket: LinkTemplate | None = None
+    customer: LinkTemplate | None = None
+    runbook: LinkTemplate | None = None
+    trace: LinkTemplate | None = None
+    """The address of one trace, beside each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +340,7 @@ class Settings:
     """Hooks around each attempt and each publish: functions that return a context manager."""
     operators: Operators = field(default_factory=Operators)
     alerts: Alerts = field(default_factory=Alerts)
+    links: Links = field(default_factory=Links)
 
     @property
     def limits(self) -> BodyLimits:
@@ -372,7 +387,6 @@ OPERATOR_KEYS: Mapping[str, Reader] = {
     "CONTACT": text,
     "ENVIRONMENT": text,
     "MANAGEMENT_URL": management,
-    "TRACE_URL": trace_url,
     "ATTEMPT_DAYS": whole(1, 36500),
     "RESOLVED_DAYS": whole(1, 36500),
     "AUDIT_DAYS": whole(1, 36500),
@@ -394,8 +408,16 @@ ALERT_KEYS: Mapping[str, Reader] = {
         "an http:// or https:// URL such as 'https://bank.example/admin/'",
         lambda value: isinstance(value, str) and is_http(value),
     ),
+    "RUNBOOK": link(*OF_FINDINGS),
 }
 """The keys of ``RMQ_RETRY["ALERTS"]``."""
+
+
+LINK_KEYS: Mapping[str, Reader] = {
+    **{name: link(*OF_MESSAGES) for name in ("LOGS", "TICKET", "CUSTOMER", "RUNBOOK")},
+    "TRACE": link(TRACE_ID, required=TRACE_ID),
+}
+"""The keys of ``RMQ_RETRY["LINKS"]``."""
 
 
 def alerts(key: str, value: object) -> Alerts:
@@ -451,6 +473,7 @@ KEYS: Mapping[str, Reader] = {
     "AROUND": hooks,
     "OPERATORS": nested("{'CONTACT': 'payments-oncall'}", OPERATOR_KEYS, Operators),
     "ALERTS": alerts,
+    "LINKS": nested("{'LOGS': 'https://logs.bank/?id={message_id}'}", LINK_KEYS, Links),
 }
 
 

@@ -13,7 +13,7 @@ __all__ = ["PREFIX", "VARIABLES", "Secret", "rmq_settings"]
 
 PREFIX = "RMQ_"
 Cast = type | Callable[[str], object]
-NESTED = ("TLS", "OPERATORS", "ALERTS")
+NESTED = ("TLS", "OPERATORS", "ALERTS", "LINKS")
 """Keys of ``RMQ_RETRY`` that are dicts: ``RMQ_TLS_CA_FILE`` sets ``RMQ_RETRY["TLS"]["CA_FILE"]``."""
 
 
@@ -69,7 +69,6 @@ VARIABLES: Mapping[str, Cast] = {
     "OPERATORS_CONTACT": str,
     "OPERATORS_ENVIRONMENT": str,
     "OPERATORS_MANAGEMENT_URL": Secret,
-    "OPERATORS_TRACE_URL": str,
     "OPERATORS_ATTEMPT_DAYS": int,
     "OPERATORS_RESOLVED_DAYS": int,
     "OPERATORS_AUDIT_DAYS": int,
@@ -80,6 +79,12 @@ VARIABLES: Mapping[str, Cast] = {
     "ALERTS_LEVEL": str,
     "ALERTS_WITHOUT": list,
     "ALERTS_ADMIN_URL": str,
+    "ALERTS_RUNBOOK": str,
+    "LINKS_LOGS": str,
+    "LINKS_TICKET": str,
+    "LINKS_CUSTOMER": str,
+    "LINKS_RUNBOOK": str,
+    "LINKS_TRACE": str,
 }
 """The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""
 

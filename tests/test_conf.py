@@ -11,6 +11,7 @@ from django.test import override_settings
 
 from django_rmq_retry import Exchange, Fixed, Queue, RetryThenPark, StopTheLine, conf
 from django_rmq_retry.amqp import Secret, Tls
+from django_rmq_retry.links import LinkTemplate
 from tests.tooling.pages import page
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
@@ -48,10 +49,11 @@ def test_every_key_is_in_the_docs() -> None:
     docs = page("settings.md").read_text()
     table = docs.partition("## The URL")[0]
 
-    of_alerts = docs.partition("## Alerts")[2].partition("\n## ")[0]
+    of_alerts, of_links = (docs.partition(f"## {name}")[2].partition("\n## ")[0] for name in ("Alerts", "Links"))
 
     assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]
     assert re.findall(r"^\| `([A-Z_]+)` \|", of_alerts, re.MULTILINE) == [*conf.ALERT_KEYS]
+    assert re.findall(r"^\| `([A-Z_]+)` \|", of_links, re.MULTILINE) == [*conf.LINK_KEYS]
 
 
 def test_the_settings_are_cached_until_they_change() -> None:
@@ -81,10 +83,10 @@ def test_every_setting_can_be_set() -> None:
         TOPOLOGY=[EVENTS, "tests.test_conf.ARCHIVE"],
         OPERATORS={
             "MANAGEMENT_URL": "https://h:15671",
-            "TRACE_URL": "https://h/{trace_id}",
             "RESOLVED_DAYS": 7,
             "PERMIT": "tests.test_conf.permits",
         },
+        LINKS={"TRACE": "https://h/{trace_id}", "LOGS": "https://h/?q={message_id}&from={from_ms}"},
     )
     access = found.access()
 
@@ -94,7 +96,8 @@ def test_every_setting_can_be_set() -> None:
     assert (access.heartbeat, access.connect_timeout, access.blocked_timeout, access.publish_timeout) == (5, 2, 3.5, 4)
     assert found.topology == (EVENTS, *ARCHIVE)
     assert found.operators.management_url == Secret("https://h:15671")
-    assert found.operators.trace_url == "https://h/{trace_id}"
+    assert found.links.trace == LinkTemplate("https://h/{trace_id}")
+    assert found.links.logs == LinkTemplate("https://h/?q={message_id}&from={from_ms}")
     assert found.operators.resolved_days == 7
     assert found.operators.permit is permits
     assert (found.policy, found.queue_type, found.reply_to, found.crash_limit) == (
@@ -133,9 +136,19 @@ def test_a_url_function_is_called_only_when_a_connection_is_needed() -> None:
         ({"OPERATORS": {"PERMITS": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PERMITS'. Did you mean 'PERMIT'?"),
         ({"OPERATORS": {"PREFETCH": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PREFETCH'."),
         ({"OPERATORS": {"PERMIT": 5}}, "RMQ_RETRY['OPERATORS']['PERMIT'] takes a function, or the dotted path to one"),
-        ({"OPERATORS": {"TRACE_URL": "jaeger/{trace_id}"}}, "RMQ_RETRY['OPERATORS']['TRACE_URL'] takes an http:// or"),
-        ({"OPERATORS": {"TRACE_URL": "https://h/trace"}}, "such as 'https://jaeger.bank/trace/{trace_id}', not"),
-        ({"OPERATORS": {"TRACE_URL": None}}, "takes an http:// or https:// URL"),
+        ({"LINKS": {"TRACE": "jaeger/{trace_id}"}}, "RMQ_RETRY['LINKS']['TRACE'] takes an http:// or https:// URL"),
+        ({"LINKS": {"TRACE": "https://h/trace"}}, "takes a URL with the place {trace_id}, not 'https://h/trace'."),
+        ({"LINKS": {"TRACE": "https://h/{trace_id}/{key}"}}, "without the place {key}. It may have {trace_id}."),
+        ({"LINKS": {"LOGS": None}}, "RMQ_RETRY['LINKS']['LOGS'] takes an http:// or https:// URL, not None."),
+        ({"LINKS": {"LOGS": "javascript:alert('{key}')"}}, "takes an http:// or https:// URL such as"),
+        ({"LINKS": {"LOGS": "https://h/a b?{key}"}}, "takes an http:// or https:// URL such as"),
+        ({"LINKS": {"LOGS": "https://h/{mesage_id}"}}, "the place {mesage_id}. Did you mean {message_id}?"),
+        ({"LINKS": {"LOGS": "https://h/{}"}}, "without the place {}. It may have {key}, {key2},"),
+        ({"LINKS": {"LOGS": "https://h/{key"}}, "takes a URL with its braces in pairs, not 'https://h/{key'. Any"),
+        ({"LINKS": {"LOGS": "https://{key}.bank/"}}, "takes a URL with a fixed host, not 'https://{key}.bank/'."),
+        ({"LINKS": {"LOGS": "https://bank@{key}/"}}, "takes a URL with a fixed host, not"),
+        ({"LINKS": {"LOG": "https://h"}}, "RMQ_RETRY['LINKS'] has no key 'LOG'. Did you mean 'LOGS'?"),
+        ({"ALERTS": {"MAIL": "admins", "RUNBOOK": "https://h/{error}"}}, "It may have {code}, {subject}."),
         ({"ALERTS": {"LEVEL": "error"}}, "RMQ_RETRY['ALERTS'] takes 'MAIL', 'WEBHOOK' or both, not a dict without a"),
         ({"ALERTS": {"MAIL": []}}, "RMQ_RETRY['ALERTS']['MAIL'] takes 'admins' or a list of addresses, not []."),
         ({"ALERTS": {"MAIL": "ann@bank"}}, "takes 'admins' or a list of addresses, not 'ann@bank'."),

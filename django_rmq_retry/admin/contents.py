@@ -6,7 +6,6 @@ from datetime import datetime
 
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin.timeline import spans_at
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
@@ -15,6 +14,7 @@ from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, 
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.parked.arrivals import moment
 from django_rmq_retry.parked.edit import plain
+from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.templatetags.rmq_retry import visible
 
 TEXT_LIMIT = 64 * 1024
@@ -198,7 +198,7 @@ def _headers(properties: Properties, *, whole: bool, shown: Collection[str]) -> 
             kind=type(value).__name__,
             section=_section(name),
             place=place if hidden else "",
-            spans=spans_at(value) if name == CREATION and not hidden else "",
+            spans=trace_link(value) if name == CREATION and not hidden else "",
         )
 
 

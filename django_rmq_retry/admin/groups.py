@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.labels import (
     COLUMNS,
     LEFT_OUT,
@@ -30,6 +30,7 @@ from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.groups import LIMITS, annotate, mute
 from django_rmq_retry.parked.items import under_way
+from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 
@@ -119,6 +120,9 @@ class ErrorGroupAdmin(Pages):
             plain=plain_words(group),
             is_permanent=is_permanent(group),
             buttons=self._buttons(request, group, own_page=True),
+            links=labels.links(
+                group_links(group, queue=group.queue or "", handler=group.handler or "", kind=group.type or "")
+            ),
             why_no_trace=no_trace,
             trace=trace,
             deploys=deploys,

@@ -44,6 +44,12 @@ ROLES: Mapping[str, Any] = {
     Role.OTHER: pgettext_lazy("role of a queue", "other"),
 }
 
+LINKS: Mapping[str, Any] = {
+    "logs": pgettext_lazy("link", "Logs"),
+    "ticket": pgettext_lazy("link", "Ticket"),
+    "customer": pgettext_lazy("link", "Customer"),
+    "runbook": pgettext_lazy("link", "Runbook"),
+}
 OLD_NEWS = timedelta(minutes=5)
 """A group does not grow if its last failure is older."""
 LONGEST_CELL, LONGEST_TITLE = 70, 500
@@ -58,6 +64,11 @@ LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolutio
 def action_reason(action: OperatorAction) -> str:
     """Return the operator's reason for an action; only the category of a discard is translated."""
     return resolution_text(action.reason) if action.action == Action.DISCARD else action.reason
+
+
+def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:
+    """Return label and address of each link into the project's other systems; a trace is linked where it began."""
+    return [(LINKS[name], address) for name, address in addresses.items() if name in LINKS]
 
 
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:

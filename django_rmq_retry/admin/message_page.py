@@ -27,6 +27,7 @@ from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import DECIDED_BY, outcome
 from django_rmq_retry.parked.selection import number_in
@@ -141,12 +142,14 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
     """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     neighbours = _neighbours(message)
     history, acts = _history(request, message)
+    keys = list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_KEYS])
     return pages.page(
         request,
         "parkedmessage/message.html",
         title=f"{message.type} {message}".strip(),
         message=message,
-        business_keys=list(message.keys.order_by("pk").values_list("value", flat=True)[:MOST_KEYS]),
+        business_keys=keys,
+        links=labels.links(message_links(message, keys)),
         plain=labels.plain_words(message.group) if message.open else "",
         summary=_summary(message),
         become=outcome(

@@ -1,6 +1,5 @@
 """The timeline of a message, its tracebacks and the activity of operators."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,9 +10,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.conf import TRACE_ID, settings
 from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
@@ -28,8 +27,6 @@ EVENT_STEP = timedelta(microseconds=1)
 """The distance by which the later of two events with the same time is shown after the earlier."""
 SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "action": "●", "sent": "→", "published": "→"}
 MOST_ACTIONS_SHOWN = 20
-SAMPLED_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf]")
-"""A W3C trace context whose spans are recorded: the last bit of its flags is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +92,6 @@ def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[
         return None, list(since.items())[:MOST_DEPLOYS]
     rows[0].chain = rows[0].newest_chain
     return trace_of(rows[0]), list(since.items())[:MOST_DEPLOYS]
-
-
-def spans_at(traceparent: object) -> str:
-    """Return the address of the spans of a W3C trace context; empty if the setting or their trace is missing.
-
-    A context that is not sampled has no spans in the tracing system.
-    """
-    url = settings().operators.trace_url
-    found = SAMPLED_TRACE.fullmatch(traceparent) if url and isinstance(traceparent, str) else None
-    return "" if found is None else url.replace(TRACE_ID, found[1])
 
 
 def _causes(chain: Any) -> Iterator[TraceCause]:
@@ -186,7 +173,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
         text=f"{attempt.error}: {attempt.error_text}" if attempt.error_text else attempt.error,
         attempt=attempt,
         trace=trace_of(attempt),
-        spans=spans_at(attempt.traceparent),
+        spans=trace_link(attempt.traceparent),
         open=newest and not succeeded,
     )
 

@@ -21,6 +21,7 @@ from django.db import connections
 from django_rmq_retry import __version__
 from django_rmq_retry.alerts.found import Finding
 from django_rmq_retry.alerts.ledger import Alert, Event
+from django_rmq_retry.alerts.runbook import runbook
 from django_rmq_retry.amqp.address import Secret
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import ADMINS, Settings
@@ -107,6 +108,7 @@ class Mail:
             f"Repair: {finding.fix}" if finding.fix and alert.event is not Event.ENDS else "",
             since,
             f"Live status: {_page(self._settings)}" if _page(self._settings) else "",
+            f"Runbook: {runbook(self._settings.alerts, finding)}" if alert.event is not Event.ENDS else "",
             f"At most one alert of this finding is sent in {span(timedelta(seconds=window))}.",
         )
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -173,6 +175,7 @@ class Webhook:
             "why": finding.why,
             "fix": finding.fix,
             "page": _page(settings),
+            "runbook": runbook(settings.alerts, finding),
         }
 
 

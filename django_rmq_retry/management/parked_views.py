@@ -26,6 +26,7 @@ from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
+from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import outcome_of
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
@@ -214,6 +215,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     died = _deaths(row)
     attempts = attempts_of(row)
     some = list(attempts if options["attempts"] == "all" else attempts[:1])
+    links = message_links(row, [key.value for key in sorted(row.keys.all(), key=lambda key: key.pk)])
     if options["json"]:
         entries = None if died is None else [_death(one) for one in died]
         command.document(
@@ -223,21 +225,12 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             deaths=entries,
             attempts=[_attempt(one) for one in some],
             body=body,
+            links=links,
         )
         return Exit.DONE
-    for line in _head(row):
+    attempted = [_attempt_line(one, terminal=command.stdout.isatty()) for one in some]
+    for line in (*_head(row), "", *_facts(row, links), *_deaths_lines(died), *attempted):
         command.line(line)
-    command.line()
-    data = {name: local(getattr(row, name)) if name.endswith("_at") else value for name, value in as_data(row).items()}
-    for name, value in {**data, "group": f"{row.group_id} · {row.group}", "detail": row.detail}.items():
-        if value not in ("", None, [], ()):
-            command.line(f"{name:<16} {', '.join(value) if isinstance(value, list) else value}")
-    for line in ["not readable"] if died is None else map(_death_line, died):
-        command.line(f"{'x-death':<16} {line}")
-    for one in some:
-        at = clock(one.started_at, terminal=command.stdout.isatty())
-        error = ": ".join(filter(None, (one.error, one.error_text))).replace("\n", " ")
-        command.line(f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}".rstrip())
     known = attempts.count()
     if len(some) < known:
         command.say(f"{len(some)} of {known} attempts; --attempts all shows all")
@@ -245,6 +238,13 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
         command.line()
         command.line(body)
     return Exit.DONE
+
+
+def _facts(row: ParkedMessage, links: Mapping[str, str]) -> Iterator[str]:
+    data = {name: local(getattr(row, name)) if name.endswith("_at") else value for name, value in as_data(row).items()}
+    for name, value in {**data, "group": f"{row.group_id} · {row.group}", "detail": row.detail, **links}.items():
+        if value not in ("", None, [], ()):
+            yield f"{name:<16} {', '.join(value) if isinstance(value, list) else value}"
 
 
 def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
@@ -268,6 +268,11 @@ def _death(one: Death) -> Mapping[str, object]:
     }
 
 
+def _deaths_lines(died: Sequence[Death] | None) -> Iterator[str]:
+    for line in ["not readable"] if died is None else map(_death_line, died):
+        yield f"{'x-death':<16} {line}"
+
+
 def _death_line(one: Death) -> str:
     entry = _death(one)
     keys = ", ".join(one.keys[:MOST_DEATHS])
@@ -280,6 +285,12 @@ def _death_line(one: Death) -> str:
 def _attempt(one: Attempt) -> Mapping[str, object]:
     names = ("cycle", "number", "seconds", "verdict", "reason", "error", "error_text", "host", "pid", "deploy")
     return {"started_at": clock(one.started_at, terminal=False), **{name: getattr(one, name) for name in names}}
+
+
+def _attempt_line(one: Attempt, *, terminal: bool) -> str:
+    at = clock(one.started_at, terminal=terminal)
+    error = ": ".join(filter(None, (one.error, one.error_text))).replace("\n", " ")
+    return f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}".rstrip()
 
 
 def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:

@@ -88,6 +88,11 @@ def operating(settings: Any, **operators: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": operators}
 
 
+def linking(settings: Any, **links: str) -> None:
+    """Set the project's LINKS."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "LINKS": links}
+
+
 def is_north(_user: object, _verb: str, message: Any) -> bool:
     """A rule of the project: only messages of the type "north" are for anybody."""
     return bool(message.type == "north")

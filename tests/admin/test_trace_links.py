@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 
 from tests.admin import made
-from tests.admin.conftest import operating
+from tests.admin.conftest import linking, operating
 from tests.admin.looking import Page
 from tests.admin.test_detail import at, support
 
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.django_db
 CREATION = f"00-{1:032x}-{1:016x}-01"
 FIRST = f"00-{2:032x}-{2:016x}-03"
 UNSAMPLED = f"00-{3:032x}-{3:016x}-02"
-URL = "https://jaeger.bank/trace/{trace_id}?q={x}&y"
+URL = "https://jaeger.bank/trace/{trace_id}?q=%7Bx%7D&y"
 
 
 @pytest.fixture(autouse=True)
 def tracing(settings: Any) -> None:
-    operating(settings, TRACE_URL=URL)
+    linking(settings, TRACE=URL)
 
 
 def links(response: Any) -> list[tuple[str, str]]:
@@ -60,9 +60,7 @@ def test_a_forged_creation_context_has_no_link(page: Client, forged: object) -> 
 
 
 def test_without_the_setting_there_is_no_link(page: Client, settings: Any) -> None:
-    operating(
-        settings,
-    )
+    linking(settings)
     one = made.message(properties=made.properties({"traceparent": CREATION}))
     made.attempt(one, 1, traceparent=FIRST)
 
@@ -70,7 +68,8 @@ def test_without_the_setting_there_is_no_link(page: Client, settings: Any) -> No
 
 
 def test_a_masked_creation_context_has_no_link_until_it_is_revealed(settings: Any) -> None:
-    operating(settings, TRACE_URL=URL, MASK=["*.traceparent"])
+    operating(settings, MASK=["*.traceparent"])
+    linking(settings, TRACE=URL)
     one = made.message(properties=made.properties({"traceparent": CREATION}))
     operator = support("reveal_field")
 

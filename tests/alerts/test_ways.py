@@ -3,8 +3,10 @@
 import hashlib
 import hmac
 import json
+import re
 import socket
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from smtplib import SMTPAuthenticationError
 from typing import Any
@@ -17,10 +19,12 @@ from django.test import override_settings
 from django_rmq_retry import conf
 from django_rmq_retry.alerts.found import Finding
 from django_rmq_retry.alerts.ledger import Alert, Event
+from django_rmq_retry.alerts.runbook import runbook
 from django_rmq_retry.alerts.ways import Patient, Undelivered, Way, reason_of, ways
-from django_rmq_retry.health.rules import Severity
+from django_rmq_retry.health.rules import Code, Severity
 from tests.alerts.receiving import PATH, SECRET, Receiver
 from tests.commands.running import Exit, run
+from tests.tooling.pages import page
 from tests.tooling.waiting import wait_until
 
 ROOT = ["root@bank.example"] if django.VERSION >= (6, 0) else [("root", "root@bank.example")]
@@ -37,6 +41,7 @@ FINDING = Finding(
 )
 ALERT = Alert(event=Event.BEGINS, id="a1", finding=FINDING)
 ADMIN = "https://bank.example/admin/"
+OURS = "https://django-rmq-retry.readthedocs.io/en/latest/operate/runbook.html"
 
 
 def configured(**keys: Any) -> Any:
@@ -75,6 +80,7 @@ def test_a_webhook_can_be_verified_by_its_signature_over_timestamp_and_body(rece
         "why": "It has 4000 messages ready.",
         "fix": "Start manage.py rmq_consume pay",
         "page": "https://bank.example/admin/rmq_retry/livestatus/",
+        "runbook": f"{OURS}#a-queue-grows",
     }
 
 
@@ -91,8 +97,30 @@ def test_a_mail_says_what_is_wrong_what_to_do_and_where_to_look() -> None:
         "Repair: Start manage.py rmq_consume pay",
         "Since: 2026-11-27 17:04:00 UTC",
         "Live status: https://bank.example/admin/rmq_retry/livestatus/",
+        f"Runbook: {OURS}#a-queue-grows",
         "At most one alert of this finding is sent in 15 min.",
     ]
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda one: one.name)
+def test_the_runbook_of_each_finding_is_a_section_that_exists(code: Code) -> None:
+    with configured(MAIL="admins"):
+        address, _, section = runbook(conf.settings().alerts, replace(FINDING, code=code.name)).partition("#")
+    headings = re.findall(r"^## (.+)$", page("runbook.md").read_text(), re.MULTILINE)
+
+    assert address == OURS
+    assert section in {"", *(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)}
+
+
+def test_the_projects_own_runbook_is_linked_with_the_code_of_the_finding() -> None:
+    own = "https://wiki.bank/run?on={subject}#{code}"
+    with configured(MAIL=["ops@bank.example"], RUNBOOK=own):
+        Patient(only_way()).send(replace(ALERT, finding=replace(FINDING, subject="pay in/eu")))
+        Patient(only_way()).send(replace(ALERT, finding=replace(FINDING, subject="")))
+
+    first, second = (re.findall("Runbook: (.*)", str(one.body)) for one in mail.outbox)
+    assert first == ["https://wiki.bank/run?on=pay%20in%2Feu#NO_CONSUMER"]
+    assert second == [f"{OURS}#a-queue-grows"]
 
 
 def test_a_mail_to_the_admins_reaches_them() -> None:
