@@ -1,14 +1,10 @@
-"""``rmq_parked``: discard, restore, hold, unhold, edit, export, import and purge messages."""
+"""``rmq_parked``: discard, restore, hold, unhold, export, import and purge messages."""
 
-import os
-import shlex
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.management.arguments import age, later
@@ -24,10 +20,9 @@ from django_rmq_retry.management.parked_choice import (
     selection_of,
     token_of,
 )
-from django_rmq_retry.models import DiscardCategory, ParkedMessage
+from django_rmq_retry.models import DiscardCategory
 from django_rmq_retry.models.parked import RESOLVED, State
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
-from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge
 from django_rmq_retry.parked.selection import Selection
@@ -44,19 +39,6 @@ _DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     _add_changes(add)
-    editing = add("edit", edit, help="store a new version of a message; requeue sends it")
-    editing.add_argument("id", type=int, metavar="ID", help="the record's number")
-    source = editing.add_mutually_exclusive_group()
-    source.add_argument("--body-file", metavar="FILE", help="the new body; - is stdin")
-    source.add_argument("--editor", action="store_true", help="open the body in $EDITOR")
-    editing.add_argument("--header", action="append", default=[], metavar="NAME=TEXT", help="set a header; repeatable")
-    editing.add_argument(
-        "--without-header", action="append", default=[], metavar="NAME", help="remove a header; repeatable"
-    )
-    editing.add_argument("--new-id", default="", metavar="ID", help="new message id, which makes it another message")
-    editing.add_argument("--reason", default="", help="the reason, kept in the audit log; required")
-    editing.add_argument("--dry-run", action="store_true", help="change nothing; show the difference")
-    add_yes(editing)
     out = add("export", export_messages, help="write messages as JSON lines or CSV to stdout")
     add_choice(out)
     out.add_argument("--csv", action="store_true", help="as CSV, without bodies")
@@ -137,30 +119,6 @@ def _show_token(command: RmqCommand, chosen: Selection, options: Options) -> Non
         command.line(f"--selection {token_of(chosen)}")
 
 
-def edit(command: RmqCommand, options: Options) -> Exit:
-    row = ParkedMessage.objects.filter(pk=options["id"]).first()
-    if row is None:
-        raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
-    refusal = editable(row)
-    if refusal:
-        raise CommandError(refusal, returncode=Exit.UNCONFIRMED)
-    before = text_of(row) or ""
-    proposal = propose(row, text=_new_text(options, before), headers=_headers(options), new_id=options["new_id"])
-    _show(command, proposal)
-    if proposal.problems:
-        raise usage_error(" ".join(proposal.problems))
-    if options["dry_run"]:
-        return Exit.DONE
-    command.confirm(f"Store this as version {row.version + 1} of message {row.pk}?", yes=options["yes"])
-    version = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"])
-    if options["json"]:
-        command.document("parked_edit/1", id=row.pk, version=version.number, sha256=version.sha256)
-    else:
-        command.line(f"Version {version.number} of message {row.pk} is stored.")
-        command.say(f"To send it: manage.py rmq_parked requeue {row.pk}")
-    return Exit.DONE
-
-
 def export_messages(command: RmqCommand, options: Options) -> Exit:
     chosen = selection_of(options, states=",".join(State.values))
     partly = report_keys(command, chosen)
@@ -203,52 +161,3 @@ def purge_messages(command: RmqCommand, options: Options) -> Exit:
         text = ", ".join(f"{count} {state}" for state, count in sorted(purged.counts.items())) or "Nothing"
         command.line(f"{text} deleted." if purged.done else f"{text} would be deleted. Pass --yes to delete.")
     return Exit.DONE if purged.total else Exit.NOTHING
-
-
-def _new_text(options: Options, before: str) -> str:
-    if options["editor"]:
-        return _edited(before)
-    if options["body_file"] is None:
-        return before
-    try:
-        data = sys.stdin.buffer.read() if options["body_file"] == "-" else Path(options["body_file"]).read_bytes()
-        return data.decode()
-    except OSError as error:
-        text = f"{options['body_file']} cannot be read: {error.strerror}."
-        raise usage_error(text) from error
-    except UnicodeDecodeError:
-        raise usage_error("The new body is not UTF-8 text.") from None
-
-
-def _edited(before: str) -> str:
-    """Return the text as saved in the editor; only the user can read the temporary folder."""
-    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "body"
-        path.write_bytes(before.encode())
-        try:
-            subprocess.run([*editor, str(path)], check=True)  # noqa: S603 - the operator's own editor
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise CommandError(f"The editor {editor[0]} failed: {error}.", returncode=Exit.ERROR) from error
-        after = path.read_bytes().decode()
-    # Editors add a newline at the end of a file.
-    return after if before.endswith("\n") else after.removesuffix("\n")
-
-
-def _headers(options: Options) -> Mapping[str, str | None]:
-    headers: dict[str, str | None] = dict.fromkeys(options["without_header"])
-    for one in options["header"]:
-        name, equals, text = one.partition("=")
-        if not equals:
-            raise usage_error(f"--header takes NAME=TEXT, not {one!r}.")
-        headers[name] = text
-    return headers
-
-
-def _show(command: RmqCommand, proposal: Proposal) -> None:
-    for line in proposal.difference:
-        command.say(f"{line.sign} {line.text}")
-    for name, (before, after) in proposal.headers.items():
-        command.say(f"header {name}: {before!r} → {after!r}")
-    for warning in proposal.warnings:
-        command.say(f"! {warning}")

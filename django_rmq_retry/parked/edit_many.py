@@ -74,14 +74,20 @@ class PathChange:
 
     def facts(self) -> dict[str, object]:
         """Return the change for the audit log, without confidential values."""
+        facts: dict[str, object] = {name: value for name, value in asdict(self).items() if value}
+        return facts | {name: self.shown(str(facts[name])) for name in ("find", "value") if name in facts}
+
+    def shown(self, value: str) -> str:
+        """Return a value at this path without what is confidential in it."""
         names, masks = [one for one in path_of(self.path) if isinstance(one, str)], settings().operators.mask
         names = [self.header] if self.header else names
-        facts: dict[str, object] = {name: value for name, value in asdict(self).items() if value}
         if hides(names, masks):
-            return {name: HIDDEN if name in ("find", "value") else value for name, value in facts.items()}
-        if self.act == Act.SET and is_json(self.value):
-            facts["value"] = json.dumps(without(json.loads(self.value), names, masks), ensure_ascii=False)
-        return facts
+            return HIDDEN
+        if self.header or not is_json(value):
+            return value
+        whole = json.loads(value)
+        some = without(whole, names, masks)
+        return value if some == whole else json.dumps(some, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

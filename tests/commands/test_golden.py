@@ -61,6 +61,8 @@ JSON = {name: words for name, words in DATABASE.items() if name not in WITHOUT_J
     "hold": ("rmq_parked", "hold", "812", "--for", "2h", "--reason", "bank is closed"),
     "unhold": ("rmq_parked", "unhold", "812"),
     "edit": ("rmq_parked", "edit", "812", "--header", "a=b", "--yes", "--reason", "INC-553"),
+    "edit_many": ("rmq_parked", "edit", "812", "--set", "amount=8.50", "--yes", "--reason", "INC-553"),
+    "edit_preview": ("rmq_parked", "edit", "812", "--set", "amount=8.50", "--dry-run"),
     "import": ("rmq_parked", "import", LISTED),
     "purge": ("rmq_parked", "purge", "--older-than", "90d"),
     "audit_head": ("rmq_audit", "head"),

@@ -437,6 +437,87 @@ class TestActs:
 
         assert bytes(one.versions.get().body) == b'{"amount": 7}'
 
+    @pytest.mark.usefixtures("away")
+    @pytest.mark.parametrize(
+        ("words", "after"),
+        [
+            (("--replace", "amount", ",", ".", "--as-number"), b'{"amount": 8.50, "to": "a=b"}'),
+            (("--set", "amount=9.00"), b'{"amount": 9.00, "to": "a=b"}'),
+            (("--remove", "to"), b'{"amount": "8,50"}'),
+        ],
+    )
+    def test_one_change_by_path_is_shown_and_then_stored_for_all_that_it_fits(
+        self, words: tuple[str, ...], after: bytes
+    ) -> None:
+        cause = group()
+        fitting = [record(group=cause, body=b'{"amount": "8,50", "to": "a=b"}') for _ in range(2)]
+        other = record(group=cause, body=b'{"sum": 1}')
+        chosen = ("edit", "--group", str(cause.pk), *words)
+        shown = parked(*chosen, "--dry-run")
+        done = parked("edit", *words, "--selection", shown.out.split()[-1], "--yes", "--reason", "comma")
+
+        assert f"#{other.pk} {other}  left out: It has no such path." in shown.err
+        assert shown.out.startswith("Edit 2 messages, 1 left out.\n")
+        assert again(fitting[0]).version == 2
+        assert (done.code, done.out) == (0, "2 messages edited, 0 left out.\n")
+        assert [bytes(one.versions.get().body) for one in fitting] == [after] * 2
+        assert "--selection" in done.err
+
+    @pytest.mark.usefixtures("away")
+    def test_an_edit_by_path_names_what_it_left_out(self) -> None:
+        cause = group()
+        record(group=cause, body=b'{"amount": 1}')
+        other = record(group=cause, body=b"text")
+        told = parked("edit", "--group", str(cause.pk), "--set", "amount=2", "--yes", "--reason", "x", "--json")
+
+        assert (told.code, told.data["edited"]) == (5, 1)
+        assert told.data["left"] == [{"id": other.pk, "why": "Its body is not JSON."}]
+
+    def test_an_edit_by_path_changes_nothing_in_a_type_that_may_not_be_edited(self) -> None:
+        one = record(body=b'{"amount": 1}', type="ledger")
+        told = parked("edit", str(one.pk), "--set", "amount=2", "--yes", "--reason", "x")
+
+        assert (told.code, again(one).version) == (6, 1)
+        assert "left out: This project does not allow messages of the type “ledger” to be edited" in told.err
+
+    @pytest.mark.usefixtures("away")
+    def test_an_edit_by_path_does_not_show_confidential_values(self) -> None:
+        one = record(body=b'{"card": {"pan": "4111", "name": "Ann"}}')
+        whole = parked("edit", str(one.pk), "--set", 'card={"pan": "42"}', "--dry-run").err
+        field = parked("edit", str(one.pk), "--set", "card.pan=42", "--dry-run").err
+
+        assert "Ann" in whole
+        assert not {"4111", "42"} & set(re.findall(r"[0-9]+", whole + field))
+
+    @pytest.mark.usefixtures("away")
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--set", "amount"), "--set takes PATH=JSON, such as amount=8.50, not 'amount'."),
+            (("--set", "amount=8,50"), "The new value must be JSON"),
+            (("--set", "a..b=1"), "--set takes PATH=JSON"),
+            (("--remove", "a..b"), "Enter a path"),
+            (("--set", "a=1", "--as-number"), "--as-number takes --replace PATH OLD NEW"),
+            (("--set", "a=1", "--header", "b=c"), "cannot be combined with a new body or header"),
+            (("--set", "a=2"), "Pass --reason"),
+        ],
+    )
+    def test_a_change_by_path_that_means_nothing_is_refused(self, words: tuple[str, ...], said: str) -> None:
+        one = record(body=b'{"a": 1}')
+        told = parked("edit", str(one.pk), *words, "--yes")
+
+        assert (told.code, again(one).version) == (2, 1)
+        assert said in told.err
+
+    @pytest.mark.usefixtures("away")
+    def test_a_whole_edit_takes_one_message(self) -> None:
+        for _ in range(2):
+            record()
+        told = parked("edit", "--all", "--header", "a=b", "--yes", "--reason", "x")
+
+        assert (told.code, "Pass one message, or a change by path for many" in told.err) == (2, True)
+        assert parked("edit", "7", "--header", "a=b", "--yes", "--reason", "x").code == 6
+
     def test_an_exported_message_is_imported_elsewhere(self, tmp_path: Path) -> None:
         record(body=b"\xff")
         (tmp_path / "out").write_text(parked("export", "--all", "--payload", "whole").out)

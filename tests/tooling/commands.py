@@ -117,7 +117,7 @@ def table(found: list[argparse.Action]) -> str:
 
 
 def written(one: argparse.Action) -> str:
-    metavar = one.metavar if isinstance(one.metavar, str) else ""
+    metavar = one.metavar if isinstance(one.metavar, str) else " ".join(one.metavar or ())
     value = metavar or (" \\| ".join(f"`{choice}`" for choice in one.choices) if one.choices else one.dest.upper())
     value = value if value.startswith("`") else f"`{value}`"
     if not one.option_strings:
