@@ -77,6 +77,15 @@ def test_every_function_class_and_room_on_the_page_is_defined() -> None:
     assert sorted(named - values - defined) == []
 
 
+@pytest.mark.parametrize("package", ["amqp", "parked"])
+def test_the_rooms_of_a_large_package_hold_each_module_once(package: str) -> None:
+    table = re.search(rf"^\| Subject \| Modules of `{package}` \|.*?\n\n", PAGE, re.DOTALL | re.MULTILINE)
+    assert table
+    modules = {module.split(".")[1] for module in MODULES if module.startswith(f"{package}.")} - {"__init__"}
+
+    assert sorted(re.findall(r"`(\w+)`", table[0].partition("\n")[2])) == sorted(modules)
+
+
 def test_the_page_lists_the_public_names_of_parked() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \| `(parked\.\w+)` \|$", PAGE, re.MULTILINE)) == sorted(
         (name, module) for module, name in OPERATING
