@@ -14,6 +14,8 @@ _LOST_CLASSES = frozenset({"08"})
 _LOST_POSTGRES = frozenset({"40003", "57P01", "57P02", "57P03"})
 _LOST_MYSQL = frozenset({0, 1053, 1927, 2006, 2013, 2055, 4031})
 _TOO_LARGE_MYSQL = 1153
+_UNREACHABLE_MYSQL = frozenset({1040, 2002, 2003, 2005})
+"""Too many connections; no connection through the socket, to the host, or to its name."""
 
 
 def clashed(error: BaseException) -> bool:
@@ -40,6 +42,12 @@ def uncertain(error: BaseException) -> bool:
         return code[:2] in _LOST_CLASSES or code in _LOST_POSTGRES
     # libpq reports no code for a broken connection.
     return getattr(error.__cause__, "sqlite_errorcode", None) is None
+
+
+def away(error: BaseException) -> bool:
+    """True if the database cannot be reached, or the connection to it was lost."""
+    refused = isinstance(error, OperationalError) and _code_of(error.__cause__) in _UNREACHABLE_MYSQL
+    return refused or uncertain(error)
 
 
 def _code_of(cause: BaseException | None) -> int | str | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils import timezone
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.amqp.management_api import Inspector
@@ -16,6 +16,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.publishing import broker_connections
 
 PATIENCE_SECONDS = 0.8
@@ -74,7 +75,7 @@ class _Window:
         with self._lock:
             if not looking.is_alive() and self._seen is not None:
                 return self._seen
-            return replace(self._seen or Look(at=timezone.now()), late=True)
+            return replace(self._seen or Look(at=_now()), late=True)
 
     def glimpse(self) -> Look:
         """Return the last look without waiting if it is not too old; a newer one is then ready for the next page."""
@@ -110,18 +111,22 @@ class _Window:
             self._seen, self._until = seen, time.monotonic() + FRESH_SECONDS
 
     def _away(self, why: str) -> Look:
-        self._since = self._since or timezone.now()
-        return Look(at=timezone.now(), unreachable=why, since=self._since, last=self._last)
+        self._since = self._since or _now()
+        return Look(at=_now(), unreachable=why, since=self._since, last=self._last)
+
+
+def _now() -> datetime:
+    return database_clock.reckoned(database())
 
 
 def _seen(known: Sequence[Declared]) -> Look:
     url = settings().operators.management_url
     with broker_connections.current.session(purpose="admin", patience=AWAY_SECONDS) as session:
         if session is None:
-            return Look(at=timezone.now())
+            return Look(at=_now())
         inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
         gauged = declared.gauged(Declarer(session, inspector), known)
-    return Look(at=timezone.now(), gauged=gauged)
+    return Look(at=_now(), gauged=gauged)
 
 
 _window = _Window()

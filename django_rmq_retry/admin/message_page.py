@@ -228,13 +228,19 @@ def _reported(message: ParkedMessage) -> int:
     return max(message.attempts, min(rejections(headers, message.queue), HIGHEST_COUNT))
 
 
+def _parked_in_cycle(message: ParkedMessage) -> int:
+    """Return the cycle that ended in the parked queue: not the present one if the message was requeued after it."""
+    requeued = message.requeued_at is not None and message.requeued_at > message.parked_at
+    return message.cycle - 1 if requeued else message.cycle
+
+
 def _unrecorded(message: ParkedMessage, recorded: int | None) -> str:
     """Return a warning if the history has fewer attempts than the message reports.
 
     The message reports its attempts up to its last arrival in the parked queue.
     """
     reported, known = _reported(message), recorded or 0
-    if reported <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
+    if reported <= known or _parked_in_cycle(message) < message.cycle:
         return ""
     text = ngettext(
         "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempt was not "
@@ -292,7 +298,13 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
 def _summary(message: ParkedMessage) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
     text = _("It was parked before it reached a handler: %(reason)s.")
-    if message.attempts:
+    if message.attempts and _parked_in_cycle(message) > 1:
+        text = ngettext(
+            "It failed %(count)d time after a requeue, then it was parked again: %(reason)s.",
+            "It failed %(count)d times after a requeue, then it was parked again: %(reason)s.",
+            message.attempts,
+        )
+    elif message.attempts:
         text = ngettext(
             "It failed %(count)d time, then it was parked: %(reason)s.",
             "It failed %(count)d times, then it was parked: %(reason)s.",

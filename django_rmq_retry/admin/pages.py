@@ -7,18 +7,21 @@ from typing import Any, Concatenate, ParamSpec
 
 from django.contrib import admin
 from django.core.exceptions import RequestDataTooBig
-from django.db import DatabaseError, connections, models, router
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, models, router
 from django.forms import Script
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.log import log_response
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.conf import settings
+from django_rmq_retry.database_errors import away
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import PERMISSIONS
@@ -158,6 +161,26 @@ def _storable(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespon
     return call
 
 
+def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Return the view with a page of its own for a database that is away, which knows no user and asks it nothing."""
+
+    @wraps(view)
+    def call(request: HttpRequest, *args: object, **options: object) -> HttpResponseBase:
+        try:
+            response = view(request, *args, **options)
+            return response.render() if isinstance(response, TemplateResponse) else response
+        except (OperationalError, InterfaceError) as error:
+            if not away(error):
+                raise
+            text = render_to_string(f"{FOLDER}/database_away.html", {"request": request})
+            missing = HttpResponse(text, status=503)
+            told = missing.reason_phrase, request.path
+            log_response("%s: %s", *told, response=missing, request=request, exception=error)
+            return missing
+
+    return call
+
+
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the stubs only
     """The base of the admin's pages.
 
@@ -191,10 +214,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
 
     @property
     def urls(self) -> list[URLPattern]:
-        """The pages, each called with parameters that a database accepts."""
+        """The pages, each called with parameters that a database accepts, also while there is none."""
         patterns = self.get_urls()
         for pattern in patterns:
-            pattern.callback = _storable(pattern.callback)
+            pattern.callback = _without_a_database(_storable(pattern.callback))
         return patterns
 
     def get_urls(self) -> list[Any]:

@@ -105,6 +105,9 @@ class RequeueRunAdmin(Pages):
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
         skipped = list(light.filter(state=ItemState.SKIPPED)[:MOST_ITEMS]) if run.skipped else []
+        seen = broker_look.glimpse()
+        # Its driver has a connection of its own.
+        away = bool(seen.unreachable) and (not driven or undriven or run.wait == RunWait.BROKER_AWAY)
         return self.page(
             request,
             "requeuerun/run.html",
@@ -119,11 +122,12 @@ class RequeueRunAdmin(Pages):
             why_not_send=refusal(request, "requeue"),
             why=run.explanation,
             chosen=labels.chosen(run.selection, run.description),
-            look=(seen := broker_look.glimpse()),
-            badge=run_badge(run, unreachable=bool(seen.unreachable)),
-            state=run_outcome(run, unreachable=bool(seen.unreachable))[1],
+            look=seen,
+            others_send=bool(seen.unreachable) and not away,
+            badge=run_badge(run, unreachable=away),
+            state=run_outcome(run, unreachable=away)[1],
             pace=_pace(run, now),
-            left=None if seen.unreachable or run.wait in SILENCED else _left(run, now),
+            left=None if away or run.wait in SILENCED else _left(run, now),
             guard=_guard(run),
             whys=sorted({str(one.get_skip_code_display()) for one in skipped if one.skip_code}),
             waiting=run.sent - run.processed - run.failed,

@@ -136,10 +136,10 @@ def _seconds(seconds: float) -> str:
 
 @register.filter
 def rmq_ago(at: datetime | None) -> SafeString | str:
-    """Return the time passed since then, with the exact time in its title."""
+    """Return the time passed since then by the database's clock, with the exact time in its title."""
     if at is None:
         return NOTHING
-    passed = (timezone.now() - at).total_seconds()
+    passed = (database_clock.reckoned(database()) - at).total_seconds()
     seconds = int(abs(passed))
     if _MINUTE <= seconds < _HOUR:
         # An age needs no seconds.
@@ -180,7 +180,9 @@ def rmq_nonce(context: Context) -> SafeString:
     """Return the nonce of a strict CSP, from Django's own middleware or django-csp; empty without one."""
     nonce = context.get("csp_nonce")
     if nonce is None:
-        nonce = getattr(context.get("request"), "csp_nonce", "")
+        request = context.get("request")
+        # Django's own has this name where its context processor has not run.
+        nonce = getattr(request, "csp_nonce", None) or getattr(request, "_csp_nonce", "")
     # Django creates its nonce when it is first converted to text; before that it is false.
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
 

@@ -73,6 +73,17 @@ def test_a_refusal_names_who_discarded_the_message_meanwhile_and_when(page: Clie
     assert OperatorAction.objects.count() == 1
 
 
+def test_of_two_operators_who_restore_a_message_the_second_is_refused(page: Client) -> None:
+    one = made.message()
+    discard_messages([one.pk])
+    shown = page.get(f"{MESSAGES}{one.pk}/change/")
+    first, second = press(page, shown, "Restore"), press(page, shown, "Restore")
+
+    assert "The message is parked again." in Page(first).text
+    assert "Nothing was changed: the message has changed since" in Page(second).text
+    assert OperatorAction.objects.filter(action="restore").count() == 1
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["by type", "by two groups"])
 def test_a_refusal_names_nobody_if_it_is_not_known_who_decided(page: Client, several: bool) -> None:
     """An act on messages of other groups, which itself has no group, is somebody else's."""

@@ -3,9 +3,11 @@
 import re
 from datetime import timedelta
 from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
@@ -73,6 +75,19 @@ def test_a_processed_message_shows_no_stale_requeue_failure(page: Client, settin
     assert f"after requeue run {run.pk} by ann. Earlier: It failed 3 times, then it was parked" in after
     assert "Processed " in after
     assert ("The payment was not sent." in under_way, "The payment was not sent." in after) == (False, False)
+
+
+def test_a_message_that_failed_again_counts_its_failures_since_the_requeue(page: Client) -> None:
+    """T13: "It failed 3 times" after six failures."""
+    now = timezone.now()
+    one = made.message(attempts=3, cycle=2, requeued_at=now - timedelta(hours=1), parked_at=now)
+    again = shown(page, f"parkedmessage/{one.pk}/change/")
+    later = now + timedelta(minutes=1)
+    ParkedMessage.objects.filter(pk=one.pk).update(state=State.REQUEUED, cycle=3, requeued_at=later)
+    under_way = shown(page, f"parkedmessage/{one.pk}/change/")
+
+    assert "It failed 3 times after a requeue, then it was parked again: retries exhausted." in again
+    assert "Earlier: It failed 3 times after a requeue" in under_way
 
 
 def test_a_discarded_message_shows_its_discard_before_earlier_failures(page: Client) -> None:
@@ -282,6 +297,82 @@ def test_a_broker_that_is_slow_once_is_not_away(monkeypatch: pytest.MonkeyPatch)
 
     assert (late.late, late.unreachable) == (True, "")
     assert broker_look.look() == there
+
+
+def test_a_broker_that_is_back_is_there_at_the_next_update(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = broker_look.Look(at=timezone.now())
+    refused: list[Exception | None] = [OSError("connection refused")]
+
+    def seen(_known: object) -> broker_look.Look:
+        if refused[0]:
+            raise refused[0]
+        return there
+
+    monkeypatch.setattr(broker_look, "_seen", seen)
+    monkeypatch.setattr(broker_look, "PATIENCE_SECONDS", 10.0)
+    monkeypatch.setattr(broker_look, "FRESH_SECONDS", 0.0)
+    away = page.get(f"{ADMIN}livestatus/")
+    refused[0] = None
+    back = page.get(f"{ADMIN}livestatus/?fragment=1")
+
+    assert "No connection to the broker since" in Page(away).text
+    assert b'data-rmq-every="5"' in away.content
+    assert "No connection to the broker" not in Page(back).text
+
+
+def test_a_slow_database_is_waited_for_and_its_numbers_are_right(page: Client) -> None:
+    for _ in range(3):
+        made.message()
+
+    def slowly(execute: Any, *query: Any) -> Any:
+        sleep(0.02)
+        return execute(*query)
+
+    with connection.execute_wrapper(slowly):
+        response = page.get(f"{ADMIN}livestatus/")
+
+    assert response.status_code == 200
+    assert "3 messages parked" in Page(response).text
+    assert "does not answer" not in Page(response).text
+
+
+@pytest.mark.parametrize("name", ["livestatus", "errorgroup", "parkedmessage", "requeuerun"])
+def test_a_database_that_is_away_is_said_on_a_page_of_its_own(page: Client, name: str) -> None:
+    """T11: it was "Server Error (500)"."""
+
+    def lost(*_query: Any) -> None:
+        raise OperationalError from OSError("connection refused")
+
+    def broken(*_query: Any) -> None:
+        raise OperationalError from ValueError(1205)
+
+    with connection.execute_wrapper(lost):
+        asked, acted = page.get(f"{ADMIN}{name}/"), page.post(f"{ADMIN}{name}/", {})
+    with connection.execute_wrapper(broken), pytest.raises(OperationalError):
+        page.get(f"{ADMIN}{name}/")
+
+    assert (asked.status_code, acted.status_code) == (503, 503)
+    assert "The database does not answer" in Page(asked).text
+    assert Page(asked).links["Load the page again"] == f"{ADMIN}{name}/"
+    unknown = "It is not known whether your last action was done."
+    assert (unknown in Page(asked).text, unknown in Page(acted).text) == (False, True)
+
+
+def test_beside_the_alarm_of_a_wrong_clock_ages_are_those_of_the_database(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = timedelta(minutes=7)
+    right = timezone.now() - wrong
+    monkeypatch.setattr(database_clock, "ahead", lambda _using: -wrong)
+    for name in ("now", "reckoned"):
+        monkeypatch.setattr(database_clock, name, lambda _using: right)
+    made.message(parked_at=right - timedelta(hours=3))
+    text = shown(page, "livestatus/")
+
+    assert "✕ The clock of this host is 7 min ahead of the clock of database 'default'." in text
+    assert "the oldest 3 h ago." in text
+    assert "Parked 1 oldest 3 h 0 min ago" in text
+    assert "checked 0 s ago" in text
 
 
 def test_rates_unknown_to_the_broker_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,22 @@ def test_the_live_part_of_a_run_shows_an_outage(page: Client, monkeypatch: pytes
     assert "0.2 s left" in after
 
 
+def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T14: its counter climbed beside "requeueing waits until it is back"."""
+    now = timezone.now()
+    driver = {"driver": "consumer-1", "beat_at": now, "leased_until": now + timedelta(seconds=15)}
+    run = run_of(sent=4, started_at=now, **driver)
+    made.broker_seen(monkeypatch, away="Connection refused")
+    shown_so = shown(page, run)
+
+    assert "This web server has had no connection to the broker since" in shown_so
+    assert "Another process sends this requeue run." in shown_so
+    assert ("waits until it is back" in shown_so, "Waiting for the broker" in shown_so) == (False, False)
+    assert "Sending" in shown_so
+
+
 def test_the_live_part_of_the_groups_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made.broker_seen(monkeypatch, away="Connection refused")
     part, whole = (page.get("/admin/rmq_retry/errorgroup/", words) for words in ({"fragment": "1"}, {}))

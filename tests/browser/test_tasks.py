@@ -1,5 +1,7 @@
 """The tasks of operators, with the number of clicks from the product's home, the list of error groups."""
 
+import re
+
 import pytest
 
 from tests.browser.conftest import Sit
@@ -284,6 +286,18 @@ def test_live_updates_of_a_list_can_be_switched_off(sit: Sit) -> None:
     lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     assert len(asked) == before
+
+
+@pytest.mark.parametrize("place", ["/admin/rmq_retry/livestatus/", f"{RUNS}1/change/"])
+def test_a_page_whose_server_is_silent_says_at_its_top_since_when_it_is_old(sit: Sit, place: str) -> None:
+    lead = sit()
+    lead.go(place)
+    lead.page.route("**/*fragment=1*", lambda route: route.abort())
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    lead.page.get_by_text(re.compile(r"as of .*\d: the server does not answer")).wait_for()
+    said, live = (lead.page.locator(one).bounding_box() for one in ("[data-rmq-said]", "[data-rmq-live]"))
+
+    assert said["y"] + said["height"] <= live["y"]
 
 
 def test_fourteen_messages_with_their_time_fit_on_a_small_screen(sit: Sit) -> None:
