@@ -241,5 +241,5 @@ def is_permanent(group: ErrorGroup) -> bool:
 
 def oldest_open() -> datetime | None:
     """Return the time since when the oldest parked message waits."""
-    parked = ParkedMessage.objects.filter(state=State.PARKED)
-    return parked.order_by("parked_at").values_list("parked_at", flat=True).first()
+    rows = ParkedMessage.objects.filter(state=State.PARKED)
+    return rows.order_by("parked_at").values_list("parked_at", flat=True).first()

@@ -147,13 +147,13 @@ def survey(*, page: bool = False) -> Survey:
 
 def parked(now: datetime) -> ParkedCounts:
     """Count the parked messages by the groups' counters, because an open page repeats this every few seconds."""
-    parked = ParkedMessage.objects.filter(state=State.PARKED)
-    recent = parked.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
+    rows = ParkedMessage.objects.filter(state=State.PARKED)
+    recent = rows.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
     on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
     totals = ErrorGroup.objects.aggregate(
         open=Sum("parked"),
         on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
-        oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
+        oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(Subquery(recent)),
     )
     count = max((totals["open"] or 0) - (totals["on_hold"] or 0), 0)

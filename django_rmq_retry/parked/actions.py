@@ -102,12 +102,11 @@ def discard(
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
-    resolved = {"resolved_at": database_clock.now(database()), "resolution": reason}
     change = Change(
         action=Action.DISCARD,
         states=OPEN,
         state=State.DISCARDED,
-        changes={**resolved, **NOT_HELD},
+        changes={"resolved_at": database_clock.now(database()), "resolution": reason, **NOT_HELD},
         reason=reason,
         facts={"category": str(category)},
     )

@@ -28,9 +28,8 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
     target = run.target or message.queue
     if not target:
         return ItemReason.NO_QUEUE
-    refusal = _refusal(run, message)
-    if refusal:
-        return refusal
+    if refused := _refusal(run, message):
+        return refused
     original = contents(message)
     ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
     signed = ticket.signed(message_identity(target, original.properties.message_id, original.body))

@@ -97,10 +97,10 @@ class Choice:
     def _look_up(self, keys: list[str]) -> None:
         """Note the keys that have a message in flight, and those that have a failed, unconfirmed or overdue one."""
         mine = RequeueItem.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
-        under_way = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
+        in_flight = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
         ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
         overdue = database_clock.now(database()) - OUTCOME_LIMIT
-        for key, sent_at in under_way.values_list("message__business_key", "sent_at"):
+        for key, sent_at in in_flight.values_list("message__business_key", "sent_at"):
             (self._failed if sent_at and sent_at < overdue else self._busy).add(key)
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
@@ -183,9 +183,9 @@ def skip_unsent(run: int) -> bool:
     known = locked_run(run)
     if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
         return False
-    pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
-    mark = pending.order_by("place").values_list("place", flat=True)[PART_ITEMS - 1 : PART_ITEMS].first()
-    part = pending if mark is None else pending.filter(place__lte=mark)
+    unsent = pending(run)
+    mark = unsent.values_list("place", flat=True)[PART_ITEMS - 1 : PART_ITEMS].first()
+    part = unsent if mark is None else unsent.filter(place__lte=mark)
     known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
     if mark is None:
         known.finished_at = now

@@ -147,11 +147,11 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
         by_fold.setdefault(key.casefold(), []).append(key)
     spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
     near = {value for value, _record in _stored(sorted(spelled)) if value.casefold() in by_fold} - set(missing)
-    alike: dict[str, list[str]] = {}
+    spellings: dict[str, list[str]] = {}
     for value in sorted(look_up(sorted(near), seen)):
         for key in by_fold[value.casefold()]:
-            alike.setdefault(key, []).append(value)
-    return alike
+            spellings.setdefault(key, []).append(value)
+    return spellings
 
 
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
