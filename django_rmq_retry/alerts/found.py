@@ -12,10 +12,9 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import Alerts, settings
-from django_rmq_retry.embedded.place import NotRunning
-from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.health.facts import Survey, surveyed
-from django_rmq_retry.health.problems import present
+from django_rmq_retry.health.problems import present, unreachable
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.declared import gauged
@@ -93,12 +92,8 @@ def find(wanted: Alerts) -> Found:
     away = None
     try:
         levels = _levels(survey)
-    except NotRunning:
-        away = Problem(code=Code.BROKER_NOT_RUNNING)
-    except BrokerRefused as error:
-        away = Problem(code=Code.BROKER_REFUSES, subject=error.address, values={"reason": error.reason})
     except (RmqRetryError, OSError, ImproperlyConfigured) as error:
-        away = Problem(code=Code.BROKER_AWAY, values={"reason": str(error)})
+        away = unreachable(error)
     return Found(findings=tuple(_chosen(wanted, survey, levels, away)), blind=away is not None)
 
 

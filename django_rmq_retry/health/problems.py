@@ -18,10 +18,13 @@ from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
+from django_rmq_retry.embedded.place import NotRunning
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.health.facts import BlockedCounts, Survey
 from django_rmq_retry.health.rules import (
     CLOCKS_APART,
     HALTED_TOO_LONG,
+    LOGIN,
     NEARLY_FULL,
     OUTBOX_OVERDUE,
     PARKED_TOO_LONG,
@@ -35,6 +38,7 @@ from django_rmq_retry.health.rules import (
     counted,
     number,
 )
+from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
@@ -430,6 +434,19 @@ def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
 
 def unusable(alias: str, reason: str) -> Problem:
     return Problem(code=Code.DATABASE_UNUSABLE, subject=alias, values={"reason": reason})
+
+
+def unreachable(error: Exception) -> Problem:
+    """Return why the broker cannot be reached."""
+    if isinstance(error, NotRunning):
+        return Problem(code=Code.BROKER_NOT_RUNNING)
+    if isinstance(error, BrokerRefused):
+        return Problem(code=Code.BROKER_REFUSES, subject=error.address, values={"reason": error.reason})
+    text = str(error)
+    if not isinstance(error, BrokerUnreachable):
+        # A URL function of the project may raise anything.
+        text = f"{LOGIN} cannot be used: {one_line(error)}."
+    return Problem(code=Code.BROKER_AWAY, values={"reason": text})
 
 
 def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limits) -> Iterator[Problem]:

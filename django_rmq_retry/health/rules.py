@@ -40,7 +40,7 @@ API = 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]'
 
 
 class Severity(IntEnum):
-    """How much a problem matters; ``rmq_status --check`` fails at errors."""
+    """How much a problem matters; ``rmq_status --check`` and ``rmq_doctor`` fail at errors."""
 
     INFORMATION = 0
     WARNING = 1
@@ -70,7 +70,7 @@ class Rule:
     row: Any = ""
     """Its words in a table of queues, translated; empty if it is no problem of a single queue."""
     line: str = ""
-    """Its words in ``rmq_status --check``; without them, the queue's name and its row."""
+    """Its words in ``rmq_status --check``; without them, the queue's name and its row, or its sentence."""
     text: Any = ""
     """Its sentence, on pages and in commands, translated; without it, one of the queue's name and its row."""
     why: Any = ""
@@ -182,7 +182,12 @@ class Code(Enum):
         why="rmq_declare leaves it out.",
         fix="Correct its definition; manage.py rmq_declare --plan checks it again.",
     )
-    MISSING = _error(Area.TOPOLOGY)(row=_("it does not exist: manage.py rmq_declare"), fix="manage.py rmq_declare")
+    MISSING = _error(Area.TOPOLOGY)(
+        row=_("it does not exist: manage.py rmq_declare"),
+        text=_("Queue %(subject)r does not exist."),
+        why=_("Messages that should pass through it are returned or dropped."),
+        fix="manage.py rmq_declare",
+    )
     UNREADABLE = _error(Area.TOPOLOGY)(row="%(reason)s")
     ALL_VANISHED = _error(Area.CONSUMERS)(
         text=_("No consumer is alive. Last heartbeat %(span)s ago: %(names)s."),
@@ -299,9 +304,9 @@ class Code(Enum):
         why=_("A parked message waits for an operator, and the limit is %(most)s."),
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
     )
-    PARKED = replace(PARKED_LONG, severity=Severity.WARNING, why=_("A parked message waits for an operator."))
+    PARKED = replace(PARKED_LONG, severity=Severity.WARNING, line="", why=_("A parked message waits for an operator."))
     ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
-    HALTED = replace(HALTED_LONG, severity=Severity.WARNING)
+    HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
     NOT_RECORDED = _warning(Area.CONSUMERS)(
         text=_("No consumer records the %(messages)s in the parked queue %(subject)r."),
         why=_("They are neither in the admin nor in rmq_parked, so they cannot be requeued."),
@@ -353,7 +358,7 @@ class Code(Enum):
         fix="manage.py rmq_queue resume %(quoted)s",
     )
     PAUSED = replace(PAUSED_LONG, why=_("Its messages wait until it is resumed."))
-    BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING)
+    BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING, line="")
     BACKLOG = _warning(Area.CONSUMERS)(
         text="%(messages)s wait in %(subject)r for %(consumers)s%(rate)s.",
         why="Handlers are slower than publishers, or wait for a slow service.",
@@ -454,7 +459,9 @@ class Problem:
     @property
     def line(self) -> str:
         """Its words in one line of a probe."""
-        return self._filled_in(self.rule.line) if self.rule.line else f"{self.subject}: {self.row}"
+        if self.rule.line:
+            return self._filled_in(self.rule.line)
+        return f"{self.subject}: {self.row}" if self.rule.row else self.text.removesuffix(".")
 
     @property
     def text(self) -> str:

@@ -19,16 +19,16 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.settings import joined
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
-from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.facts import Survey
-from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, merged, resting
-from django_rmq_retry.health.rules import API, LOGIN, SLOW_SECONDS, Area, Code, Problem, Severity
+from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, merged, resting, unreachable
+from django_rmq_retry.health.rules import API, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
-from django_rmq_retry.management.examination import Finding, Found, Look, looked
+from django_rmq_retry.management.examination import Found, Look, looked
+from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.parked.declared import gauged
@@ -211,7 +211,7 @@ class BrokerExamination:
             if not found:
                 self.lost = True
                 unseen = [Finding.unseen(area, "the broker cannot be reached") for area in BEHIND]
-                found = [Finding.of(_unreachable(error)), *unseen]
+                found = [Finding.of(unreachable(error)), *unseen]
         return found
 
     def _looks(self, it: Declarer) -> Mapping[Area, Look]:
@@ -239,7 +239,7 @@ class BrokerExamination:
                     # The management API's own error.
                     raise
                 self.lost = True
-                yield _unreachable(error)
+                yield unreachable(error)
             else:
                 return
         yield Finding.unseen(area, "the broker does not answer")
@@ -262,15 +262,6 @@ class BrokerExamination:
             consumers, ready = (sum(getattr(level, name) or 0 for level in work) for name in ("consumers", "ready"))
             text = f"{plural(consumers, 'consumer')} on {plural(len(work), 'work queue')}"
             yield f"{text}, {plural(ready, 'message')} ready."
-
-
-def _unreachable(error: Exception) -> Problem:
-    if isinstance(error, NotRunning):
-        return Problem(code=Code.BROKER_NOT_RUNNING)
-    if isinstance(error, BrokerRefused):
-        return Problem(code=Code.BROKER_REFUSES, subject=error.address, values={"reason": error.reason})
-    text = str(error) if isinstance(error, BrokerUnreachable) else f"{LOGIN} cannot be used: {one_line(error)}."
-    return Problem(code=Code.BROKER_AWAY, values={"reason": text})
 
 
 def _broker(it: Declarer) -> Iterator[Found]:

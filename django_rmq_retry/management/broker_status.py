@@ -1,5 +1,6 @@
 """The status of broker, database and topology, as text and JSON."""
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,9 @@ from django_rmq_retry.amqp.inspection import LAG_SECONDS
 from django_rmq_retry.amqp.levels import Gauged
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.conf import settings
+from django_rmq_retry.embedded.place import NotRunning
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import Survey, surveyed
 from django_rmq_retry.health.problems import (
@@ -23,20 +27,23 @@ from django_rmq_retry.health.problems import (
     Queues,
     blind,
     in_plan,
-    in_survey,
+    present,
     resting,
-    too_many_parked,
+    unreachable,
     unusable,
 )
-from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.health.rules import VANISHED, Code, Problem, Severity
 from django_rmq_retry.management.command import RmqCommand, declarer
+from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked.declared import gauged
-from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration, Role
+from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
 WATCHING = f"Waiting {LAG_SECONDS:g} s to detect messages in flight: the management API reports them with that delay."
+OK = "ok"
+"""The state of a queue about which there is nothing to say."""
 SIGNS = {
     PlanState.CREATE: "+",
     PlanState.SAME: "=",
@@ -58,32 +65,14 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerStatus:
+class Reached:
+    """What the broker has answered."""
+
     broker: str
     round_trip: float
     gauged: Gauged
-    rows: tuple[Judged, ...]
     plan: Plan
-    survey: Survey | None
-    """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
-    trouble: str
-    others: tuple[Problem, ...]
-    """The problems that no queue's row shows."""
-
-    @property
-    def problems(self) -> list[str]:
-        in_rows = [problem for row in self.rows for problem in row.errors]
-        return [problem.line for problem in (*in_rows, *self.others)]
-
-    def stopped(self, row: Judged) -> QueueControl | None:
-        """Return why an operator or a breaker has stopped a queue."""
-        stopped = self.survey.stopped if self.survey else ()
-        return next((control for control in stopped if control.queue == row.level.queue), None)
-
-    @property
-    def consumers(self) -> int:
-        """The consumers of the work queues; a process counts once for each queue that it consumes."""
-        return sum(level.consumers or 0 for level in self.gauged.levels if level.role is Role.WORK)
+    vhost: str
 
     @property
     def declared(self) -> tuple[int, int, int]:
@@ -92,10 +81,57 @@ class BrokerStatus:
         return same, len(self.plan.items) - unseen, unseen
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus:
+    reached: Reached | None
+    """None if the broker cannot be reached."""
+    rows: tuple[Judged, ...]
+    survey: Survey | None
+    """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
+    trouble: str
+    problems: tuple[Problem, ...]
+    """All that is wrong, as the live status shows it, the most harmful first."""
+    consumers: int | None
+    """The living processes, by their heartbeats; None if they are unknown."""
+
+    def of_severity(self, least: Severity) -> list[Problem]:
+        return [problem for problem in self.problems if problem.severity >= least]
+
+    def stopped(self, row: Judged) -> QueueControl | None:
+        """Return why an operator or a breaker has stopped a queue."""
+        stopped = self.survey.stopped if self.survey else ()
+        return next((control for control in stopped if control.queue == row.level.queue), None)
+
+
 def look(limits: Limits, timeout: float) -> BrokerStatus:
-    """Query the database first: it has the queues that are stopped on purpose."""
+    """Query the database first: it has the queues that are stopped on purpose. One that is away hides not the other."""
     survey, trouble = surveyed(timeout)
     now = database_clock.now(survey.alias) if survey else timezone.now()
+    found = [unusable(router.db_for_read(QueueControl), trouble)] if trouble else []
+    reached = None
+    try:
+        reached = _reached(survey, timeout)
+    except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
+        found.append(unreachable(error))
+    levels, vhost = (reached.gauged.levels, shlex.quote(reached.vhost)) if reached else ((), "/")
+    found += present(survey, now, levels, limits, vhost)
+    breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
+    judged = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=vhost).judged()
+    own = [[problem for problem in (breakers.get(one.level.queue),) if problem] for one in judged]
+    rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
+    found += _drift(reached.plan, rows) if reached else []
+    known = survey is not None and settings().records
+    return BrokerStatus(
+        reached=reached,
+        rows=rows,
+        survey=survey,
+        trouble=trouble,
+        problems=tuple(sorted(found, key=lambda problem: problem.harm)),
+        consumers=sum(now - row.beat_at <= VANISHED for row in survey.processes) if survey and known else None,
+    )
+
+
+def _reached(survey: Survey | None, timeout: float) -> Reached:
     with declarer(timeout=timeout) as it:
         seconds = round_trip(it.session)
         topology = registry.topology()
@@ -103,29 +139,7 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
         # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if read.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
-    found = list(in_survey(survey, now, limits)) if survey else []
-    breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
-    judged = Queues(levels=read.levels, excused=resting(survey, now), limits=limits).judged()
-    own = [[problem for problem in (breakers.pop(one.level.queue, None),) if problem] for one in judged]
-    rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
-    found = [
-        *_drift(plan, rows),
-        *([unusable(router.db_for_read(QueueControl), trouble)] if trouble else []),
-        *too_many_parked(read.levels, survey, limits),
-        *(problem for problem in found if problem.code is not Code.BREAKER_OPEN),
-        *breakers.values(),
-    ]
-    others = (problem for problem in found if problem.severity is Severity.ERROR)
-    return BrokerStatus(
-        broker=broker,
-        round_trip=seconds,
-        gauged=read,
-        rows=rows,
-        plan=plan,
-        survey=survey,
-        trouble=trouble,
-        others=tuple(sorted(others, key=lambda problem: problem.harm)),
-    )
+        return Reached(broker=broker, round_trip=seconds, gauged=read, plan=plan, vhost=it.session.access.vhost)
 
 
 def _drift(plan: Plan, rows: Sequence[Judged]) -> Iterator[Problem]:
@@ -145,11 +159,13 @@ def round_trip(session: Session) -> float:
 
 
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
-    same, all_seen, unseen = seen.declared
+    if seen.reached is None:
+        return [("Broker", "✕", "no connection"), ("Database", *_database(seen))]
+    same, all_seen, unseen = seen.reached.declared
     topology = "ok" if same == all_seen else "✕"
     hidden = f", {plural(unseen, 'binding')} not visible" if unseen else ""
     return [
-        ("Broker", "ok", f"{seen.broker}, round trip {seen.round_trip * 1000:.0f} ms"),
+        ("Broker", "ok", f"{seen.reached.broker}, round trip {seen.reached.round_trip * 1000:.0f} ms"),
         ("Database", *_database(seen)),
         ("Topology", topology, f"{same}/{all_seen}{hidden}"),
     ]
@@ -172,7 +188,12 @@ def state(seen: BrokerStatus, row: Judged) -> tuple[str, str]:
         if control.queue == row.level.queue:
             at = clock(control.halted_at, terminal=False) if control.halted_at else ""
             return f"■ halted since {at}, attempt {control.halted_attempt}: {control.halted_error}", "WARNING"
-    return (f"! {row.remark}", "WARNING") if row.remark else ("ok", "")
+    return (f"! {row.remark}", "WARNING") if row.remark else (OK, "")
+
+
+def is_quiet(seen: BrokerStatus, row: Judged) -> bool:
+    """Return True for an empty queue about which there is nothing to say."""
+    return row.level.ready == 0 and not row.level.unacked and state(seen, row)[0] == OK
 
 
 def cells(seen: BrokerStatus, row: Judged) -> tuple[str, ...]:
@@ -199,7 +220,7 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
 
     ``Consumers 3 · parked 226 (+38 in 10 min) · requeue runs 1 active``
     """
-    words = [f"Consumers {seen.consumers}"]
+    words = [f"Consumers {'unknown' if seen.consumers is None else seen.consumers}"]
     if seen.survey is None:
         yield words[0]
         return
@@ -219,8 +240,8 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
 
 
 def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
-    same, all_seen, unseen = seen.declared
-    survey = seen.survey
+    survey, reached = seen.survey, seen.reached
+    same, all_seen, unseen = reached.declared if reached else (None, None, None)
     database = {
         "alias": survey.alias if survey else None,
         "round_trip_seconds": round(survey.seconds, 6) if survey else None,
@@ -228,15 +249,16 @@ def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
         "problem": seen.trouble or None,
     }
     return {
-        "broker": seen.broker,
-        "round_trip_seconds": round(seen.round_trip, 6),
+        "broker": reached.broker if reached else None,
+        "round_trip_seconds": round(reached.round_trip, 6) if reached else None,
         "database": database,
         "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
         "queues": [_queue_data(seen, row) for row in seen.rows],
         "consumers": seen.consumers,
         **_survey_data(survey),
-        "problems": seen.problems,
-        "blind": str(blind(seen.gauged)),
+        "problems": [problem.line for problem in seen.of_severity(Severity.ERROR)],
+        "findings": [asdict(Finding.of(problem)) for problem in seen.problems],
+        "blind": str(blind(reached.gauged)) if reached else "",
     }
 
 

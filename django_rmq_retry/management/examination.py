@@ -1,10 +1,8 @@
-"""The findings of ``rmq_doctor``, and its examination of settings, databases, clocks and records."""
+"""The examination of ``rmq_doctor``: settings, databases, clocks and records."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +21,8 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, Unanswered, in_time, surveyed
 from django_rmq_retry.health.problems import Limits, in_groups, in_survey, unusable
-from django_rmq_retry.health.rules import Area, Code, Problem, Severity
+from django_rmq_retry.health.rules import Area, Code, Problem
+from django_rmq_retry.management.findings import Finding, Grade
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import parked_lately
@@ -32,42 +31,6 @@ from django_rmq_retry.parked.operators import LABEL
 T = TypeVar("T")
 MOST_GROUPS = 100
 """The most error groups whose growth is examined: those with the latest messages."""
-
-
-class Grade(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-    UNKNOWN = "unknown"
-    """The area, or a part of it, was not looked at."""
-
-
-GRADES = {Severity.INFORMATION: Grade.OK, Severity.WARNING: Grade.WARNING, Severity.ERROR: Grade.ERROR}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A fact, a problem or a gap in one area, as the report shows it: each part is a sentence or empty."""
-
-    area: Area
-    level: Grade
-    problem: str
-    why: str = ""
-    """The reason why the problem matters."""
-    fix: str = ""
-    """The command or the change that repairs it."""
-
-    @classmethod
-    def of(cls, problem: Problem) -> "Finding":
-        grade, area = GRADES[problem.severity], problem.rule.area
-        why, fix = ("", "") if grade is Grade.OK else (problem.why, problem.fix)
-        return cls(area=area, level=grade, problem=problem.text, why=why, fix=fix)
-
-    @classmethod
-    def unseen(cls, area: Area, reason: str, *, what: str = "", fix: str = "") -> "Finding":
-        """Return a finding for an area, or the named part of it, that was not looked at."""
-        head = f"{what} not looked at" if what else "Not looked at"
-        return cls(area=area, level=Grade.UNKNOWN, problem=f"{head}, because {reason}.", fix=fix)
 
 
 Found = Problem | Finding | str

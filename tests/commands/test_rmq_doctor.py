@@ -117,7 +117,7 @@ def test_a_warning_fails_only_if_requested() -> None:
 @pytest.mark.on_both
 @pytest.mark.usefixtures("declared")
 def test_on_a_terminal_findings_are_grouped_and_commands_are_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.management.commands.rmq_doctor.columns", lambda _stream: 40)
+    monkeypatch.setattr("django_rmq_retry.management.findings.columns", lambda _stream: 40)
     lines = run("rmq_doctor", out=Terminal()).out.splitlines()
 
     assert [line.lower() for line in lines if line[:1].isupper()] == list(AREAS)

@@ -8,12 +8,23 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
-from tests.commands.running import Exit, Terminal, run
+from tests.admin.made import consumer
+from tests.commands.running import Exit, Ran, Terminal, run
+from tests.operators.made import record
 from tests.shop.running import Shop
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.contract, pytest.mark.django_db, pytest.mark.usefixtures("project", "declared")]
+
+
+IDLE = "OK with 1 warning: payments.charge: no consumer reads this queue\n"
+"""The probe's line if nothing is wrong but that no consumer is started."""
+
+
+def table(ran: Ran) -> list[list[str]]:
+    """The queues, below their head."""
+    return ran.lines[next(place for place, line in enumerate(ran.lines) if line[0] == "QUEUE") :]
 
 
 def put(channel: BlockingChannel, queue: str) -> None:
@@ -23,13 +34,15 @@ def put(channel: BlockingChannel, queue: str) -> None:
 
 @pytest.mark.on_both
 def test_a_probe_gets_one_line_and_an_exit_code(amqp: BlockingChannel) -> None:
-    assert run("rmq_status", "--check").out == "OK\n"
+    assert run("rmq_status", "--check").out == IDLE
+    assert run("rmq_status", "--check", "--fail-on", "warning").code == Exit.UNHEALTHY
 
     put(amqp, "payments.charge")
     ran, shown = run("rmq_status", "--check"), run("rmq_status")
 
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: no consumer reads this queue\n")
-    assert (shown.code, shown.lines[-1]) == (Exit.DONE, ["1 problem."])
+    assert (shown.code, shown.lines[0]) == (Exit.DONE, ["1 problem, 0 warnings."])
+    assert shown.lines[1][:3] == ["consumers", "error", "Queue 'payments.charge': no consumer reads this queue."]
     assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in shown.lines
 
 
@@ -42,9 +55,10 @@ def test_an_unread_queue_of_another_program_is_shown_and_no_problem(
     theirs = Queue("replies", type="classic", existing=existing)
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "TOPOLOGY": [theirs]}
     put(amqp, "replies")
+    ran = run("rmq_status", "--check")
 
     assert ["replies", "other", "1", "0", "! no consumer reads this queue"] in run("rmq_status").lines
-    assert run("rmq_status", "--check").out == "OK\n"
+    assert (ran.code, "replies: no consumer reads this queue" in ran.out) == (Exit.DONE, True)
 
 
 @pytest.mark.on_both
@@ -87,7 +101,7 @@ def test_the_management_api_adds_unacked_messages_and_rates(vhost: Vhost, projec
 
     ran = run("rmq_status")
 
-    assert ran.lines[3] == ["QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE"]
+    assert table(ran)[0] == ["QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE"]
     assert ran.err == ""
 
 
@@ -102,7 +116,7 @@ def test_a_user_without_queue_permissions_uses_the_management_api(vhost: Vhost, 
     ran = run("rmq_status", "--check")
     api.call("DELETE", f"users/{user}")
 
-    assert (ran.code, ran.out) == (Exit.DONE, "OK\n")
+    assert (ran.code, ran.out) == (Exit.DONE, IDLE)
 
 
 def test_an_unavailable_management_api_only_omits_its_columns(vhost: Vhost, project: Any) -> None:
@@ -110,7 +124,7 @@ def test_an_unavailable_management_api_only_omits_its_columns(vhost: Vhost, proj
 
     ran = run("rmq_status")
 
-    assert (ran.code, ran.lines[3]) == (Exit.DONE, ["QUEUE", "ROLE", "READY", "CONS", "STATE"])
+    assert (ran.code, table(ran)[0]) == (Exit.DONE, ["QUEUE", "ROLE", "READY", "CONS", "STATE"])
     assert "http://app@127.0.0.1:1 cannot be reached" in ran.err
     assert "secret" not in ran.err
 
@@ -134,7 +148,50 @@ def test_an_unavailable_broker_fails_a_probe_with_code_3(project: Any) -> None:
     assert (ran.code, ran.out[:48]) == (Exit.UNREACHABLE, "FAIL The broker at amqp://app@127.0.0.1:1/pay ca")
     assert run("rmq_status").code == Exit.UNREACHABLE
     told = run("rmq_status", "--check", "--json")
-    assert (told.code, told.out) == (Exit.UNREACHABLE, "")
+    assert (told.code, told.data["broker"], told.data["queues"]) == (Exit.UNREACHABLE, None, [])
+    assert told.data["findings"][0]["problem"].startswith("The broker at amqp://app@127.0.0.1:1/pay cannot be reached")
+
+
+def test_while_the_broker_is_away_the_status_says_what_the_database_knows(project: Any) -> None:
+    project.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
+    record()
+    ran, probed = run("rmq_status"), run("rmq_status", "--check", "--fail-on", "warning")
+
+    assert (ran.code, ran.lines[0]) == (Exit.UNREACHABLE, ["1 problem, 1 warning."])
+    assert [line[1] for line in ran.lines[1:3]] == ["error", "warning"]
+    assert ran.lines[2][2].startswith("1 message parked: BankDown in payments.charge 1")
+    assert ["Broker", "✕", "no connection"] in ran.lines
+    assert ran.lines[-1][0].startswith("Consumers 0 · parked 1")
+    assert (probed.code, "1 message parked" in probed.out, "secret" in ran.out) == (Exit.UNREACHABLE, True, False)
+
+
+def test_a_status_begins_with_what_needs_somebody_and_folds_the_queues_that_are_fine(amqp: BlockingChannel) -> None:
+    for pid in (18494, 18496):
+        consumer(seconds=64, host="vm", pid=pid)
+    put(amqp, "payments.charge.retry.30s")
+    ran, every, probed = run("rmq_status"), run("rmq_status", "--all"), run("rmq_status", "--check")
+
+    assert ran.lines[0] == ["1 problem, 0 warnings."]
+    assert ran.lines[1] == [
+        "consumers",
+        "error",
+        "No consumer is alive. Last heartbeat 64 s ago: vm:18494, vm:18496.",
+        "1 queue stands still, 0 messages ready.",
+        "Start manage.py rmq_consume",
+    ]
+    assert [line[0] for line in table(ran)[1:3]] == ["payments.charge", "payments.charge.retry.30s"]
+    assert table(ran)[3] == ["3 queues are empty and ok: --all shows them."]
+    assert len(table(every)) == 1 + 5 + 1
+    assert (probed.code, probed.out[:27]) == (Exit.UNHEALTHY, "FAIL No consumer is alive. ")
+
+
+def test_consumers_are_processes_and_not_the_queues_that_each_reads() -> None:
+    consumer(pid=1)
+    consumer(pid=2)
+    ran = run("rmq_status")
+
+    assert ran.lines[-1][0].startswith("Consumers 2 · ")
+    assert run("rmq_status", "--json").data["consumers"] == 2
 
 
 @pytest.fixture
@@ -159,10 +216,10 @@ def test_a_watch_prints_a_block_per_interval_until_ctrl_c(looks: list[float]) ->
     assert (ran.code, ran.err.count("MANAGEMENT_URL"), looks) == (Exit.DONE, 2, [2.5, 2.5])
     assert len(blocks) == 3
     for block in blocks[:2]:
-        first, second, *_, last = block.splitlines()
+        first, second, *others = block.splitlines()
         assert first.endswith("+00:00")
-        assert second.startswith("Broker\tok\tamqp://")
-        assert last == "No problems."
+        assert second == "0 problems, 1 warning."
+        assert [line for line in others if line.startswith("Broker\tok\tamqp://")] != []
 
 
 def test_on_a_terminal_each_block_of_a_watch_replaces_the_previous_one(looks: list[float]) -> None:

@@ -85,7 +85,8 @@ def test_the_status_only_lacks_its_columns(strange: Api) -> None:
     for strange.queues in LISTS:
         told = run("rmq_status")
 
-        assert (told.code, told.lines[3]) == (Exit.DONE, ["QUEUE", "ROLE", "READY", "CONS", "STATE"]), strange.queues
+        head = ["QUEUE", "ROLE", "READY", "CONS", "STATE"]
+        assert (told.code, head in told.lines) == (Exit.DONE, True), strange.queues
         one_sentence(told.err, "a list of queues")
         assert run("rmq_status", "--check").code == Exit.DONE
 

@@ -1,32 +1,23 @@
 """``manage.py rmq_doctor``: examine the installation; report each problem, its consequence and its repair."""
 
-import textwrap
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.alerts.ways import TEST, Patient, ways
-from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.problems import Limits
 from django_rmq_retry.health.rules import PARKED_TOO_LONG, Area
+from django_rmq_retry.management import findings
 from django_rmq_retry.management.arguments import age, positive
 from django_rmq_retry.management.broker_examination import BrokerExamination
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, columns
-from django_rmq_retry.management.examination import Finding, Grade, RecordExamination, examine_settings, looked
-from django_rmq_retry.management.terminal import flat
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.management.examination import RecordExamination, examine_settings, looked
+from django_rmq_retry.management.findings import Finding, Grade
 
-SIGNS = {
-    Grade.OK: ("✓", "SUCCESS"),
-    Grade.WARNING: ("!", "WARNING"),
-    Grade.ERROR: ("✕", "ERROR"),
-    Grade.UNKNOWN: ("?", ""),
-}
 MOST_READY = 10_000
-NARROWEST = 40
 
 
 class Command(RmqCommand):
@@ -65,20 +56,21 @@ class Command(RmqCommand):
         if options["alerts"]:
             return self._test_alerts(options)
         limits = Limits(parked_age=options["max_parked_age"], max_ready=options["max_ready"])
-        findings, lost = examine(limits, timeout=options["timeout"], deploy=options["deploy"])
-        counts = Counter(finding.level for finding in findings)
-        unknown = list(dict.fromkeys(one.area.value for one in findings if one.level is Grade.UNKNOWN))
+        found, lost = examine(limits, timeout=options["timeout"], deploy=options["deploy"])
+        counts = Counter(finding.level for finding in found)
+        unknown = list(dict.fromkeys(one.area.value for one in found if one.level is Grade.UNKNOWN))
         if options["json"]:
             self.document(
                 "doctor/1",
                 problems=counts[Grade.ERROR],
                 warnings=counts[Grade.WARNING],
                 not_looked_at=unknown,
-                findings=[asdict(finding) for finding in findings],
+                findings=[asdict(finding) for finding in found],
             )
         else:
-            self._show(findings)
-            self._sum_up(counts, unknown)
+            findings.write(self, found, by_area=True)
+            rest = f" Not fully examined: {', '.join(unknown)}." if unknown else ""
+            self.line(*findings.conclusion(found, rest))
         if lost:
             return Exit.UNREACHABLE
         failed = counts[Grade.ERROR] or (options["fail_on"] == "warning" and counts[Grade.WARNING])
@@ -95,48 +87,6 @@ class Command(RmqCommand):
             self.say("RMQ_RETRY['ALERTS'] names no way.")
             return Exit.NOTHING
         return Exit.UNHEALTHY if any(why for _, why in tried) else Exit.DONE
-
-    def _show(self, findings: Sequence[Finding]) -> None:
-        """Write each area with its findings on a terminal; elsewhere one line for each finding."""
-        if not self.stdout.isatty():
-            self.table([(one.area, one.level, one.problem, one.why, one.fix) for one in findings])
-            return
-        shown = None
-        for finding in findings:
-            if finding.area is not shown:
-                shown = finding.area
-                self.line(shown.value.capitalize())
-            sign, style = SIGNS[finding.level]
-            self._paragraph(f"  {sign} ", finding.problem, style)
-            self._paragraph("    ", finding.why)
-            if finding.fix:
-                # Not wrapped, so that a command can be copied.
-                self.line(f"    → {flat(finding.fix)}")
-
-    def _paragraph(self, head: str, text: str, style: str = "") -> None:
-        if not text:
-            return
-        width = columns(self.stdout) or len(text) + len(head)
-        indent = " " * len(head)
-        lines = textwrap.wrap(
-            flat(text),
-            max(width, NARROWEST),
-            initial_indent=head,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in lines:
-            self.line(line, style)
-
-    def _sum_up(self, counts: Counter[Grade], unknown: Sequence[str]) -> None:
-        problems, warnings = counts[Grade.ERROR], counts[Grade.WARNING]
-        rest = f" Not fully examined: {', '.join(unknown)}." if unknown else ""
-        if problems or warnings:
-            style = "ERROR" if problems else "WARNING"
-            self.line(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}.{rest}", style)
-        else:
-            self.line(f"No problems found.{rest}", "SUCCESS")
 
 
 def examine(limits: Limits, *, timeout: float, deploy: bool) -> tuple[list[Finding], bool]:

@@ -1,9 +1,10 @@
-"""``manage.py rmq_status``: show the state of the queues and of the consumers, for operators and for probes."""
+"""``manage.py rmq_status``: show what is wrong, the queues and the consumers, for operators and for probes."""
 
 import argparse
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import compress
 
@@ -12,25 +13,25 @@ from django.core.management.base import CommandParser
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
-from django_rmq_retry.embedded.place import NotRunning
-from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.health.problems import Limits, blind
 from django_rmq_retry.health.processes import MOST_PROCESSES, Process, processes
-from django_rmq_retry.health.rules import OUTBOX_OVERDUE
-from django_rmq_retry.management import consumer_status
+from django_rmq_retry.health.rules import Problem, Severity
+from django_rmq_retry.management import consumer_status, findings
 from django_rmq_retry.management.arguments import age, positive, whole
-from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, look, state, totals
+from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, look, state, totals
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
+from django_rmq_retry.management.findings import Finding
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
 MOST_ROWS = 50
+FAILING = {"warning": Severity.WARNING, "error": Severity.ERROR}
 CLEARED = "\x1b[H\x1b[2J"
 _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
 
 
 class Command(RmqCommand):
-    help = "Show the project's queues with their messages, consumers and problems."
+    help = "Show what needs somebody, then the project's queues with their messages and consumers."
     examples = (
         "rmq_status",
         "rmq_status --check --max-parked 100 --max-oldest 10m --min-consumers 1",
@@ -43,12 +44,19 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         add("--check", action="store_true", help="write one line, OK or FAIL; exit code 8 if there is a problem")
+        add(
+            "--fail-on",
+            choices=("warning", "error"),
+            default="error",
+            help="with --check: fail from this level on; error by default",
+        )
         add("--max-parked", type=whole, metavar="N", help="report a problem if more messages are parked")
         add(
             "--max-oldest",
             type=age,
             metavar="AGE",
-            help="report a problem if a message is parked or in the outbox, or a queue is halted, for longer",
+            help="report a problem if a message is parked or in the outbox, or a queue is halted, for longer; "
+            "by default 4h, 5m and 10m",
         )
         add(
             "--min-consumers",
@@ -57,6 +65,7 @@ class Command(RmqCommand):
             metavar="N",
             help="report a problem if a work queue has fewer consumers",
         )
+        add("--all", action="store_true", help="show empty queues without a problem too")
         add("--consumers", action="store_true", help="show the consuming processes and their messages in flight")
         add(
             "--limit",
@@ -78,23 +87,17 @@ class Command(RmqCommand):
             return self._watch(options)
         if options["consumers"]:
             return self._consumers(options)
-        try:
-            seen = look(limits_of(options), options["timeout"])
-        except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
-            if not options["check"] or options["json"]:
-                raise
-            self._fail(str(error))
-            return Exit.UNREACHABLE
+        seen = look(limits_of(options), options["timeout"])
+        failed = seen.of_severity(FAILING[options["fail_on"]])
         if options["json"]:
             self.document("status/1", **as_data(seen))
         elif options["check"]:
-            if seen.problems:
-                self._fail("; ".join(seen.problems))
-            else:
-                self.line("OK", "SUCCESS")
+            self._probe(seen, failed)
         else:
-            self._show(seen)
-        return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
+            self._show(seen, every=options["all"])
+        if seen.reached is None:
+            return Exit.UNREACHABLE
+        return Exit.UNHEALTHY if failed and options["check"] else Exit.DONE
 
     def _consumers(self, options: Options) -> Exit:
         found = self._found(options)
@@ -104,9 +107,14 @@ class Command(RmqCommand):
             self._show_consumers(found, options["limit"])
         return Exit.DONE if found else Exit.NOTHING
 
-    def _fail(self, why: str) -> None:
-        """Write the failure as one line, even if the broker's or database's text has several."""
-        self.line(f"FAIL {' '.join(why.split())}", "ERROR")
+    def _probe(self, seen: BrokerStatus, failed: Sequence[Problem]) -> None:
+        """Write one line, even if a text of the broker or the database has several."""
+        named = failed or seen.of_severity(Severity.WARNING)
+        why = " ".join("; ".join(problem.line for problem in named).split())
+        if failed:
+            self.line(f"FAIL {why}", "ERROR")
+        else:
+            self.line(f"OK with {plural(len(named), 'warning')}: {why}" if named else "OK", "SUCCESS")
 
     def _watch(self, options: Options) -> Exit:
         if options["check"] or options["json"]:
@@ -119,7 +127,7 @@ class Command(RmqCommand):
         return Exit.DONE
 
     def _look_again(self, options: Options) -> None:
-        """Show the status: on a terminal in place of the last, elsewhere below it. An unreachable broker may return."""
+        """Show the status: on a terminal in place of the last, elsewhere below it."""
         problem, seen, found = "", None, list[Process]()
         try:
             if options["consumers"]:
@@ -128,7 +136,7 @@ class Command(RmqCommand):
                     found = self._found(options)
             else:
                 seen = look(limits_of(options), options["timeout"])
-        except (BrokerUnreachable, BrokerRefused, NotRunning, DatabaseAway) as error:
+        except DatabaseAway as error:
             problem = str(error)
         terminal = self.stdout.isatty()
         now = datetime.now().astimezone() if terminal else datetime.now(UTC)
@@ -139,7 +147,7 @@ class Command(RmqCommand):
         elif seen is None:
             self._show_consumers(found, options["limit"])
         else:
-            self._show(seen)
+            self._show(seen, every=options["all"])
         self.stdout.write("" if terminal else "\n", ending="")
         self.stdout.flush()
 
@@ -166,42 +174,36 @@ class Command(RmqCommand):
         elif not found:
             self.say("No consumer has written a heartbeat to the database. Start one: manage.py rmq_consume")
 
-    def _show(self, seen: BrokerStatus) -> None:
+    def _show(self, seen: BrokerStatus, *, every: bool) -> None:
+        """Show what needs somebody first, then the state of all."""
+        found = [Finding.of(problem) for problem in seen.problems]
+        self.line(*findings.conclusion(found))
+        findings.write(self, found, by_area=False)
+        if self.stdout.isatty():
+            self.line()
         self.table(heads(seen))
-        rows = [_HEAD, *(cells(seen, row) for row in seen.rows)]
-        # Leave out columns that need the management API if it does not answer.
-        shown = [not seen.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
-        self.table([[*compress(row, shown)] for row in rows], ["", *(state(seen, row)[1] for row in seen.rows)])
+        self._show_queues(seen, every=every)
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
-        self.line(*_conclusion(seen))
-        for problem in seen.others:
-            self.line(f"✕ {problem.line}", "ERROR")
-        if seen.gauged.blind:
-            self.say(str(blind(seen.gauged)))
+        if seen.reached and seen.reached.gauged.blind:
+            self.say(str(blind(seen.reached.gauged)))
 
-
-def _conclusion(seen: BrokerStatus) -> tuple[str, str]:
-    """Return the last sentence with its colour. Parked messages are no problem of a queue, but need an operator."""
-    if seen.problems:
-        return f"{plural(len(seen.problems), 'problem')}.", "ERROR"
-    parked = seen.survey.parked.count if seen.survey else 0
-    if not parked:
-        return "No problems.", "SUCCESS"
-    are = "is" if parked == 1 else "are"
-    text = f"No problems with queues. {plural(parked, 'message')} {are} parked: manage.py rmq_parked groups"
-    return text, "WARNING"
+    def _show_queues(self, seen: BrokerStatus, *, every: bool) -> None:
+        shown = [row for row in seen.rows if every or not is_quiet(seen, row)]
+        if shown and seen.reached:
+            rows = [_HEAD, *(cells(seen, row) for row in shown)]
+            # Leave out columns that need the management API if it does not answer.
+            known = [not seen.reached.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
+            self.table([[*compress(row, known)] for row in rows], ["", *(state(seen, row)[1] for row in shown)])
+        if left := len(seen.rows) - len(shown):
+            are = "is" if left == 1 else "are"
+            self.line(f"{plural(left, 'queue')} {are} empty and ok: --all shows {'it' if left == 1 else 'them'}.")
 
 
 def limits_of(options: Options) -> Limits:
+    limits = Limits(max_parked=options["max_parked"], min_consumers=options["min_consumers"])
     oldest = options["max_oldest"]
-    return Limits(
-        max_parked=options["max_parked"],
-        min_consumers=options["min_consumers"],
-        parked_age=oldest,
-        halted_age=oldest,
-        outbox_age=OUTBOX_OVERDUE if oldest is None else oldest,
-    )
+    return limits if oldest is None else replace(limits, parked_age=oldest, halted_age=oldest, outbox_age=oldest)
 
 
 def period(text: str) -> float:
