@@ -234,6 +234,13 @@ def test_each_promise_names_the_tests_that_prove_it() -> None:
     assert PROOF.findall(section("Guarantees")) == promises
 
 
+def test_each_check_of_truth_names_the_tests_that_prove_it() -> None:
+    told = section("What an operator is told")
+    statements = [line for line in told.splitlines() if line.startswith("| ")][1:]
+
+    assert len(PROOF.findall(told)) == len(statements) == 51
+
+
 SOURCE = "https://github.com/django-rmq-retry/django-rmq-retry"
 SITE = "https://django-rmq-retry.readthedocs.io/en/latest/"
 FILES = (f"{SOURCE}/blob/main/", "https://raw.githubusercontent.com/django-rmq-retry/django-rmq-retry/main/")
