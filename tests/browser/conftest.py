@@ -25,16 +25,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the site keeps its database."""
+    return tmp_path_factory.mktemp("site")
+
+
 # With module scope: tests of one module change what the pages of another show.
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the site."""
+def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """The address of the site, with the records of the scene that the module names."""
     lack = no_browser()
     if lack:
         go_without(Unavailable(None, lack))
-    words = [sys.executable, "-c", "import django; django.setup(); from tests.browser import serve; serve.serve()"]
-    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.browser.settings"}
-    env["RMQ_BROWSER_FOLDER"] = str(tmp_path_factory.mktemp("site"))
+    scene = getattr(request.module, "SCENE", "everything")
+    code = f"import django; django.setup(); from tests.browser import serve; serve.serve({scene!r})"
+    words = [sys.executable, "-c", code]
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.browser.settings", "RMQ_BROWSER_FOLDER": str(folder)}
     root = Path(__file__).parents[2]
     with subprocess.Popen(words, cwd=root, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -20,6 +20,7 @@ class Person:
     def __init__(self, page: Any, site: str, axe: str) -> None:
         self.page = page
         self.clicks = 0
+        self.pastes = 0
         self.complaints: list[str] = []
         self._site = site
         self._axe = axe
@@ -53,6 +54,25 @@ class Person:
     def fill(self, place: str, words: str) -> None:
         """Fill a field, which counts as no click."""
         self.page.fill(place, words)
+
+    def write(self, label: str, words: str) -> None:
+        """Fill the field with this label, which counts as no click."""
+        self.page.get_by_label(label).first.fill(words)
+
+    def paste(self, label: str, words: str) -> None:
+        """Paste a text into the field with this label."""
+        self.pastes += 1
+        self.write(label, words)
+
+    def tick(self, label: str) -> None:
+        """Tick the box with this label, which counts as a click."""
+        self.clicks += 1
+        self.page.get_by_label(label).first.check()
+
+    def choose(self, label: str, option: str) -> None:
+        """Choose an option of the field with this label, which counts as a click."""
+        self.clicks += 1
+        self.page.get_by_label(label).first.select_option(label=option)
 
     def sees(self, words: str) -> None:
         """Wait until the page has this text."""

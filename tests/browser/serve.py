@@ -1,8 +1,9 @@
-"""Serve the admin with some records, in its own process; a consumer handles sent messages."""
+"""Serve the admin with the records of a scene, in its own process; a consumer handles sent messages."""
 
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -37,13 +38,16 @@ from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
 from tests.admin.standstills import blocked, outgoing
+from tests.browser import outage
 from tests.browser.settings import asked
 from tests.parked.arrivals import ticket_in
 from tests.parked.made import copy_succeeded
 from tests.tooling.brokers import replaced_by
 
 LATER = ("Nonce",)
-"""Error groups that are created last."""
+"""Error groups that are created later."""
+TICKED = ("Tick", "Tock")
+"""Error groups that no test changes."""
 GROUPS = ("One", "All", "Canary", "Edit", "Discard", "Hold", "Plain", "Pause", "Stop")
 HEADERS: dict[str, object] = {"tenant": "north", "authorization": "Bearer x", "x-death": "y"}
 sent: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
@@ -64,12 +68,15 @@ class Quiet(WSGIRequestHandler):
         """Nothing."""
 
 
-def consume() -> None:
+def consume(handle: Callable[[Message], None]) -> None:
     """Handle sent messages at once."""
     while True:
-        copy = sent.get()
-        named = copy.properties.message_id
-        copy_succeeded(*ticket_in(copy.headers, queue=copy.routing_key, id=named, body=copy.body))
+        handle(sent.get())
+
+
+def succeed(copy: Message) -> None:
+    named = copy.properties.message_id
+    copy_succeeded(*ticket_in(copy.headers, queue=copy.routing_key, id=named, body=copy.body))
 
 
 def fill() -> None:
@@ -106,6 +113,10 @@ def fill() -> None:
     for place in range(12):
         body = f'{{"amount": "8,{50 + place}", "reference": 12345678901234567890}}'.encode()
         made.message(malformed, business_key=f"MALFORMED-{place}", body=body)
+    for name in TICKED:
+        cause = made.group(title=f"{name}Error")
+        for _ in range(3):
+            made.message(cause)
     outgoing(failed=True)
     blocked(hostile, waiting=2)
     consumers(evil)
@@ -167,11 +178,16 @@ def looked() -> broker_look.Look:
     return broker_look.Look(at=now, gauged=Gauged(levels=levels, api_set=False))
 
 
-def serve() -> None:
+SCENES = {"everything": (fill, succeed), "outage": (outage.fill, outage.pay)}
+"""What fills the database, and what the consumer does with a message."""
+
+
+def serve(scene: str) -> None:
     """Print the port, and serve until standard input ends with the parent process."""
     call_command("migrate", verbosity=0)
-    fill()
-    threading.Thread(target=consume, daemon=True).start()
+    filled, handle = SCENES[scene]
+    filled()
+    threading.Thread(target=consume, args=(handle,), daemon=True).start()
 
     @handler("payments.main")
     def transfer(message: Delivery) -> None:

@@ -157,6 +157,25 @@ def test_ticked_rows_and_the_action_menu_do_the_same(sit: Sit) -> None:
     assert lead.complaints == []
 
 
+def test_ticks_survive_the_live_update_and_need_no_script(sit: Sit) -> None:
+    lead = sit()
+    lead.go(HOME)
+    box = lead.page.locator(f"{card('Tick')} input[name=group]")
+    box.check()
+    lead.page.locator("h1").click()
+    with lead.page.expect_response(lambda answer: "fragment=1" in answer.url):
+        lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    lead.page.wait_for_load_state("networkidle")
+    plain = sit(scripts=False)
+    plain.go(HOME)
+    for name in ("Tick", "Tock"):
+        plain.page.locator(f"{card(name)} input[name=group]").check()
+    plain.click("Requeue the ticked…")
+    plain.sees("Requeue 6 messages")
+
+    assert box.is_checked()
+
+
 @pytest.mark.parametrize("button", ["Pause", "Stop"])
 def test_a_run_is_stopped_in_one_click(sit: Sit, button: str) -> None:
     lead = sit()
