@@ -145,6 +145,29 @@ def test_the_operator_of_an_action_is_shown_on_the_message(sit: Sit) -> None:
     assert lead.clicks == 2
 
 
+def test_broker_and_consumers_are_one_click_away(sit: Sit) -> None:
+    lead = sit()
+    lead.go("/admin/")
+    lead.click("Live status", within="#content")
+    lead.sees("need you")
+
+    assert lead.clicks == 1
+
+
+def test_a_queue_is_paused_and_resumed_in_one_click_each(sit: Sit) -> None:
+    lead = sit()
+    lead.go(QUEUES)
+    # The only queue is ticked.
+    lead.write("Reason", "the bank is closed")
+    lead.click("Pause")
+    lead.sees("Queue payments.main is paused.")
+    paused = lead.clicks
+    lead.click("Resume")
+    lead.sees("Queue payments.main is resumed.")
+
+    assert (paused, lead.clicks) == (1, 2)
+
+
 def test_ticked_rows_and_the_action_menu_do_the_same(sit: Sit) -> None:
     lead = sit()
     lead.go(f"{LIST}?group=7")
