@@ -179,7 +179,8 @@ def _named(request: HttpRequest) -> Selection | None:
         numbers = sorted({number for text in request.GET.getlist(name) if (number := number_in(text)) is not None})
         if numbers:
             several = name == "group" and len(numbers) > 1
-            return Selection.of_filter({name: numbers if several else numbers[0], "state": [State.PARKED]})
+            origin = {word: request.GET[word] for word in ("queue", "handler") if word in request.GET}
+            return Selection.of_filter({name: numbers if several else numbers[0], "state": [State.PARKED], **origin})
     return None if message is None else Selection.of_ids([message])
 
 

@@ -1,12 +1,14 @@
-"""Error groups: one card for each cause, and its notes."""
+"""Error groups: one row for each cause, and its notes."""
 
 from collections import Counter
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
-from django.db.models import Count, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db import models
+from django.db.models import Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -19,7 +21,6 @@ from django_rmq_retry.admin.labels import (
     cards,
     cells,
     is_permanent,
-    oldest_open,
     plain_words,
     trends_of,
 )
@@ -28,11 +29,12 @@ from django_rmq_retry.admin.pages import Button, Pages, edits, needs, refusal
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.groups import LIMITS, annotate, mute
+from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, counted_origins, mute
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.templatetags.rmq_retry import Count, counted
 
 PER_PAGE = 25
 MOST_TYPES = 8
@@ -82,8 +84,12 @@ class ErrorGroupAdmin(Pages):
             return self._by(request, by)
         asked, show = request.GET.get("q", "").strip(), request.GET.get("show", "parked")
         page = Paginator(_with_origin(_chosen(asked, show)), PER_PAGE).get_page(request.GET.get("p"))
+        parked = ParkedMessage.objects.filter(state=State.PARKED)
         summary = ErrorGroup.objects.aggregate(
-            groups=Count("pk", filter=Q(parked__gt=0)), waiting=Sum("parked"), last=Max("last_seen")
+            groups=models.Count("pk", filter=Q(parked__gt=0)),
+            waiting=Sum("parked"),
+            last=Max("last_seen"),
+            oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
         )
         return self.page(
             request,
@@ -95,7 +101,6 @@ class ErrorGroupAdmin(Pages):
             acts=self._acts(request),
             page=page,
             summary=summary,
-            oldest=oldest_open() if summary["waiting"] else None,
             asked=asked,
             show=show,
             by="",
@@ -110,6 +115,8 @@ class ErrorGroupAdmin(Pages):
         trace, deploys = latest(group.fingerprint, traced=not no_trace)
         no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
         parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED).order_by("-parked_at", "-pk")
+        types, origins = _shares(group)
+        main = origins[0][0] if origins else Origin("", "")
         newest = () if refusal(request, "view") else parked.defer(*LEFT_OUT)[:50]
         return self.page(
             request,
@@ -120,13 +127,12 @@ class ErrorGroupAdmin(Pages):
             plain=plain_words(group),
             is_permanent=is_permanent(group),
             buttons=self._buttons(request, group, own_page=True),
-            links=labels.links(
-                group_links(group, queue=group.queue or "", handler=group.handler or "", kind=group.type or "")
-            ),
+            links=labels.links(group_links(group, queue=main.queue, handler=main.handler, kind=group.type or "")),
             why_no_trace=no_trace,
             trace=trace,
             deploys=deploys,
-            types=_types(group),
+            types=types,
+            origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=under_way(parked),
             rows=[(one, cells(one)) for one in newest if not refusal(request, "view", message=one)],
             columns=COLUMNS,
@@ -137,13 +143,13 @@ class ErrorGroupAdmin(Pages):
         """Show the same messages by queue or message type in place of their cause."""
         # The second condition holds for every row; it makes MariaDB use the index of queues or types.
         parked = ParkedMessage.objects.filter(**{"state": State.PARKED, f"{by}__gte": ""}).order_by()
-        counted = parked.values(by).annotate(parked=Count("pk"), first=Min("parked_at"), last=Max("parked_at"))
+        rows = parked.values(by).annotate(parked=models.Count("pk"), first=Min("parked_at"), last=Max("parked_at"))
         return self.page(
             request,
             "errorgroup/list.html",
             title=_("Error groups"),
             by=by,
-            counted=[{**row, "name": row[by]} for row in counted.order_by("-parked")[:100]],
+            counted=[{**row, "name": row[by]} for row in rows.order_by("-parked")[:100]],
             show="parked",
         )
 
@@ -168,7 +174,7 @@ class ErrorGroupAdmin(Pages):
         )
         buttons = [
             Button(
-                label=label % {"count": ready},
+                label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
                 why=refusal(request, verb, count=1 if more else ready),
                 kind="main" if own_page and more else "",
@@ -179,8 +185,18 @@ class ErrorGroupAdmin(Pages):
         if own_page:
             address = self.address("errorgroup_note", group.pk)
             return [*buttons, Button(label=_("Note…"), address=address, why=refusal(request, "note"))]
-        opening = Button(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
-        return [opening, *(button for button in buttons if not button.why)]
+        return [button for button in buttons if not button.why]
+
+    def _origin(self, request: HttpRequest, group: ErrorGroup, origin: Origin, count: int) -> dict[str, Any]:
+        """Return a queue and handler of the group, with the address of its messages, and of their preview."""
+        query = urlencode({"group": group.pk, **origin._asdict()})
+        preview = "" if refusal(request, "requeue", count=count) else self.address("requeuerun_preview")
+        return {
+            **origin._asdict(),
+            "count": count,
+            "list": f"{self.address('parkedmessage_changelist')}?{query}",
+            "preview": preview and f"{preview}?{query}",
+        }
 
 
 def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
@@ -196,13 +212,11 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
 
 
 def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
-    """Add the queue, handler and type of the message that was parked last, and the number of messages on hold."""
+    """Add the type of the message that was parked last, and the number of messages on hold."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     held = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.ON_HOLD).order_by()
-    count = held.values("group").annotate(count=Count("pk")).values("count")
+    count = held.values("group").annotate(count=models.Count("pk")).values("count")
     return groups.annotate(
-        queue=Subquery(last.values("queue")[:1]),
-        handler=Subquery(last.values("handler")[:1]),
         type=Subquery(last.values("type")[:1]),
         held=Coalesce(Subquery(count), 0),
     )
@@ -216,11 +230,18 @@ def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
     return operators.own_rules_refusal() if message is None else refusal(request, "view_traceback", message=message)
 
 
-def _types(group: ErrorGroup) -> list[dict[str, Any]]:
-    """Return the number of parked messages of each type; for a very large group only of its newest messages."""
+def _shares(group: ErrorGroup) -> tuple[list[tuple[str, str]], list[tuple[Origin, int]]]:
+    """Return the types and the origins of a group's parked messages, each with how many there are.
+
+    The types of a very large group are those of its newest messages: no index has them.
+    """
     parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED)
     if group.parked > MOST_COUNTED:
         newest = Counter(parked.order_by("-parked_at", "-pk").values_list("type", flat=True)[:MOST_SAMPLED])
-        return [{"type": name, "count": f"{count}+"} for name, count in newest.most_common(MOST_TYPES)]
-    counted = parked.order_by().values("type").annotate(count=Count("pk")).order_by("-count")
-    return [dict(row) for row in counted[:MOST_TYPES]]
+        return [(name, f"{Count(count)}+") for name, count in newest.most_common(MOST_TYPES)], counted_origins(group.pk)
+    types, origins = Counter[str](), Counter[Origin]()
+    columns = parked.order_by().values_list("queue", "handler", "type").annotate(count=models.Count("pk"))
+    for queue, handler, name, count in columns:
+        types[name] += count
+        origins[Origin(queue, handler)] += count
+    return [(name, str(Count(count))) for name, count in types.most_common(MOST_TYPES)], origins.most_common()

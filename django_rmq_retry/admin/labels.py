@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -17,12 +16,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.problems import listed
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
-from django_rmq_retry.parked.groups import grows, parked_lately
+from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.outcomes import minute
 from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED
@@ -50,8 +50,6 @@ LINKS: Mapping[str, Any] = {
     "customer": pgettext_lazy("link", "Customer"),
     "runbook": pgettext_lazy("link", "Runbook"),
 }
-OLD_NEWS = timedelta(minutes=5)
-"""A group does not grow if its last failure is older."""
 LONGEST_CELL, LONGEST_TITLE = 70, 500
 LONGEST_KEY = 40
 """Long enough for a whole UUID; the message's own page shows a key of any length."""
@@ -172,15 +170,8 @@ class Trend:
 
     counts: tuple[int, ...]
     starts: tuple[datetime, ...]
-
-    @property
-    def recent(self) -> int:
-        return self.counts[-1] if self.counts else 0
-
-    @property
-    def before(self) -> int:
-        """The number in the ten minutes before the recent ones."""
-        return self.counts[-2] if len(self.counts) > 1 else 0
+    newest: int
+    """The messages parked in the last minutes, by which a group grows or not."""
 
     @property
     def sentence(self) -> str:
@@ -199,34 +190,59 @@ class Card:
     group: ErrorGroup
     trend: Trend
     plain: str
+    origins: Sequence[Origin] = ()
     run: RequeueRun | None = None
     """An active requeue run that has not sent some of its messages."""
 
     @property
     def growing(self) -> str:
-        recent, late = self.trend.recent, self.group.last_seen < timezone.now() - OLD_NEWS
-        if not grows(recent) or recent <= self.trend.before or late:
+        newest = self.trend.newest
+        if not grows(newest):
             return ""
-        text = ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent)
-        return counted(text, count=recent)
+        text = ngettext("growing (+%(count)d in 5 min)", "growing (+%(count)d in 5 min)", newest)
+        return counted(text, count=newest)
+
+    @property
+    def handlers(self) -> str:
+        return _named(origin.handler for origin in self.origins)
+
+    @property
+    def queues(self) -> str:
+        return _named(origin.queue for origin in self.origins)
 
     @property
     def is_permanent(self) -> bool:
         return is_permanent(self.group)
 
 
+def _named(names: Iterable[str]) -> str:
+    return listed(cut(name) for name in dict.fromkeys(names) if name)
+
+
 def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
-    """Return the cards of these groups, by two additional queries, and one for each active requeue run."""
-    trends, runs = trends_of([group.pk for group in groups]), groups_of_runs()
+    """Return the cards of these groups, by three additional queries, and one for each active requeue run."""
+    numbers = [group.pk for group in groups]
+    trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs()
     return [
-        Card(group=group, trend=trends[group.pk], plain=plain_words(group), run=runs.get(group.pk)) for group in groups
+        Card(
+            group=group,
+            trend=trends[group.pk],
+            plain=plain_words(group),
+            origins=origins[group.pk],
+            run=runs.get(group.pk),
+        )
+        for group in groups
     ]
 
 
 def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
     """Return the number of recently parked messages over time, for all groups by one query."""
-    starts, counts = parked_lately(groups)
-    return {group: Trend(counts=tuple(columns), starts=tuple(starts)) for group, columns in counts.items()}
+    lately = parked_lately(groups)
+    starts = tuple(lately.starts)
+    return {
+        group: Trend(counts=tuple(counts), starts=starts, newest=lately.newest[group])
+        for group, counts in lately.counts.items()
+    }
 
 
 def plain_words(group: ErrorGroup) -> str:
@@ -237,9 +253,3 @@ def plain_words(group: ErrorGroup) -> str:
 def is_permanent(group: ErrorGroup) -> bool:
     """Return True if the same message will fail the same way until its cause is fixed."""
     return group.reason in PERMANENT_REASONS
-
-
-def oldest_open() -> datetime | None:
-    """Return the time since when the oldest parked message waits."""
-    rows = ParkedMessage.objects.filter(state=State.PARKED)
-    return rows.order_by("parked_at").values_list("parked_at", flat=True).first()

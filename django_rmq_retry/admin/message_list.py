@@ -152,6 +152,7 @@ FILTERS = (
     ByParkedAfter,
     ByParkedBefore,
     _by("group", gettext_lazy("group")),
+    _by("handler", gettext_lazy("handler")),
 )
 
 

@@ -20,15 +20,22 @@ def grouped(
     reason = verdict.reason.value if verdict.reason else ""
     kind = verdict.error.kind if verdict.error else ""
     fingerprint = ruled(
-        () if error is None else trace(error, projects_own), reason=reason, kind=kind, queue=delivery.queue
+        () if error is None else trace(error, projects_own),
+        reason=reason,
+        kind=kind,
+        queue=delivery.queue,
+        handler=subscription.place if subscription else "",
     )
     own = named_by_handler(delivery, subscription, error)
     return replace(verdict, fingerprint=own or fingerprint.fingerprint, culprit=fingerprint.culprit)
 
 
-def ruled(causes: Sequence[ChainedError], *, reason: str, kind: str, queue: str) -> Grouping:
-    """Return the group by the project-wide rule; the error's ``kind`` decides if no code of the project is traced."""
-    return traced(causes, reason=reason) or untraced(kind, reason=reason, queue=queue)
+def ruled(causes: Sequence[ChainedError], *, reason: str, kind: str, queue: str, handler: str) -> Grouping:
+    """Return the group by the project-wide rule; the error's ``kind`` decides if no code of the project is traced.
+
+    ``handler`` is the place of the handler's function.
+    """
+    return traced(causes, reason=reason, handler=handler) or untraced(kind, reason=reason, queue=queue)
 
 
 def named_by_handler(delivery: Delivery, subscription: Subscription | None, error: BaseException | None) -> str:

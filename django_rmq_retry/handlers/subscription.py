@@ -13,6 +13,7 @@ from django_rmq_retry.errors import ConfigurationError, NoKey
 from django_rmq_retry.messages.codecs import JSON, LIMITS, BodyLimits, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
+from django_rmq_retry.messages.tracebacks import place_of
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import AckFirst, Carrier, Route
 from django_rmq_retry.policies.policy import Policy, unbreakable
@@ -146,6 +147,8 @@ class Subscription(HandlerOptions):
     route: Route = field(init=False, repr=False)
     gated: bool = field(init=False, repr=False)
     """True if gates are entered before each run."""
+    place: str = field(init=False, repr=False)
+    """The module and function of the handler, as they stand in a traceback."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.park)
@@ -164,6 +167,7 @@ class Subscription(HandlerOptions):
         object.__setattr__(self, "route", route)
         gated = self.order_by is not None or self.rate is not None or self.breaker is not None
         object.__setattr__(self, "gated", gated)
+        object.__setattr__(self, "place", place_of(self.run))
         refusal = unbreakable(self.policy) if self.breaker is not None else None
         refusal = refusal or (unordered(self.policy.via) if self.order_by else None) or self.policy.via.refusal(route)
         if self.queue.expired == "drop" and not self.policy.via.parks:

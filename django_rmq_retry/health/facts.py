@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
-from django.db.models import Count, Max, Min, OuterRef, Q, Subquery, Sum
+from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
@@ -31,6 +31,7 @@ from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.declared import rows
+from django_rmq_retry.parked.groups import GROWTH_SPAN
 from django_rmq_retry.publishing import outbox_rows
 
 T = TypeVar("T")
@@ -62,8 +63,8 @@ class Cause:
     places: Mapping[str, int]
     """The messages of its largest groups, by queue."""
     groups: tuple[int, ...]
-    recent: int
-    """Messages parked in the last ten minutes."""
+    newest: int
+    """Messages parked in the last minutes, by which a cause grows or not."""
     others: int
     """The number of further causes."""
 
@@ -174,22 +175,17 @@ def largest_cause(now: datetime) -> Cause | None:
         return None
     heard, count, title = causes[0]
     chosen = [one.pk for one in waiting if waiting[one] > 0 and (not one.muted, one.cause) == (heard, title)]
-    inside = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED)
-    recent = inside.filter(parked_at__gte=now - RECENT).order_by().values("group").annotate(n=Count("pk"))
-    looked = ErrorGroup.objects.filter(pk__in=chosen[:MOST_PLACES]).annotate(
-        queue=Subquery(inside.order_by("-parked_at").values("queue")[:1]),
-        lately=Subquery(recent.values("n")),
-    )
-    details = list(looked)
-    places = Counter[str]()
-    for one in details:
-        places[one.queue or ""] += waiting[one]
+    inside = ParkedMessage.objects.filter(group__in=chosen[:MOST_PLACES], state=State.PARKED).order_by()
+    newest = inside.filter(parked_at__gte=now - GROWTH_SPAN).values("state").annotate(n=Count("pk")).values("n")
+    # Count("pk") would need a column that the index of a group's queues does not have.
+    counted = inside.values_list("queue").annotate(n=Count("*"), lately=Max(Subquery(newest))).order_by("-n", "queue")
+    queues = list(counted[:MOST_PLACES])
     return Cause(
         title=title,
         count=count,
-        places=dict(places.most_common()),
+        places={queue: number for queue, number, _lately in queues},
         groups=tuple(chosen),
-        recent=sum(one.lately or 0 for one in details),
+        newest=max((lately or 0 for _queue, _number, lately in queues), default=0),
         others=len(causes) - 1,
     )
 

@@ -288,7 +288,7 @@ def _caused(survey: Survey) -> str:
     if cause is None:
         return ""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
-    growth = _("growing") if grows(cause.recent) else _("not growing")
+    growth = _("growing") if grows(cause.newest) else _("not growing")
     said = _("%(cause)s in %(places)s, %(growth)s")
     text = f": {said % {'cause': cause.title, 'places': places, 'growth': growth}}"
     if cause.others:

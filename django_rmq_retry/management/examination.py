@@ -175,7 +175,7 @@ def growing(now: datetime) -> Iterator[Problem]:
     """Yield the error groups in which messages are being parked."""
     recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
     groups = {group.pk: group for group in recent[:MOST_GROUPS]}
-    _, counts = parked_lately(groups, buckets=1)
+    counts = parked_lately(groups, buckets=1).counts
     yield from in_groups(groups, {number: count for number, (count,) in counts.items()})
 
 

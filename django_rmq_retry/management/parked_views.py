@@ -166,17 +166,18 @@ def _matched(lookup: Lookup, key: str) -> list[tuple[object, ...]]:
 def show_groups(command: RmqCommand, options: Options) -> Exit:
     rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
     groups = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
-    _starts, counts = parked_lately([row.pk for row in groups], buckets=1)
-    recent = {group: lately[-1] for group, lately in counts.items()}
+    lately = parked_lately([row.pk for row in groups], buckets=1)
+    recent = {group: counts[-1] for group, counts in lately.counts.items()}
+    growing = {group: grows(newest) for group, newest in lately.newest.items()}
     step = _next_step([row.pk for row in groups if row.parked])
     if options["json"]:
-        items = [{**_group_data(row), "growing": grows(recent[row.pk]), "recent": recent[row.pk]} for row in groups]
+        items = [{**_group_data(row), "growing": growing[row.pk], "recent": recent[row.pk]} for row in groups]
         command.document("parked_groups/1", items=items, next=step)
     elif groups:
         terminal = command.stdout.isatty()
         head = ("GROUP", "PARKED", "LAST", "GROWING", "ERROR")
         cells = [
-            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if grows(recent[row.pk]) else "no", row)
+            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if growing[row.pk] else "no", row)
             for row in groups
         ]
         command.table([head, *cells], cut=True)

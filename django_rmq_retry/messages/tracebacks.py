@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import inspect
 import json
 import os
 import sysconfig
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_rmq_retry.messages.texts import short
 
@@ -47,6 +48,16 @@ class Frame:
     def place(self) -> str:
         """The module and function, without the line number, which changes when other code in the file changes."""
         return f"{self.module}:{self.function}"
+
+
+def place_of(function: Callable[..., object]) -> str:
+    """Return the place of a function's frames; empty if it has no Python code."""
+    inner: Any = inspect.unwrap(function)
+    for one in (inner, type(inner).__call__):
+        code = getattr(one, "__code__", None)
+        if isinstance(code, CodeType):
+            return f"{short(str(one.__globals__.get('__name__')), PLACE_BYTES)}:{short(code.co_qualname, PLACE_BYTES)}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,14 +197,25 @@ class Grouping:
     """The innermost function of the project in the traceback."""
 
 
-def traced(causes: Sequence[ChainedError], *, reason: str) -> Grouping | None:
-    """Return the group of an exception and its causes; None if no traceback contains code of the project."""
+def traced(causes: Sequence[ChainedError], *, reason: str, handler: str = "") -> Grouping | None:
+    """Return the group of an exception and its causes; None if no traceback contains code of the project.
+
+    ``handler`` is the place of the handler's function: a cause behind several handlers is one group.
+    """
     for cause in causes:
-        places = cause.stack.places[-MOST_PLACES:]
+        places = _called(cause.stack.places, handler)[-MOST_PLACES:]
         if places:
             kinds = _kinds(causes) if len(causes) > 1 else (causes[0].kind,)
             return _ruled(kinds, places, reason)
     return None
+
+
+def _called(places: tuple[str, ...], handler: str) -> tuple[str, ...]:
+    """Return the places that the handler's function called; all of them if the function itself has failed."""
+    if handler not in places:
+        return places
+    last = len(places) - 1 - places[::-1].index(handler)
+    return places[last + 1 :] or places
 
 
 def _kinds(causes: Sequence[ChainedError]) -> tuple[str, ...]:

@@ -809,11 +809,19 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="parkedmessage",
+            index=models.Index(fields=["group", "state", "queue", "handler"], name="rmq_msg_origin"),
+        ),
+        migrations.AddIndex(
+            model_name="parkedmessage",
             index=models.Index(fields=["queue", "state", "-parked_at", "-id"], name="rmq_msg_queue"),
         ),
         migrations.AddIndex(
             model_name="parkedmessage",
             index=models.Index(fields=["type", "state", "-parked_at", "-id"], name="rmq_msg_type"),
+        ),
+        migrations.AddIndex(
+            model_name="parkedmessage",
+            index=models.Index(fields=["business_key", "state"], name="rmq_msg_key"),
         ),
         migrations.AddIndex(
             model_name="parkedmessage",

@@ -253,8 +253,10 @@ class ParkedMessage(models.Model):
         indexes = (
             models.Index(fields=["state", "-parked_at", "-id"], name="rmq_msg_state"),
             models.Index(fields=["group", "state", "-parked_at", "-id"], name="rmq_msg_group"),
+            models.Index(fields=["group", "state", "queue", "handler"], name="rmq_msg_origin"),
             models.Index(fields=["queue", "state", "-parked_at", "-id"], name="rmq_msg_queue"),
             models.Index(fields=["type", "state", "-parked_at", "-id"], name="rmq_msg_type"),
+            models.Index(fields=["business_key", "state"], name="rmq_msg_key"),
             models.Index(fields=["state", "reason"], name="rmq_msg_reason"),
             models.Index(fields=["state", "cycle"], name="rmq_msg_cycle"),
             models.Index(fields=["-parked_at", "-id", "group"], name="rmq_msg_parked"),

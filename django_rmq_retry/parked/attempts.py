@@ -128,6 +128,8 @@ class AttemptDraft(NamedTuple):
 
     queue: str
     handler: str
+    place: str
+    """The place of the handler's function."""
     message_id: str
     body: bytes
     identity: str
@@ -157,6 +159,7 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
     return AttemptDraft(
         queue=delivery.queue,
         handler=attempt.subscription.name if attempt.subscription else "",
+        place=attempt.subscription.place if attempt.subscription else "",
         message_id=named,
         body=body,
         identity=attempt_identity(delivery.queue, named, delivery.body) if large else "",
@@ -218,7 +221,8 @@ def _fingerprint(draft: AttemptDraft) -> str:
     if not draft.trace:
         return ""
     kind = draft.verdict.error.kind if draft.verdict.error else ""
-    return ruled(draft.trace, reason=Reason.EXHAUSTED.value, kind=kind, queue=draft.queue).fingerprint
+    reason = Reason.EXHAUSTED.value
+    return ruled(draft.trace, reason=reason, kind=kind, queue=draft.queue, handler=draft.place).fingerprint
 
 
 _identity = lru_cache(maxsize=CACHED_IDENTITIES)(attempt_identity)

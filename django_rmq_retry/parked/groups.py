@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db import router
+from django.db import connections, router
 from django.db.models import Case, Count, F, IntegerField, Value, When
 from django.db.models.functions import Greatest, Least
 from django.utils import timezone
@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
-from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, reduced
+from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, State, reduced
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
@@ -27,8 +27,31 @@ NOTE_LIMIT = 10_000
 LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
 BUCKETS, BUCKET = 18, timedelta(minutes=10)
 """Three hours in total."""
-GROWTH = 2
-"""The messages in the newest bucket from which a group grows: a single one is an event, and no growth."""
+_ORIGINS = """
+WITH RECURSIVE queued(grp, queue) AS (
+    SELECT id, (SELECT queue FROM rmq_retry_parkedmessage WHERE group_id = rmq_retry_errorgroup.id AND state = %%s
+                ORDER BY queue LIMIT 1)
+    FROM rmq_retry_errorgroup WHERE id IN (%(groups)s)
+    UNION ALL
+    SELECT grp, (SELECT queue FROM rmq_retry_parkedmessage
+                 WHERE group_id = queued.grp AND state = %%s AND queue > queued.queue ORDER BY queue LIMIT 1)
+    FROM queued WHERE queue IS NOT NULL
+), handled(grp, queue, handler) AS (
+    SELECT grp, queue, (SELECT handler FROM rmq_retry_parkedmessage AS one
+                        WHERE group_id = queued.grp AND state = %%s AND one.queue = queued.queue
+                        ORDER BY handler LIMIT 1)
+    FROM queued WHERE queue IS NOT NULL
+    UNION ALL
+    SELECT grp, queue, (SELECT handler FROM rmq_retry_parkedmessage AS one
+                        WHERE group_id = handled.grp AND state = %%s AND one.queue = handled.queue
+                        AND one.handler > handled.handler ORDER BY handler LIMIT 1)
+    FROM handled WHERE handler IS NOT NULL
+)
+SELECT grp, queue, handler FROM handled WHERE handler IS NOT NULL
+"""
+"""Steps through the index from one origin to the next, because DISTINCT reads every record of the groups."""
+GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
+"""The messages in the last minutes from which a group grows: a single one is an event, and no growth."""
 
 
 def recount(groups: Collection[int] | None = None) -> int:
@@ -136,23 +159,61 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
     return known
 
 
-def grows(recent: int) -> bool:
-    """Return True if a group grows; ``recent`` is the number of its messages in the newest bucket."""
-    return recent >= GROWTH
+class Origin(NamedTuple):
+    """A queue and a handler from which parked messages of a group came; the handler is empty if none took them."""
+
+    queue: str
+    handler: str
 
 
-def parked_lately(
-    groups: Iterable[int], *, buckets: int = BUCKETS
-) -> tuple[Sequence[datetime], Mapping[int, Sequence[int]]]:
-    """Return the start of each bucket, and each group's counts, oldest first; one query serves all groups."""
+def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
+    """Return the origins of the parked messages of each group; one query, which reads a row of an index for each."""
+    origins: dict[int, list[Origin]] = {group: [] for group in groups}
+    if groups:
+        with connections[database()].cursor() as cursor:
+            cursor.execute(_ORIGINS % {"groups": ", ".join(str(int(group)) for group in groups)}, [State.PARKED] * 4)
+            for group, queue, handler in cursor.fetchall():
+                origins[group].append(Origin(queue, handler))
+    return {group: sorted(some) for group, some in origins.items()}
+
+
+def counted_origins(group: int) -> list[tuple[Origin, int]]:
+    """Return the origins of a group's parked messages, each with its number of messages, the largest first."""
+    parked = ParkedMessage.objects.filter(group=group, state=State.PARKED).order_by()
+    # Count("pk") would need a column that the index does not have.
+    counted = parked.values_list("queue", "handler").annotate(count=Count("*")).order_by("-count", "queue", "handler")
+    return [(Origin(queue, handler), count) for queue, handler, count in counted]
+
+
+def grows(newest: int) -> bool:
+    """Return True if a group grows; ``newest`` is the number of its messages that were parked in ``GROWTH_SPAN``."""
+    return newest >= GROWTH
+
+
+class Lately(NamedTuple):
+    """The messages of groups that were parked lately."""
+
+    starts: Sequence[datetime]
+    """The start of each bucket, the oldest first."""
+    counts: Mapping[int, Sequence[int]]
+    """The messages of each group in each bucket."""
+    newest: Mapping[int, int]
+    """The messages of each group in ``GROWTH_SPAN``."""
+
+
+def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
+    """Count the messages of groups that were parked lately; one query serves all groups."""
     end = timezone.now()
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
-    # Newest bucket first: during an incident most rows are in it, and need only one comparison.
-    spans = [When(parked_at__gte=start, then=Value(place)) for place, start in reversed(list(enumerate(starts)))]
+    # Newest first: during an incident most rows are there, and need only one comparison.
+    spans = [(end - GROWTH_SPAN, buckets), *reversed([(start, place) for place, start in enumerate(starts)])]
+    placing = Case(*(When(parked_at__gte=at, then=Value(place)) for at, place in spans), output_field=IntegerField())
     counts = {group: [0] * buckets for group in groups}
+    newest = dict.fromkeys(counts, 0)
     if counts:
         recent = ParkedMessage.objects.filter(group__in=list(counts), parked_at__gte=starts[0]).order_by()
-        placed = recent.annotate(place=Case(*spans, output_field=IntegerField())).values_list("group", "place")
+        placed = recent.annotate(place=placing).values_list("group", "place")
         for group, place, count in placed.annotate(count=Count("pk")):
-            counts[group][place] += count
-    return starts, counts
+            counts[group][min(place, buckets - 1)] += count
+            newest[group] += count if place == buckets else 0
+    return Lately(starts, counts, newest)

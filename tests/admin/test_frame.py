@@ -58,7 +58,7 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
 def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client, settings: Any) -> None:
     operating(settings, ERROR_LABELS={"GatewayTimeout": "The bank did not answer."})
     cause, now = made.group(note="outage", noted_by="ann", noted_at=timezone.now()), timezone.now()
-    for minutes in (1, 5, 70):
+    for minutes in (1, 4, 70):
         made.message(cause, parked_at=now - timedelta(minutes=minutes))
     made.message(cause, state=State.ON_HOLD, held_until=now + timedelta(hours=1), parked_at=now - timedelta(hours=2))
     quiet = made.group(title="Quiet")
@@ -67,11 +67,57 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
     text = Page(page.get(GROUPS)).text
 
     assert "GatewayTimeout · bank.gateway:post · transfer 4 parked (1 on hold)" in text
-    assert "growing (+2 in 10 min)" in text
-    assert "not growing" in text
+    assert "▲ growing (+2 in 5 min) · payments.main" in text
+    assert text.count("growing") == 1
     assert "The bank did not answer." in text
     assert "Requeue 3…" in text
     assert "2 groups · 7 messages parked" in text
+
+
+class TestOneCauseBehindTwoHandlers:
+    @pytest.fixture
+    def cause(self) -> ErrorGroup:
+        cause = made.group()
+        for handler, queue, count in (("pay.transfer", "transfer", 3), ("pay.card", "card", 2)):
+            for _ in range(count):
+                made.message(cause, handler=handler, queue=queue)
+        made.message(cause, handler="pay.old", queue="old", state=State.DISCARDED)
+        return cause
+
+    def test_the_row_names_the_handlers_of_what_is_parked(self, page: Client, cause: ErrorGroup) -> None:
+        text = Page(page.get(GROUPS)).text
+
+        assert "GatewayTimeout · bank.gateway:post · pay.card, pay.transfer" in text
+        assert "card, transfer · payment.transfer" in text
+        assert "pay.old" not in text
+
+    def test_the_page_counts_them_and_leads_to_each(self, page: Client, cause: ErrorGroup) -> None:
+        shown = Page(page.get(f"{GROUPS}{cause.pk}/change/"))
+        listed = page.get(f"/admin/rmq_retry/parkedmessage/?group={cause.pk}&queue=card&handler=pay.card")
+
+        assert "Where they failed pay.transfer (transfer) 3" in shown.text
+        assert "pay.card (card) 2" in shown.text
+        assert listed.context["cl"].result_count == 2
+
+    def test_the_messages_of_one_handler_are_requeued_alone(self, page: Client, cause: ErrorGroup) -> None:
+        query: dict[str, Any] = {"group": cause.pk, "queue": "card", "handler": "pay.card"}
+        preview = page.get("/admin/rmq_retry/requeuerun/preview/", query, follow=True)
+
+        assert preview.context["report"].total == 2
+        assert preview.context["selection"].filter["handler"] == "pay.card"
+
+    def test_many_handlers_are_counted(self, page: Client, cause: ErrorGroup) -> None:
+        for number in range(3):
+            made.message(cause, handler=f"pay.z{number}", queue="transfer")
+
+        assert "pay.card, pay.transfer, pay.z0 and 2 more" in Page(page.get(GROUPS)).text
+
+    def test_the_origins_of_a_very_large_group_are_counted_too(
+        self, page: Client, cause: ErrorGroup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_COUNTED", 4)
+
+        assert "pay.transfer (transfer) 3" in Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
 
 def test_groups_are_searched_muted_and_counted_by_queue(page: Client) -> None:

@@ -204,16 +204,21 @@ class TestSendingOne:
         assert not RequeueRun.objects.get().canary
 
 
-def test_a_group_grows_only_if_it_grows_faster_than_before_and_now(page: Client) -> None:
+def test_a_group_grows_while_its_messages_are_parked_and_no_longer(page: Client) -> None:
     now = timezone.now()
-    ages = {"Faster": (1, 2, 3, 15), "Slower": (1, 2, 11, 12, 13), "Over": (7, 8, 9)}
+    ages = {"Faster": (1, 2, 3, 15), "Slower": (1, 2, 11, 12, 13), "Once": (1, 12), "Over": (7, 8, 9)}
     for title, minutes in ages.items():
         cause = made.group(title=title, last_seen=now - timedelta(minutes=minutes[0]))
         for age in minutes:
             made.message(cause, parked_at=now - timedelta(minutes=age))
     shown = {card.group.title: card.growing for card, _buttons in page.get(f"{ADMIN}errorgroup/").context["cards"]}
 
-    assert shown == {"Faster": "growing (+3 in 10 min)", "Slower": "", "Over": ""}
+    assert shown == {
+        "Faster": "growing (+3 in 5 min)",
+        "Slower": "growing (+2 in 5 min)",
+        "Once": "",
+        "Over": "",
+    }
 
 
 class TestASecondRun:

@@ -194,10 +194,10 @@ def test_what_is_parked_needs_somebody_for_as_long_as_it_is_parked(page: Client)
 def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> None:
     """T5: thousands of timeouts in two handlers, and one mail that failed last."""
     now = timezone.now()
+    cause = made.group(title="GatewayTimeout", last_seen=now - timedelta(minutes=4))
     for queue, count in (("transfer", 3), ("card", 2)):
-        cause = made.group(title="GatewayTimeout", last_seen=now - timedelta(minutes=9))
         for _ in range(count):
-            made.message(cause, queue=queue, parked_at=now - timedelta(minutes=9))
+            made.message(cause, queue=queue, parked_at=now - timedelta(minutes=4))
     held = made.group(title="Held")
     for _ in range(9):
         made.message(held, state=State.ON_HOLD)

@@ -12,7 +12,7 @@ RUNS, QUEUES = "/admin/rmq_retry/requeuerun/", "/admin/rmq_retry/queuecontrol/"
 
 
 def card(name: str) -> str:
-    return f".rmq-card:has-text('{name}Error')"
+    return f".rmq-row:has-text('{name}Error')"
 
 
 def test_problems_are_visible_at_once(sit: Sit) -> None:

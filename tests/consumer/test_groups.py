@@ -8,6 +8,7 @@ import pytest
 
 from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
 from django_rmq_retry.handlers import Match, Subscription, grouping
+from django_rmq_retry.handlers.call import guarded
 from django_rmq_retry.handlers.subscription import Fingerprint
 from django_rmq_retry.messages import Settlement, encode_properties
 from django_rmq_retry.messages.parked_copy import ParkedCopy
@@ -67,6 +68,33 @@ def test_a_parked_copy_shows_its_group_and_code_location() -> None:
     assert found.culprit == "tests.messages.exceptions:post"
     assert len(found.fingerprint) == 40
     assert found.fingerprint == parked(charge, delivery(body=b"[7]")).fingerprint
+
+
+def refund(_: Delivery) -> None:
+    post()
+
+
+class Transfer:
+    def __call__(self, _: Delivery) -> None:
+        post()
+
+
+def test_one_cause_behind_several_handlers_is_one_group() -> None:
+    found = [parked(act) for act in (charge, refund, Transfer(), guarded(refund, "refund"))]
+
+    assert len({one.fingerprint for one in found}) == 1
+    assert {one.culprit for one in found} == {"tests.messages.exceptions:post"}
+
+
+def test_an_error_of_the_handlers_own_function_is_a_group_of_that_handler() -> None:
+    def one(_: Delivery) -> None:
+        raise BankDown("closed")
+
+    def other(_: Delivery) -> None:
+        raise BankDown("closed")
+
+    assert parked(one).fingerprint == parked(one).fingerprint != parked(other).fingerprint
+    assert parked(one).culprit.endswith(".one")
 
 
 def test_two_causes_are_two_groups() -> None:

@@ -153,7 +153,7 @@ GATEWAY = Cause(
     count=4000,
     places={"transfer": 2000, "card": 2000},
     groups=(1, 2),
-    recent=9,
+    newest=9,
     others=11,
 )
 

@@ -7,7 +7,7 @@ from django.db import connection
 
 from django_rmq_retry.models import ErrorGroup, State
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS
-from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.groups import Origin, counted_origins, origins_of, recount
 from tests.parked.made import group, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -70,3 +70,20 @@ def test_a_recount_repairs_wrong_counters_and_returns_how_many() -> None:
 
     assert recount() == 1
     assert counts(rest.pk) == [0, 0, 0, 0]
+
+
+def test_the_origins_of_a_group_are_those_of_its_parked_messages() -> None:
+    one, other, empty = group(), group(), group()
+    for queue, handler in (("card", "pay"), ("card", "pay"), ("card", ""), ("transfer", "pay"), ("", "")):
+        parked(group=one, queue=queue, handler=handler)
+    parked(group=one, queue="sent", handler="pay", state=State.REQUEUED)
+    parked(group=other, queue="transfer", handler="refund")
+
+    assert origins_of([one.pk, other.pk, empty.pk]) == {
+        one.pk: [Origin("", ""), Origin("card", ""), Origin("card", "pay"), Origin("transfer", "pay")],
+        other.pk: [Origin("transfer", "refund")],
+        empty.pk: [],
+    }
+    assert counted_origins(one.pk)[0] == (Origin("card", "pay"), 2)
+    assert sum(count for _origin, count in counted_origins(one.pk)) == 5
+    assert origins_of([]) == {}

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from django_rmq_retry import Delivery
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
@@ -114,8 +115,11 @@ def test_the_fingerprint_of_the_handler_also_groups_retries() -> None:
 
 
 def test_a_retry_has_the_group_that_parking_would_give_it() -> None:
-    error = caught(post)
-    attempt = failure(error=error)
+    def charge(_: Delivery) -> None:
+        post()
+
+    error = caught(lambda: charge(delivery()))
+    attempt = failure(error=error, subscription=replace(CHARGE, run=charge))
     last = park(Reason.EXHAUSTED, "Gave up", ErrorNote.of(error))
     verdict = grouped(last, attempt.delivery, attempt.subscription, error)
 
