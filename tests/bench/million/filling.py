@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.color import no_style
@@ -9,6 +10,7 @@ from django.db import connection, models
 
 from django_rmq_retry.models import AuditHead
 from tests.bench.million import tables
+from tests.bench.million.shapes import Shape
 
 CONSTRAINTS = """
     SELECT conrelid::regclass::text, quote_ident(conname), pg_get_constraintdef(oid)
@@ -22,7 +24,7 @@ INDEXES = """
 """
 
 
-def fill(messages: int) -> None:
+def fill(shape: Shape) -> None:
     """Insert messages with all related rows, and update PostgreSQL's statistics."""
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
@@ -30,7 +32,7 @@ def fill(messages: int) -> None:
         cursor.execute("SELECT setseed(0.4)")
         with _bare(cursor):
             for table in tables.TABLES:
-                _insert(cursor, table.model, table.values, table.source.format(messages=messages))
+                _insert(cursor, table.model, table.values, table.source.format(**asdict(shape)))
         cursor.execute(tables.COUNTERS)
         made = [table.model for table in tables.TABLES]
         for statement in connection.ops.sequence_reset_sql(no_style(), made):

@@ -1,16 +1,19 @@
-"""Admin pages over a million messages, for a user with all permissions and one with few."""
+"""Admin pages over very many messages, for a user with all permissions and one with few."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.test import Client
 
 from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked.key_text import MOST_KEYS
 from tests.admin import made
 from tests.bench.million import tables
+from tests.bench.million.shapes import Shape
 from tests.bench.million.timing import Timed, timed
 from tests.bench.report import Finding, table
 
@@ -29,6 +32,8 @@ class Shown:
     served: float | None = 60.0
     own: int | None = 6
     sql: float | None = None
+    posted: Mapping[str, str] | None = None
+    """The form that is posted to the address; the page that answers is measured with it."""
 
     def verdict(self, took: Timed) -> bool | None:
         """Return True if all targets are met."""
@@ -37,12 +42,15 @@ class Shown:
         return all(aims) if aims else None
 
 
-def pages() -> Iterator[Shown]:
+def pages(shape: Shape) -> Iterator[Shown]:
     """Return all measured pages."""
+    preview = f"{ADMIN}requeuerun/preview/?"
+    if shape.parked == 1:
+        yield from _whole(f"{preview}{'&'.join(f'group={group}' for group in range(1, shape.groups + 1))}")
     group, middle = tables.BIGGEST, ParkedMessage.objects.order_by("-pk").values_list("pk", flat=True)[1000]
     yield Shown(name="parked list", address=LIST)
     yield Shown(name="… of the biggest group", address=f"{LIST}?group={group}")
-    yield Shown(name="… of a small group", address=f"{LIST}?group={tables.GROUPS}")
+    yield Shown(name="… of a small group", address=f"{LIST}?group={shape.groups}")
     yield Shown(name="… of a queue", address=f"{LIST}?queue=ledger.main")
     yield Shown(name="… of a type", address=f"{LIST}?type=card.settle")
     yield Shown(name="… of a reason", address=f"{LIST}?reason=permanent+error")
@@ -67,12 +75,20 @@ def pages() -> Iterator[Shown]:
     yield Shown(name="run list", address=f"{ADMIN}requeuerun/")
     yield Shown(name="audit log", address=f"{ADMIN}operatoraction/")
     yield Shown(name="live status", address=f"{ADMIN}livestatus/")
-    preview = f"{ADMIN}requeuerun/preview/?"
     yield Shown(name="preview of one message", address=f"{preview}message={middle}", own=None)
     yield Shown(name="preview of the biggest group", address=f"{preview}group={group}", served=None, own=None)
 
 
-def measure() -> list[Finding]:
+def _whole(preview: str) -> Iterator[Shown]:
+    """Return the pages on which an operator acts on all messages of an incident."""
+    keys = "\n".join(f"PAY-{number}" for number in range(1, MOST_KEYS + 1))
+    yield Shown(name="preview of all", address=preview, served=300.0, own=None)
+    yield Shown(name="10,000 pasted keys", address=f"{LIST}keys/", posted={"keys": keys}, served=1000.0, own=None)
+    left_out = {"except": keys, "leave_out": "1"}
+    yield Shown(name="10,000 keys left out", address=preview, posted=left_out, served=1000.0, own=None)
+
+
+def measure(shape: Shape) -> list[Finding]:
     """Request all pages in several rounds and print; return the findings for the targets."""
     rows: list[Sequence[str]] = [
         ("page", "who", "server ms", "by the clock", "queries", "with Django's", "slowest ms", "target", "")
@@ -82,7 +98,7 @@ def measure() -> list[Finding]:
     for who, person in _people():
         client = Client()
         client.force_login(person)
-        shown = list(pages())
+        shown = list(pages(shape))
         for page, took in zip(shown, timed([_asking(client, page) for page in shown]), strict=True):
             met = page.verdict(took)
             rows.append(_row(page, who, took, met))
@@ -108,10 +124,12 @@ def _asking(client: Client, page: Shown) -> Callable[[], Any]:
     address = page.address
     if "preview" in address:
         address = client.get(address).headers["Location"]
-    found = client.get(address)
+    form = page.posted
+    ask = partial(client.get, address) if form is None else partial(client.post, address, form, follow=True)
+    found = ask()
     if found.status_code not in (200, 302):
         raise AssertionError(f"{address}: {found.status_code}")
-    return lambda: client.get(address)
+    return ask
 
 
 def _row(page: Shown, who: str, took: Timed, met: bool | None) -> Sequence[str]:

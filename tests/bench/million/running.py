@@ -7,8 +7,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
+from tests.bench.million.shapes import Shape
 from tests.bench.report import Finding
 from tests.tooling import databases
 from tests.tooling.filled import own_database
@@ -17,20 +19,20 @@ ROOT = Path(__file__).parents[3]
 CHOICE = "RMQ_TEST_DATABASE"
 
 
-def million(messages: int) -> list[Finding]:
+def filled(shape: Shape) -> list[Finding]:
     """Measure and print; return the findings for the targets."""
     lack = databases.KINDS[databases.POSTGRESQL].lack()
     if lack:
         print(f"\nNo PostgreSQL: {lack}")
-        return [Finding(what=f"a million messages: {lack}", met=False)]
+        return [Finding(what=f"{shape.messages:,} messages: {lack}", met=False)]
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as place, _on_postgresql():
         folder = Path(place)
         with own_database(folder) as own:
-            return _measured(own.environment, messages, folder / "findings.json")
+            return _measured(own.environment, shape, folder / "findings.json")
 
 
-def _measured(environment: dict[str, str], messages: int, told: Path) -> list[Finding]:
-    line = [sys.executable, "-m", "tests.bench.million", str(messages), str(told)]
+def _measured(environment: dict[str, str], shape: Shape, told: Path) -> list[Finding]:
+    line = [sys.executable, "-m", "tests.bench.million", json.dumps(asdict(shape)), str(told)]
     named = {"DJANGO_SETTINGS_MODULE": "tests.bench.million.settings"}
     with subprocess.Popen(line, cwd=ROOT, env={**os.environ, **environment, **named}) as process:
         try:
@@ -38,7 +40,7 @@ def _measured(environment: dict[str, str], messages: int, told: Path) -> list[Fi
         finally:
             process.terminate()
     if code:
-        return [Finding(what=f"a million messages: exit code {code}", met=False)]
+        return [Finding(what=f"{shape.messages:,} messages: exit code {code}", met=False)]
     return [Finding(**one) for one in json.loads(told.read_text())]
 
 

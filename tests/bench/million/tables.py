@@ -1,4 +1,4 @@
-"""The generated rows: 200 error groups of very different sizes, 3 queues, 5 types, three months of incidents."""
+"""The generated rows: error groups of very different sizes, 3 queues, 5 types, three months of incidents."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from django_rmq_retry.models import (
     RequeueRun,
 )
 
-GROUPS, RUNS, RUN_ITEMS, ACTS = 200, 60, 10_000, 20_000
+RUNS, RUN_ITEMS, ACTS = 60, 10_000, 20_000
 BIGGEST, LARGE_RUN = 1, 1
 """The ids of the largest group and of the requeue run on the measured page."""
 TYPES = "(ARRAY['payment.transfer', 'payment.refund', 'card.settle', 'ledger.post', 'notice.send'])"
@@ -49,7 +49,7 @@ class Table:
 
 _GROUPS = Table(
     model=ErrorGroup,
-    source=f"generate_series(1, {GROUPS}) AS i",
+    source="generate_series(1, {groups}) AS i",
     values={
         "id": "i",
         "fingerprint": "lpad(to_hex(i), 40, '0')",
@@ -61,12 +61,12 @@ _GROUPS = Table(
     },
 )
 # Later messages have larger ids; one in a hundred was parked in the last ten minutes, in a current incident.
-_DRAWN = f"""(
-    SELECT i, b, 1 + floor({GROUPS} * power(a, 6))::int AS g, 1 + floor(3 * power(c, 1.5))::int AS q, d,
-           now() - power(1 - i::float / {{messages}}, 2) * interval '90 days' AS at
-    FROM (SELECT i, random() AS a, random() AS b, random() AS c, random() AS d
-          FROM generate_series(1, {{messages}}) AS i) AS numbers
-) AS drawn"""  # noqa: S608 - numbers of ours
+_DRAWN = """(
+    SELECT i, b, 1 + floor({groups} * power(a, {steep}))::int AS g, 1 + floor(3 * power(c, 1.5))::int AS q, d,
+           now() - power(1 - i::float / {messages}, 2) * interval '{span}' AS at
+    FROM (SELECT i, random() AS a, random() * 0.6 / {parked} AS b, random() AS c, random() AS d
+          FROM generate_series(1, {messages}) AS i) AS numbers
+) AS drawn"""
 _MESSAGES = Table(
     model=ParkedMessage,
     source=_DRAWN,
@@ -124,7 +124,7 @@ _ATTEMPTS = Table(
     model=Attempt,
     source="""(
         SELECT m.*, number FROM rmq_retry_parkedmessage AS m
-        CROSS JOIN LATERAL generate_series(CASE WHEN m.id % 5 = 0 THEN 4 ELSE 5 END, 5) AS number
+        CROSS JOIN LATERAL generate_series({first}, 5) AS number
     ) AS tried""",
     values={
         "identity": "identity",
@@ -195,7 +195,7 @@ _ACTS = Table(
         "action": "(ARRAY['requeue', 'discard', 'hold', 'reveal', 'export'])[1 + i % 5]",
         "reason": "'the bank is back'",
         "message": "i * 7",
-        "group": f"1 + i % {GROUPS}",
+        "group": "1 + i % 40",
         "subject": "'PAY-' || i * 7",
         "previous": "repeat('0', 64)",
         "seal": "repeat('0', 64)",
