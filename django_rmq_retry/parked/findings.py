@@ -21,6 +21,9 @@ SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
 MOST_QUEUES = 20
 MOST_EDITED = 10_000
+MOST_SORTED = 10_000
+"""The most messages of a selection whose business keys are sorted; those of more are compared with ``shared_keys``."""
+MOST_SHARED, KEYS_AT_ONCE = 5000, 500
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
 
@@ -139,7 +142,7 @@ def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
     for _code, condition in objections:
         refused |= condition
     counted = _counted(rows, refused, shown)
-    keys, shared = duplicates(rows.exclude(refused))
+    keys, shared = duplicates(rows.exclude(refused), counted.sums["sendable"])
     left_out = {code for code, _condition in objections}
     findings = [
         _finding(name, counted.sums[name], rows.filter(condition), left_out)
@@ -252,12 +255,35 @@ def older_than(moment: datetime) -> Q:
     return Q(published_at__lt=moment) | by_failure | Q(published_at=None, failed_at=None, parked_at__lt=moment)
 
 
-def duplicates(rows: QuerySet[ParkedMessage]) -> tuple[list[str], int]:
-    """Return some business keys that several of these messages share, and the number of messages that share any key."""
-    shared = rows.exclude(business_key="").order_by().values("business_key").annotate(n=Count("pk")).filter(n__gt=1)
-    count = shared.aggregate(messages=Sum("n"))["messages"] or 0
-    some = shared.order_by("business_key")[:SHOWN_EXAMPLES] if count else ()
-    return [row["business_key"] for row in some], count
+def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], int]:
+    """Return some business keys that several of these messages share, and the number of messages that share any key.
+
+    All of the rows are open; ``count`` is how many there are.
+    """
+    named = rows.exclude(business_key="").order_by()
+    keys = shared_keys() if count > MOST_SORTED else None
+    if keys is None:
+        shared = _shared(named)
+        messages = shared.aggregate(messages=Sum("n"))["messages"] or 0
+        return list(shared.values_list("business_key", flat=True)[:SHOWN_EXAMPLES] if messages else ()), messages
+    counts: dict[str, int] = {}
+    for start in range(0, len(keys), KEYS_AT_ONCE):
+        some = named.filter(business_key__in=keys[start : start + KEYS_AT_ONCE])
+        counts.update(_shared(some).values_list("business_key", "n"))
+    return sorted(counts)[:SHOWN_EXAMPLES], sum(counts.values())
+
+
+def shared_keys() -> list[str] | None:
+    """Return the business keys of several open messages, read from an index; None if they are too many."""
+    named = ParkedMessage.objects.using(database()).filter(business_key__gt="", state__in=OPEN).order_by()
+    # Count("pk") would need a column that the index does not have.
+    shared = named.values("business_key").annotate(n=Count("*")).filter(n__gt=1)
+    keys = list(shared.values_list("business_key", flat=True)[: MOST_SHARED + 1])
+    return None if len(keys) > MOST_SHARED else keys
+
+
+def _shared(rows: QuerySet[ParkedMessage]) -> Any:
+    return rows.values("business_key").annotate(n=Count("pk")).filter(n__gt=1).order_by("business_key")
 
 
 def _changed(selection: Selection) -> Q:

@@ -8,7 +8,7 @@ from django.core import signing
 from django.utils import timezone
 
 from django_rmq_retry.models import MessageVersion, ParkedMessage, State
-from django_rmq_retry.parked import selection
+from django_rmq_retry.parked import findings, selection
 from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -134,6 +134,23 @@ class TestReport:
         assert {one.name for one in found.findings if not one.left_out} == {"edited", "duplicates"}
         assert found.findings[-1].examples[-1] == (fine.pk, "payment:1")
         assert found.queues == (("payments.charge", 2),)
+
+    @pytest.mark.parametrize(("sorted_at_most", "shared_at_most"), [(10, 10), (0, 10), (0, 1)])
+    def test_a_large_selection_counts_the_same_shared_keys(
+        self, sorted_at_most: int, shared_at_most: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(findings, "MOST_SORTED", sorted_at_most)
+        monkeypatch.setattr(findings, "MOST_SHARED", shared_at_most)
+        monkeypatch.setattr(findings, "KEYS_AT_ONCE", 1)
+        here = group()
+        for key in ("PAY-1", "PAY-1", "PAY-1", "PAY-2", "PAY-2", "PAY-3", "PAY-4", "", ""):
+            record(group=here, key=key)
+        record(group=here, key="PAY-3", unconfirmed=True)
+        record(group=group("other"), key="PAY-4")
+        found = report(Selection.of_filter({"group": here.pk, "state": ["parked"]}))
+
+        assert counts(found) == {"duplicates": 5, "unconfirmed": 1}
+        assert {name for _pk, name in found.findings[-1].examples} == {"PAY-1", "PAY-2"}
 
     @pytest.mark.parametrize("name", ["on_hold", "succeeded", "unconfirmed", "permanent", "unhandled"])
     def test_a_message_with_a_finding_is_sent_only_if_it_is_included(self, name: str) -> None:
