@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin.app_order import put_in_order
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_errors import away
 from django_rmq_retry.health.facts import Unmigrated
@@ -199,6 +200,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
     class Media:
         css = {"all": ("django_rmq_retry/rmq.css",)}  # noqa: RUF012 - Django's own shape
         js = (Script("django_rmq_retry/rmq.js", defer=True),)
+
+    def __init__(self, model: type[models.Model], admin_site: admin.AdminSite) -> None:
+        super().__init__(model, admin_site)
+        put_in_order(admin_site)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
