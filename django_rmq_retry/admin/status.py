@@ -13,14 +13,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.admin import broker_look, labels
+from django_rmq_retry.admin import broker_look, handler_rows
+from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, refusal
-from django_rmq_retry.admin.queues import Standing, Standstills
+from django_rmq_retry.admin.queues import Standstills
 from django_rmq_retry.admin.timeline import activity
-from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.facts import Survey, survey
+from django_rmq_retry.health.facts import Survey, parked_in, survey
 from django_rmq_retry.health.problems import blind, present
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import Attempt, LiveStatus
@@ -100,18 +100,11 @@ class LiveStatusAdmin(Pages):
         problems = present(known, now, seen.levels)
         still = Standstills.of_states([state_of(one) for one in known.stopped], now.timestamp())
         shown = seen.last or seen
-        rows = still.judged(shown.levels)
         stood = {one.subject: visible(one.text) for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
-        lines = [
-            (
-                row.level,
-                labels.ROLES[row.level.role],
-                [problem.row for problem in row.errors],
-                stood.get(row.level.queue) or row.remark,
-                still.of.get(row.level.queue),
-            )
-            for row in rows
-        ]
+        homes = handler_rows.homes(still.judged(shown.levels))
+        recorded = parked_in(homes) if known.parked.count and homes else {}
+        rows = handler_rows.handler_rows(homes, recorded=recorded, still=still.of.get, remarks=stood)
+        busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
         return self.page(
             request,
             "livestatus/status.html",
@@ -120,8 +113,9 @@ class LiveStatusAdmin(Pages):
             look=seen,
             shown=shown,
             current=not (seen.unreachable or seen.late),
-            levels=[line for line in lines if not _is_fine(line)],
-            fine=[line for line in lines if _is_fine(line)],
+            busy=_table(busy),
+            fine=_table(fine),
+            finds=not refusal(request, "view"),
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
             needs=[Need.of(problem, request, self.address) for problem in problems],
@@ -133,10 +127,10 @@ class LiveStatusAdmin(Pages):
         )
 
 
-def _is_fine(line: tuple[Level, object, Sequence[str], str, Standing | None]) -> bool:
-    """Return True for an empty queue about which there is nothing to say."""
-    level, _role, problems, remark, still = line
-    return level.ready == 0 and not (level.unacked or problems or remark or still)
+def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
+    """Return what a table of rows shows: its columns, and each row with its cells."""
+    names = handler_rows.columns(rows)
+    return {"columns": [COLUMNS[name] for name in names], "rows": [(row, row.cells(names)) for row in rows]}
 
 
 def _counts(known: Survey) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
-from django.db.models import Count, Max, Min, Q, Subquery, Sum
+from django.db.models import Count, IntegerField, Max, Min, Q, Subquery, Sum
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
@@ -36,6 +36,8 @@ from django_rmq_retry.publishing import outbox_rows
 
 T = TypeVar("T")
 RECENT = timedelta(minutes=10)
+MOST_COUNTED = 1000
+"""The most parked messages that are counted for one queue."""
 MOST_GROUPS = 1000
 """The most error groups that are added up to causes: those with the most parked messages."""
 MOST_PLACES = 3
@@ -159,6 +161,26 @@ def parked(now: datetime) -> ParkedCounts:
     )
     count = max((totals["open"] or 0) - (totals["on_hold"] or 0), 0)
     return ParkedCounts(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
+
+
+class _Counted(Subquery):
+    """The number of rows of a query, which may have a limit."""
+
+    template = "(SELECT COUNT(*) FROM (%(subquery)s) rmq_counted)"
+    output_field = IntegerField()
+
+
+def parked_in(queues: Iterable[str]) -> dict[str, int]:
+    """Count the parked messages that failed in each of these queues, up to MOST_COUNTED and one more; one query."""
+    names = list(queues)
+    waiting = ParkedMessage.objects.filter(state=State.PARKED).order_by()
+    counts = {
+        f"queue_{place}": _Counted(waiting.filter(queue=name).values("pk")[: MOST_COUNTED + 1])
+        for place, name in enumerate(names)
+    }
+    # Any row will do: each count is a query of its own.
+    found = ErrorGroup.objects.order_by().annotate(**counts).values_list(*counts)[:1]
+    return {name: count for row in found for name, count in zip(names, row, strict=True)}
 
 
 def largest_cause(now: datetime) -> Cause | None:

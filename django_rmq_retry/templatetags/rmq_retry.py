@@ -252,16 +252,19 @@ def _time(at: datetime, text: str) -> SafeString:
 
 @register.inclusion_tag("admin/rmq_retry/parts/card.html", takes_context=True)
 def rmq_card(context: Context) -> dict[str, Any]:
-    """Return the number above the list of the app's pages; nothing for who may not see it."""
+    """Return the number and the search above the list of the app's pages; nothing for who may not see them."""
     request = context["request"]
+    site = getattr(request, "current_app", None)
+    may_find = not refusal(request.user, "view")
+    finds = reverse("admin:rmq_retry_parkedmessage_changelist", current_app=site) if may_find else ""
     if refusal(request.user, "view_status"):
-        return {}
+        return {"finds": finds}
     try:
         now = database_clock.now(database())
         waiting = parked(now).count
         cause = largest_cause(now) if waiting else None
     except DatabaseError:
-        return {}
-    address = reverse("admin:rmq_retry_livestatus_changelist", current_app=getattr(request, "current_app", None))
+        return {"finds": finds}
+    address = reverse("admin:rmq_retry_livestatus_changelist", current_app=site)
     causes = 1 + cause.others if cause else 1
-    return {"address": address, "parked": waiting, "number": number(waiting), "causes": causes}
+    return {"finds": finds, "address": address, "parked": waiting, "number": number(waiting), "causes": causes}

@@ -8,9 +8,16 @@ from django.contrib.admin.sites import AdminSite
 from django.contrib.auth.models import Group, User
 from django.test import Client, RequestFactory
 
+from django_rmq_retry import Delivery, Exponential, RetryThenPark, handler
 from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
-from django_rmq_retry.models import ErrorGroup, LiveStatus
+from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.health import facts
+from django_rmq_retry.models import ErrorGroup, LiveStatus, QueueControl, State
+from django_rmq_retry.topology import Role
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -43,3 +50,145 @@ def test_other_apps_keep_their_order(rf: RequestFactory, lead: User) -> None:
 
     assert listed == {"auth": ["Group", "User"], "rmq_retry": ["LiveStatus", "ErrorGroup"]}
     assert [app["app_label"] for app in site.get_app_list(request, "rmq_retry")] == ["rmq_retry"]
+
+
+def queues(home: str, *, ready: int = 0, waiting: int = 0, quarantine: int = 0, parked: int = 0) -> list[Level]:
+    """The queues of one handler, each with as many messages."""
+    own = Level(queue=home, role=Role.WORK, ready=ready, consumers=2)
+    others = {
+        f"{home}.retry.10s": (Role.WAITING, waiting),
+        f"{home}.retry.30s": (Role.WAITING, 0),
+        f"{home}.quarantine": (Role.QUARANTINE, quarantine),
+        f"{home}.parked": (Role.PARKED, parked),
+    }
+    folded = (Level(queue=name, role=role, ready=held, consumers=0) for name, (role, held) in others.items())
+    return [own, *folded]
+
+
+@pytest.fixture
+def handlers() -> None:
+    """Two that retry after 10 and 30 seconds."""
+    policy = RetryThenPark(attempts=3, backoff=Exponential(10, factor=3))
+
+    @handler("transfer", policy=policy, name="bank.transfer")
+    def transfer(message: Delivery) -> None:
+        """Nothing."""
+
+    @handler("card", policy=policy, name="bank.pay_by_card")
+    def card(message: Delivery) -> None:
+        """Nothing."""
+
+
+def rows(client: Client) -> dict[str, list[str]]:
+    """Return the cells of each row of the live status, by the name of its queue."""
+    content = client.get(f"{ADMIN}livestatus/").content.decode().replace("<wbr>", "")
+    found = re.findall(r"<tr data-rmq-row>(<th.*?)</tr>", content, re.DOTALL)
+    texts = [[" ".join(re.sub("<[^>]+>", " ", one).split()) for one in re.split("<t[hd]", row)[1:]] for row in found]
+    return {cells[0].partition(">")[2].strip(): [one.partition(">")[2].strip() for one in cells[1:]] for cells in texts}
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_handler_is_one_row_with_all_that_its_queues_hold(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(
+        monkeypatch, *queues("transfer", ready=3, waiting=7, quarantine=1, parked=2), *queues("card", ready=1)
+    )
+    for state in (State.PARKED, State.PARKED, State.ON_HOLD, State.PROCESSED):
+        made.message(queue="transfer", state=state)
+    content = page.get(f"{ADMIN}livestatus/").content.decode().partition("rmq-levels")[2]
+
+    assert re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', content)[:7] == [
+        "Queue", "Ready", "Waiting for retry", "In quarantine", "Parked", "Consumers", "State",
+    ]  # fmt: skip
+    assert rows(page) == {
+        "transfer": [
+            "Ready 3",
+            "Waiting for retry 7",
+            "In quarantine 1",
+            "Parked 4",
+            "Consumers 2",
+            "! messages are parked",
+        ],
+        "card pay_by_card": ["Ready 1", "Waiting for retry 0", "In quarantine 0", "Parked 0", "Consumers 2", "✓ OK"],
+    }
+    assert f'href="{ADMIN}parkedmessage/?queue=transfer"' in content
+
+
+@pytest.mark.usefixtures("handlers")
+def test_columns_that_hold_nothing_anywhere_are_left_out(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(monkeypatch, *queues("transfer", ready=3), *queues("card"))
+    content = page.get(f"{ADMIN}livestatus/").content.decode()
+    before, _tag, folded = content.partition('<details class="rmq-fine">')
+
+    assert rows(page)["transfer"] == ["Ready 3", "Consumers 2", "✓ OK"]
+    assert "Fine: 1 queue is empty" in Page(page.get(f"{ADMIN}livestatus/")).text
+    assert (">card<" in before, ">card<" in folded) == (False, True)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_row_names_the_queue_of_a_problem_and_an_operator_who_paused_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, waiting, *others = queues("card")
+    read = Level(queue=waiting.queue, role=Role.WAITING, ready=0, consumers=1)
+    left = Level(queue="refund", role=Role.WORK, ready=25, consumers=0, abandoned=True, home="refund")
+    parked = Level(queue="refund.parked", role=Role.PARKED, ready=2, consumers=0, abandoned=True, home="refund")
+    made.broker_seen(monkeypatch, *queues("transfer"), first, read, *others, left, parked)
+    QueueControl.objects.create(queue="transfer", paused=True, by="lead")
+    shown = rows(page)
+
+    assert shown["transfer"][-1] == "‖ paused by lead"
+    assert shown["card pay_by_card"][-1] == "✕ card.retry.10s: a consumer reads it, so retries arrive too early"
+    assert shown["refund work"][:2] == ["Ready 25", "Parked 2"]
+    assert shown["refund work"][-1].startswith("✕ abandoned, 25 messages, no consumer: ")
+
+
+@pytest.mark.usefixtures("handlers")
+def test_parked_messages_of_a_row_are_counted_up_to_a_limit(
+    page: Client, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    for name in ("health.facts", "admin.handler_rows"):
+        monkeypatch.setattr(f"django_rmq_retry.{name}.MOST_COUNTED", 2)
+    made.broker_seen(monkeypatch, *queues("transfer"), *queues("card"))
+    cause = made.group()
+    for queue in ("transfer", "transfer", "transfer", "card", "gone"):
+        made.message(cause, queue=queue)
+
+    with django_assert_num_queries(1):
+        assert facts.parked_in(["transfer", "card", "mail"]) == {"transfer": 3, "card": 1, "mail": 0}
+    assert ["Parked 2+" in rows(page)["transfer"], "Parked 1" in rows(page)["card pay_by_card"]] == [True, True]
+    assert facts.parked_in(['it\'s "odd" %s \\ ?']) == {'it\'s "odd" %s \\ ?': 0}
+
+
+@pytest.mark.parametrize("address", ["livestatus/", ""])
+@pytest.mark.parametrize(
+    "asked", ["PAY-80007", "pay-80007", "9f3c-80007", "CUST-7", " PAY-80007 ", "PAY-80007 PAY-80008"]
+)
+def test_one_field_finds_a_message_by_what_an_operator_has_of_it(page: Client, address: str, asked: str) -> None:
+    one = made.message(
+        business_key="PAY-80007", keys=["PAY-80007", "CUST-7"], message_id="9f3c-80007", state=State.PROCESSED
+    )
+    made.message(business_key="PAY-80008", keys=["PAY-80008"])
+    form, values = Page(page.get(ADMIN + address)).form_with("Search")
+    answer = page.get(form.action, {**values, "q": asked}, follow=True)
+    landed = answer.redirect_chain[-1][0]
+
+    assert (form.action, form.method) == (f"{ADMIN}parkedmessage/", "get")
+    if "PAY-80008" in asked:
+        assert landed.startswith(f"{ADMIN}parkedmessage/keys/?list=")
+        assert ("PAY-80007" in Page(answer).text, "PAY-80008" in Page(answer).text) == (True, True)
+    else:
+        assert landed == f"{ADMIN}parkedmessage/{one.pk}/change/"
+
+
+@pytest.mark.parametrize("address", ["livestatus/", ""])
+def test_who_may_not_see_messages_has_no_field_that_finds_them(address: str) -> None:
+    viewer = client_of(made.person("viewer", "view_livestatus"))
+
+    assert "Find a message" not in Page(viewer.get(ADMIN + address)).text
+
+
+@pytest.mark.usefixtures("page")
+def test_who_may_not_see_the_live_status_finds_messages_on_the_index() -> None:
+    clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get(ADMIN)).text
+
+    assert ("Find a message" in clerk, "Nothing is parked. Live status" in clerk) == (True, False)

@@ -1,0 +1,129 @@
+"""The rows of the live status: one for each queue that handlers read, with all that its other queues hold."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext_lazy
+
+from django_rmq_retry.admin import labels
+from django_rmq_retry.admin.queues import Standing
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.health.facts import MOST_COUNTED
+from django_rmq_retry.health.problems import Judged
+from django_rmq_retry.health.rules import number
+from django_rmq_retry.templatetags.rmq_retry import NOTHING
+from django_rmq_retry.topology.declarations import Role
+
+Amounts = Mapping[str, float | None]
+"""By the name of a column; None is unknown."""
+BASIC = ("ready", "consumers")
+"""The columns that are shown even if they hold nothing."""
+RATES = ("arriving", "leaving")
+COLUMNS = {
+    "ready": gettext_lazy("Ready"),
+    "waiting": gettext_lazy("Waiting for retry"),
+    "quarantine": gettext_lazy("In quarantine"),
+    "parked": gettext_lazy("Parked"),
+    "unacked": gettext_lazy("Unacked"),
+    "consumers": gettext_lazy("Consumers"),
+    "arriving": gettext_lazy("In/s"),
+    "leaving": gettext_lazy("Out/s"),
+}
+FOLDED = {Role.WAITING: "waiting", Role.QUARANTINE: "quarantine", Role.PARKED: "parked"}
+"""The columns of queues that are part of another one's row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerRow:
+    queue: str
+    role: Any
+    """The role of a queue that no handler reads; empty for a work queue."""
+    handlers: Sequence[str]
+    """The functions that read the queue, but for one that has the last word of the queue's name."""
+    amounts: Amounts
+    problems: Sequence[str]
+    remark: str
+    still: Standing | None
+
+    @property
+    def is_fine(self) -> bool:
+        """True if the handler has nothing to do, and there is nothing to say about it."""
+        held = any(self.amounts[name] for name in ("waiting", "quarantine", "parked", "unacked"))
+        return self.amounts["ready"] == 0 and not (held or self.problems or self.remark or self.still)
+
+    def cells(self, shown: Iterable[str]) -> list[tuple[str, Any, str]]:
+        """Return the name, the label and the text of each shown column."""
+        return [(name, COLUMNS[name], _text(name, self.amounts[name])) for name in shown]
+
+
+def _text(name: str, amount: float | None) -> str:
+    if amount is None:
+        return NOTHING
+    if name in RATES:
+        return f"{amount:.1f}"
+    return f"{number(MOST_COUNTED)}+" if name == "parked" and amount > MOST_COUNTED else number(int(amount))
+
+
+def columns(rows: Iterable[HandlerRow]) -> list[str]:
+    """Return the columns that hold something in one of the rows."""
+    amounts = [row.amounts for row in rows]
+    return [name for name in COLUMNS if name in BASIC or any(one[name] for one in amounts)]
+
+
+def homes(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
+    """Return the queues of each row, by the queue after which it is named; one that several share is its own row."""
+    known, found = homes_of(registry.work_queues()), dict[str, list[Judged]]()
+    for one in judged:
+        queue = one.level.queue
+        found.setdefault(one.level.home or known.get(queue, queue), []).append(one)
+    return found
+
+
+def handler_rows(
+    found: Mapping[str, Sequence[Judged]],
+    *,
+    recorded: Mapping[str, int],
+    still: Callable[[str], Standing | None],
+    remarks: Mapping[str, str],
+) -> list[HandlerRow]:
+    """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed."""
+    readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
+    return [
+        HandlerRow(
+            queue=home,
+            role="" if home in readers else labels.ROLES[_first(home, queues).level.role],
+            handlers=[name for name in readers.get(home, ()) if name != _last(home)],
+            amounts=_amounts(home, queues, recorded.get(home, 0)),
+            problems=[_named(home, one, problem.row) for one in queues for problem in one.errors],
+            remark=remarks.get(home) or next((_named(home, one, one.remark) for one in queues if one.remark), ""),
+            still=still(home),
+        )
+        for home, queues in found.items()
+    ]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _first(home: str, queues: Sequence[Judged]) -> Judged:
+    return next((one for one in queues if one.level.queue == home), queues[0])
+
+
+def _named(home: str, one: Judged, text: str) -> str:
+    """Say of which queue a problem is, if the row is named after another one."""
+    return text if one.level.queue == home else f"{one.level.queue}: {text}"
+
+
+def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:
+    main = _first(home, queues).level
+    amounts: dict[str, float | None] = {name: getattr(main, name) for name in ("ready", "consumers", *RATES)}
+    unacked = [one.level.unacked for one in queues if one.level.unacked is not None]
+    amounts["unacked"] = sum(unacked) if unacked else None
+    for role, name in FOLDED.items():
+        others = [one.level for one in queues if one.level.role is role and one.level is not main]
+        amounts[name] = sum(level.ready or 0 for level in others)
+    amounts["parked"] = (amounts["parked"] or 0) + recorded
+    return amounts
