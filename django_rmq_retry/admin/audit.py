@@ -1,8 +1,6 @@
 """The admin of the audit log."""
 
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from types import SimpleNamespace
@@ -15,32 +13,23 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry.admin import exports, labels
+from django_rmq_retry.admin.facts import facts_in_words
 from django_rmq_retry.admin.labels import column, cut, labelled
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
-from django_rmq_retry.parked.edit import plain
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import written
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
-FACTS: Mapping[str, Any] = {
-    "selection": gettext_lazy("Selection"),
-    "messages": gettext_lazy("Record numbers"),
-    "until": gettext_lazy("Until"),
-}
-"""Names of the facts that are shown in words; others keep the name under which they are stored."""
-WRITTEN_TIME = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]{5,16}(?:Z|[+-][0-9:]{5})\Z")
 SOURCES = ("admin", "cli", "code")
 
 
@@ -175,29 +164,17 @@ class OperatorActionAdmin(Pages):
         action = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
         if action is None:
             return self.refused(request, refusal(request, "view_all_audit") or _("There is no such action."))
-        known = action.details or {_("facts"): action.facts}
-        facts = [(str(FACTS.get(name, name)), _in_words(value)) for name, value in known.items()]
         title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
         return self.page(
             request,
             "operatoraction/action.html",
             title=title,
             action=action,
-            facts=facts,
+            facts=list(facts_in_words(action)),
             about=self.about(action),
             why=labels.action_reason(action),
             listed=_listed(action),
         )
-
-
-def _in_words(value: object) -> str:
-    """Return a fact in words: a selection by its filters, and times in the user's time zone."""
-    if isinstance(value, Mapping) and "as_of" in value:
-        with suppress(TypeError, KeyError, AttributeError):
-            numbers = ", ".join(f"#{pk}" for pk in value.get("ids", ()))
-            return " · ".join(filter(None, (labels.chosen(value), numbers, _in_words(value["as_of"]))))
-    at = parse_datetime(value) if isinstance(value, str) and WRITTEN_TIME.match(value) else None
-    return plain(value) if at is None or at.tzinfo is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"
 
 
 def _listed(action: OperatorAction) -> list[tuple[str, str]]:

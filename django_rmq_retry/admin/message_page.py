@@ -29,7 +29,7 @@ from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.outcomes import DECIDED_BY, outcome
+from django_rmq_retry.parked.outcomes import DECIDED_BY, erased, outcome
 from django_rmq_retry.parked.selection import number_in
 
 MOST_EDITED_BYTES = 3 * 1024 * 1024
@@ -100,6 +100,8 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
 @of_message("view", "reveal")
 def reveal(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
     """Write the reveal to the audit log, then show the page once with the hidden value revealed."""
+    if message.erased_at:
+        return pages.refused(request, erased(message))
     place = request.POST.get("place", "")
     if place not in _hidden_places(message):
         return HttpResponseNotFound()
@@ -108,8 +110,10 @@ def reveal(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpRe
 
 
 @of_message("view", "view_payload")
-def download(_pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
+def download(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
     """Return the exact bytes of the body, or of an older version, as a file to save and not to display."""
+    if message.erased_at:
+        return pages.refused(request, erased(message))
     number = 1 if request.POST.get("version") == "1" else message.version
     body = bytes(message.body) if number == 1 else contents(message).body
     _log(request, message, Action.DOWNLOAD, {"version": number, "sha256": message.sha256, "bytes": len(body)})
@@ -176,6 +180,8 @@ def beyond_forms(number: int, size: int) -> str:
 
 def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[Button]:
     """Return the actions on the message in its state; one that is not allowed carries the reason."""
+    if message.erased_at:
+        return []
 
     def why_not(verb: str) -> str:
         return refusal(request, verb, message=message)

@@ -354,6 +354,8 @@ class Migration(migrations.Migration):
                 ("unconfirmed", models.BooleanField(default=False, verbose_name="may have been delivered")),
                 ("resolved_at", models.DateTimeField(blank=True, null=True, verbose_name="resolved")),
                 ("resolution", models.CharField(blank=True, max_length=255, verbose_name="reason for the discard")),
+                ("erased_at", models.DateTimeField(blank=True, null=True, verbose_name="erased")),
+                ("erased_by", models.CharField(blank=True, max_length=150, verbose_name="erased by")),
                 (
                     "group",
                     models.ForeignKey(
@@ -751,6 +753,7 @@ class Migration(migrations.Migration):
                             ("export", "Export"),
                             ("import", "Import"),
                             ("purge", "Purge"),
+                            ("erase", "Erase"),
                             ("pause", "Pause requeue run"),
                             ("resume", "Resume requeue run"),
                             ("slow", "Change rate"),
@@ -771,6 +774,8 @@ class Migration(migrations.Migration):
                 ("facts", models.JSONField(default=dict, verbose_name="facts")),
                 ("ip", models.GenericIPAddressField(blank=True, null=True, verbose_name="IP address")),
                 ("source", models.CharField(default="code", max_length=10, verbose_name="source")),
+                ("salt", models.CharField(blank=True, editable=False, max_length=32)),
+                ("digest", models.CharField(editable=False, max_length=64)),
                 ("previous", models.CharField(editable=False, max_length=64)),
                 ("seal", models.CharField(editable=False, max_length=64)),
                 (

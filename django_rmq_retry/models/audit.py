@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -12,10 +13,12 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 SEALED = (
-    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "first_message", "last_message", "group"),
-    *("run", "subject", "count", "facts", "ip", "source", "previous"),
+    *("number", "actor_name", "actor_key", "behalf", "message", "first_message", "last_message", "group", "run"),
+    *("count", "ip", "source", "digest", "previous"),
 )
 """The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
+MESSAGES = "messages"
+"""The fact that names several messages, as ranges of their ids; an erasure keeps it, and the seal covers it."""
 
 
 class Action(models.TextChoices):
@@ -33,6 +36,7 @@ class Action(models.TextChoices):
     EXPORT = "export", pgettext_lazy("action", "Export")
     IMPORT = "import", pgettext_lazy("action", "Import")
     PURGE = "purge", pgettext_lazy("action", "Purge")
+    ERASE = "erase", pgettext_lazy("action", "Erase")
     PAUSE = "pause", pgettext_lazy("action", "Pause requeue run")
     RESUME = "resume", pgettext_lazy("action", "Resume requeue run")
     SLOW = "slow", pgettext_lazy("action", "Change rate")
@@ -55,6 +59,13 @@ class InsertOnly(models.QuerySet["OperatorAction"]):
 
     def delete(self) -> NoReturn:
         raise HistoryIsFixed("Recorded actions of operators are deleted only by the command rmq_audit purge.")
+
+    def forget(self, using: str) -> int:
+        """Empty the texts of these actions and the facts that may hold content; what was sealed remains provable."""
+        for action in self.using(using):
+            row: models.QuerySet[OperatorAction] = models.QuerySet(OperatorAction, using=using).filter(pk=action.pk)
+            row.update(subject="", reason="", facts=action.lasting, salt="")
+        return len(self)
 
     def bulk_update(self, *_args: Any, **_changes: Any) -> NoReturn:
         raise HistoryIsFixed("Recorded actions of operators cannot be changed.")
@@ -91,6 +102,10 @@ class OperatorAction(models.Model):
     """Details by name, such as selection, rate, digests before and after, masked difference and result."""
     ip = models.GenericIPAddressField(_("IP address"), null=True, blank=True)
     source = models.CharField(_("source"), max_length=10, default="code")
+    salt = models.CharField(max_length=32, blank=True, editable=False)
+    """Random, so that nobody can guess an erased text by its digest; empty if the texts were erased."""
+    digest = models.CharField(max_length=64, editable=False)
+    """SHA-256 over the salt, subject, reason and facts. It is sealed in their place, so that they can be erased."""
     previous = models.CharField(max_length=64, editable=False)
     seal = models.CharField(max_length=64, editable=False)
     """SHA-256 over this row and the seal of the row before it."""
@@ -131,18 +146,52 @@ class OperatorAction(models.Model):
         labels = (name for (action, fact), name in ELSEWHERE.items() if action == self.action and fact in self.details)
         return str(next(labels, dict(Action.choices).get(self.action, self.action)))
 
+    def close(self) -> None:
+        """Seal the row as it is now."""
+        self.salt = secrets.token_hex(16)
+        self.digest = self.compute_digest()
+        self.seal = self.compute_seal()
+
+    def compute_digest(self) -> str:
+        """Return the SHA-256 of what an erasure empties, with the salt."""
+        return _sha256({name: getattr(self, name) for name in ("salt", "subject", "reason", "facts")})
+
     def compute_seal(self) -> str:
         """Return the SHA-256 of the values and the seal before them, without the account, which may be deleted."""
         at = self.at.astimezone(timezone.get_fixed_timezone(0)).isoformat(timespec="milliseconds")
-        facts = {name: getattr(self, name) for name in SEALED} | {"at": at, "action": str(self.action)}
-        text = json.dumps(facts, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        more = {"at": at, "action": str(self.action), "lasting": self.lasting}
+        return _sha256({name: getattr(self, name) for name in SEALED} | more)
+
+    @property
+    def lasting(self) -> Mapping[str, Any]:
+        """The facts that an erasure keeps: numbers of messages, and no content."""
+        ranges = self.details.get(MESSAGES)
+        return {MESSAGES: ranges} if isinstance(ranges, str) else {}
+
+    @property
+    def erased(self) -> bool:
+        """True if its texts are gone; the rest of the row is sealed as before."""
+        return not self.salt
+
+    @property
+    def intact(self) -> bool:
+        """True if the row is as it was written, or as an erasure leaves it."""
+        if self.seal != self.compute_seal():
+            return False
+        if self.erased:
+            return not (self.subject or self.reason) and self.facts == self.lasting
+        return self.digest == self.compute_digest()
 
     @property
     def queue(self) -> str:
         """The queue that was paused or resumed, else an empty string: an action on a queue names no messages."""
         of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
         return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
+
+
+def _sha256(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class FormerName(models.Model):

@@ -231,6 +231,9 @@ class ParkedMessage(models.Model):
     """True if the last requeue was not confirmed: a copy may be in flight although the message is open."""
     resolved_at = models.DateTimeField(_("resolved"), null=True, blank=True)
     resolution = models.CharField(_("reason for the discard"), max_length=255, blank=True)
+    erased_at = models.DateTimeField(_("erased"), null=True, blank=True)
+    erased_by = models.CharField(_("erased by"), max_length=150, blank=True)
+    """Who emptied the body, the headers, the keys and all texts of the message for good."""
 
     class Meta:
         verbose_name = _("parked message")

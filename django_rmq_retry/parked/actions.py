@@ -64,7 +64,9 @@ def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int
     rows = locked_messages(ids, whole=False)
     known = selection.revisions
     fresh = [
-        row for row in rows.values() if row.state in change.states and row.revision == known.get(row.pk, row.revision)
+        row
+        for row in rows.values()
+        if row.state in change.states and not row.erased_at and row.revision == known.get(row.pk, row.revision)
     ]
     meant = [row for row in fresh if allowed is None or not allowed(row)]
     move(meant, change.state, **change.changes)

@@ -1,5 +1,6 @@
 """Django's admin history: an entry for each action of an operator with an account."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.apps import apps
@@ -27,10 +28,30 @@ def add_entry(action: OperatorAction, using: str) -> None:
         user_id=action.actor_id,
         content_type=types.objects.db_manager(using).get_for_model(model),
         object_id=str(number),
-        object_repr=(action.subject or f"#{number}")[:OBJECT_LIMIT],
+        object_repr=_name(action, number),
         action_flag=CHANGE,
         change_message=_change_message(action),
     )
+
+
+def forget(actions: Iterable[OperatorAction], using: str) -> None:
+    """Take the names and reasons of these actions out of Django's history."""
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    entries: Any = apps.get_model("admin", "LogEntry")
+    types: Any = apps.get_model("contenttypes", "ContentType")
+    if router.db_for_write(entries) != using:
+        return
+    for action in actions:
+        model, number = _changed_object(action)
+        kind = types.objects.db_manager(using).get_for_model(model)
+        written = {"object_repr": _name(action, number), "change_message": _change_message(action)}
+        known = entries.objects.using(using).filter(content_type=kind, object_id=str(number), **written)
+        known.update(object_repr=f"#{number}", change_message=str(action.action))
+
+
+def _name(action: OperatorAction, number: int) -> str:
+    return (action.subject or f"#{number}")[:OBJECT_LIMIT]
 
 
 def _changed_object(action: OperatorAction) -> tuple[type[models.Model], int]:

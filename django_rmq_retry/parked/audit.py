@@ -10,6 +10,7 @@ from django.db.models import F, Q
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, AuditHead, FormerName, OperatorAction, RequeueItem
+from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import number_in, numbers_of
@@ -17,6 +18,8 @@ from django_rmq_retry.parked.selection import number_in, numbers_of
 log = logging.getLogger("django_rmq_retry")
 
 AUDIT_BATCH = 2000
+ERASED = "rows"
+"""The fact of an erasure that names the rows of the audit log whose texts it emptied, as ranges of their numbers."""
 READ_AT_ONCE = 500
 """Actions on several messages that one statement reads; each may name thousands of messages."""
 MOST_RUNS = 200
@@ -44,7 +47,7 @@ def log_action(
     """
     if len(messages) == 1:
         message, messages = next(iter(messages)), ()
-    several = {"messages": spans(messages)} if messages else {}
+    several = {MESSAGES: spans(messages)} if messages else {}
     using = router.db_for_write(OperatorAction)
     with transaction.atomic(using=using):
         previous = _next_head(using)
@@ -69,7 +72,7 @@ def log_action(
             source=actor.source,
             previous=previous.seal,
         )
-        row.seal = row.compute_seal()
+        row.close()
         row.save(using=using)
         AuditHead.objects.using(using).filter(pk=1).update(seal=row.seal)
         add_entry(row, using)
@@ -128,7 +131,7 @@ def _on_several(messages: Collection[int]) -> Iterator[int]:
     # One statement per slice: some databases return a whole result at once.
     while chunk := list(rest[:READ_AT_ONCE]):
         yield from (
-            number for number, facts in chunk if isinstance(facts, dict) and _holds(facts.get("messages"), messages)
+            number for number, facts in chunk if isinstance(facts, dict) and _holds(facts.get(MESSAGES), messages)
         )
         rest = rows.filter(number__lt=chunk[-1][0])
 
@@ -181,13 +184,19 @@ def _breaks() -> Iterator[str]:
     head = _head(using)
     known: OperatorAction | None = None
     begins, purged, end = 1, 0, (0, "")
+    erased, erasures = list[int](), list[object]()
     for action in _in_order(using):
         yield from _breaks_between(known, action)
         begins = begins if known else action.number
         purged = max(purged, _purged_by(action))
+        erased += [action.number] if action.erased else []
+        erasures += [action.details.get(ERASED)] if action.action == Action.ERASE else []
         known = action
         if head is not None and action.number <= head.number:
             end = (action.number, action.seal)
+    for number in erased:
+        if not any(_holds(rows, [number]) for rows in erasures):
+            yield f"The texts of row {number} were deleted, and no erasure in the log names it."
     if begins != purged + 1:
         yield f"The log begins at row {begins}, but was purged up to row {purged}: the rows between are missing."
     if known is not None and head is not None and known.number > head.number:
@@ -208,7 +217,7 @@ def _breaks_between(known: OperatorAction | None, action: OperatorAction) -> Ite
         yield f"The rows between {known.number} and {action.number} are missing."
     elif known is not None and action.previous != known.seal:
         yield f"Row {action.number} does not follow row {known.number}: one of them was changed or inserted later."
-    if action.seal != action.compute_seal():
+    if not action.intact:
         yield f"Row {action.number} was changed after it was written."
     if action.actor_id is not None and str(action.actor_id) != action.actor_key:
         yield f"Row {action.number} names another account than when it was written."

@@ -21,6 +21,19 @@ def outcome(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction 
 
     ``run`` is the last one that sent it, ``act`` the action that put it into its state.
     """
+    ended = _ended(message, run, act)
+    return f"{ended} {erased(message)}".strip()
+
+
+def erased(message: ParkedMessage) -> str:
+    """Return who erased the contents of a message, and when; empty if they are there."""
+    if message.erased_at is None:
+        return ""
+    text = _("Its contents were erased {when} by {name}.")
+    return text.format(when=_minute(message.erased_at), name=message.erased_by)
+
+
+def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
     names: dict[str, object] = {"run": run.pk, "name": run.by} if run else {}
     if message.state == State.PROCESSED:
         text = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")

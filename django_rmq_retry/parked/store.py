@@ -181,7 +181,9 @@ class BatchWriter:
         numbers = {*self._messages.filter(identity__in=identities).values_list("pk", flat=True), *ticketed}
         if not numbers:
             return
-        for record in locking(self._messages.filter(pk__in=numbers).only(*READ).order_by("pk")):
+        # An erased record has nothing left that an operator could send: a copy that comes later is another message.
+        known = self._messages.filter(pk__in=numbers, erased_at__isnull=True)
+        for record in locking(known.only(*READ).order_by("pk")):
             self._by_pk[record.pk] = self._by_identity[record.identity] = record
 
     def _store_arrival(self, arrival: Arrival) -> None:

@@ -28,7 +28,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.key_lists import mark_kept
-from django_rmq_retry.parked.operators import Actor, Allowed
+from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import RecordStore
 
@@ -41,12 +41,12 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 COLUMNS = (
     *("id", "state", "group", "business_key", "message_id", "correlation_id", "type", "handler", "queue", "reason"),
     *("error", "attempts", "cycle", "version", "copies", "published_at", "failed_at", "parked_at", "held_until"),
-    *("requeued_at", "requeued_by", "resolved_at", "resolution", "size", "sha256"),
+    *("requeued_at", "requeued_by", "resolved_at", "resolution", "erased_at", "erased_by", "size", "sha256"),
 )
 
 AUDIT_COLUMNS = (
     *("number", "at", "actor_name", "actor_key", "behalf", "action", "reason", "message", "group", "run", "subject"),
-    *("count", "facts", "ip", "source", "previous", "seal"),
+    *("count", "facts", "ip", "source", "salt", "digest", "previous", "seal"),
 )
 HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
 IMPORTED_AT_ONCE = 200
@@ -65,9 +65,12 @@ def export(
     selection: Selection, actor: Actor, *, form: str = "csv", payload: Payload = Payload.NONE, reason: str = ""
 ) -> Iterator[str]:
     """Return the lines of an export, "csv" or "jsonl"; only one with the whole payload can be imported again."""
-    rows = selection.queryset()
+    chosen = selection.queryset()
+    selection.check(chosen.count())
+    rows = chosen.filter(erased_at__isnull=True)
     count = rows.count()
-    selection.check(count)
+    if not count and chosen.exists():
+        raise Refused(_("The contents of these messages were erased, so there is nothing to export."))
     mark_kept(selection.filter)
     facts = {"form": form, "payload": payload.value, "selection": selection.facts()}
     alone = rows.select_related(None).defer("body", "properties").first() if count == 1 else None

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -9,11 +10,13 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import Message
+from django_rmq_retry import Message, parked
+from django_rmq_retry.admin.facts import name_in_words
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
@@ -393,16 +396,36 @@ def test_an_edit_shows_values_in_a_language_neutral_format(page: Client, setting
     assert "datetime.datetime" not in text
 
 
-def test_audit_facts_are_shown_in_a_language_neutral_format(page: Client) -> None:
+def test_audit_facts_are_shown_in_words(page: Client) -> None:
     act = logged(
         Action.RESUME,
         Actor.of_code("test"),
         run=7,
-        facts={"before": {"canary": True, "stop_at": 20.0}, "after": [None]},
+        facts={
+            "before": {"canary": True, "stop_at": 20.0, "rate": 0.5},
+            "after": [None],
+            "category": "bad data",
+            "counts": {"processed": 3},
+            "until": "2026-11-22T17:47:00+00:00",
+            "of_tomorrow": 1,
+        },
     )
     text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
 
-    assert "before canary = true, stop_at = 20.0 after null Seal" in text
+    before = "Sends one message first: yes Pauses when more percent fail again than: 20 Messages per second: 0.5"
+    assert f"Before {before} After {NOTHING} Reason for the discard Bad data Messages by status Processed: 3" in text
+    until = timezone.localtime(datetime(2026, 11, 22, 17, 47, tzinfo=UTC))
+    assert f"Until {until:%Y-%m-%d %H:%M:%S} of_tomorrow 1 Seal" in text
+
+
+def test_each_fact_that_the_package_writes_has_a_name() -> None:
+    sources = [path.read_text() for path in Path(parked.__file__).parent.glob("*.py")]
+    logging = "\n".join(source for source in sources if "log_action(" in source)
+    literals = re.findall(r"facts[^=\n]*=\s*\{([^}]*)\}", logging)
+    written = {name for one in literals for name in re.findall(r'"([a-z_0-9]+)":', one)}
+
+    assert {"selection", "until", "paused_by", "outbox", "category"} <= written
+    assert [name for name in written if name_in_words(name) == name] == []
 
 
 MALFORMED = [f'{{"amount":"8,{number}0" }}'.encode() for number in range(3)]

@@ -4,13 +4,14 @@ import getpass
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.utils import timezone, translation
 
 from django_rmq_retry import management
-from django_rmq_retry.models import Action, RequeueRun, RunState
+from django_rmq_retry.models import Action, RequeueRun, RunState, audit
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
 from tests.admin.made import attempt, blocked_key, consumer, in_flight, outgoing
@@ -63,6 +64,7 @@ JSON = {name: words for name, words in DATABASE.items() if name not in WITHOUT_J
     "edit": ("rmq_parked", "edit", "812", "--header", "a=b", "--yes", "--reason", "INC-553"),
     "edit_many": ("rmq_parked", "edit", "812", "--set", "amount=8.50", "--yes", "--reason", "INC-553"),
     "edit_preview": ("rmq_parked", "edit", "812", "--set", "amount=8.50", "--dry-run"),
+    "erase": ("rmq_parked", "erase", "--key", "PAY-1", "--dry-run"),
     "import": ("rmq_parked", "import", LISTED),
     "purge": ("rmq_parked", "purge", "--older-than", "90d"),
     "audit_head": ("rmq_audit", "head"),
@@ -82,6 +84,7 @@ def night(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timezone, "now", lambda: NOW)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(getpass, "getuser", lambda: "root")
+    monkeypatch.setattr(audit, "secrets", SimpleNamespace(token_hex=lambda size: "00" * size))
     for name in ("NO_COLOR", "DJANGO_COLORS", "PYTHON_COLORS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 

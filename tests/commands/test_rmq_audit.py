@@ -77,11 +77,11 @@ def test_a_log_that_was_rewritten_as_a_whole_is_detected_by_a_head_that_was_kept
     with connection.cursor() as cursor:
         for row in OperatorAction.objects.order_by("number"):
             row.reason, row.previous = "forged", previous
-            previous = row.compute_seal()
-            values = ("forged", row.previous, previous, row.number)
-            cursor.execute(
-                "UPDATE rmq_retry_operatoraction SET reason = %s, previous = %s, seal = %s WHERE number = %s", values
-            )
+            row.close()
+            previous = row.seal
+            values = ("forged", row.salt, row.digest, row.previous, row.seal, row.number)
+            columns = "reason = %s, salt = %s, digest = %s, previous = %s, seal = %s"
+            cursor.execute(f"UPDATE rmq_retry_operatoraction SET {columns} WHERE number = %s", values)  # noqa: S608 - ours
         cursor.execute("UPDATE rmq_retry_audithead SET seal = %s", [previous])
 
     assert run("rmq_audit", "verify").code == 0

@@ -518,6 +518,34 @@ class TestActs:
         assert (told.code, "Pass one message, or a change by path for many" in told.err) == (2, True)
         assert parked("edit", "7", "--header", "a=b", "--yes", "--reason", "x").code == 6
 
+    def test_an_erasure_shows_what_it_would_erase_and_is_confirmed(self, tmp_path: Path) -> None:
+        one = record(key="CUST-1", state=State.DISCARDED, resolved_at=timezone.now())
+        (tmp_path / "keys").write_text("CUST-1\n")
+        shown = parked("erase", "--key", "CUST-1", "--dry-run")
+        asked = parked("erase", "--key", "CUST-1", "--reason", "request 12")
+        kept = bytes(again(one).body)
+        done = parked("erase", "--keys-from", str(tmp_path / "keys"), "--yes", "--reason", "request 12")
+
+        told = (
+            "1 message, 0 edited versions, 0 attempts, the texts of 0 rows of the audit log and of 0 requeue runs, "
+            "and 0 stored names"
+        )
+        assert (shown.code, shown.out) == (0, f"{told} would be erased.\n")
+        assert (asked.code, kept != b"") == (7, True)
+        assert (done.code, done.out) == (0, f"{told} erased.\n")
+        assert "Copies on the broker, in the outbox, in logs and in backups are not reached." in done.err
+        assert (bytes(again(one).body), parked("erase", "--key", "CUST-1", "--dry-run").code) == (b"", 6)
+        assert f"#{one.pk}" in parked("show", str(one.pk)).out
+        assert "Its contents were erased" in parked("show", str(one.pk)).out
+
+    def test_an_erasure_that_cannot_be_done_says_why(self) -> None:
+        record(key="CUST-1")
+
+        assert parked("erase", "--yes", "--reason", "x").code == 2
+        told = parked("erase", "--key", "CUST-1", "--yes", "--reason", "x")
+        assert (told.code, "1 message is open or requeued" in told.err) == (2, True)
+        assert parked("erase", "--key", "CUST-9", "--yes", "--reason", "x").code == 6
+
     def test_an_exported_message_is_imported_elsewhere(self, tmp_path: Path) -> None:
         record(body=b"\xff")
         (tmp_path / "out").write_text(parked("export", "--all", "--payload", "whole").out)

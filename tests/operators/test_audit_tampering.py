@@ -33,6 +33,8 @@ OTHERWISE: dict[str, Any] = {
     "facts": '{"n": 999}',
     "ip": "10.0.0.9",
     "source": "cli",
+    "salt": "f" * 32,
+    "digest": "f" * 64,
     "previous": "f" * 64,
     "seal": "f" * 64,
 }
