@@ -1,9 +1,7 @@
 """The admin of the audit log."""
 
 from collections.abc import Mapping
-from copy import copy
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import admin
@@ -21,9 +19,9 @@ from django.utils.translation import gettext_lazy, npgettext
 from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.facts import facts_in_words
 from django_rmq_retry.admin.labels import column, cut, labelled
-from django_rmq_retry.admin.message_list import CappedPaginator
+from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.models import OperatorAction
+from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import written
@@ -61,6 +59,20 @@ class BySource(SimpleListFilter):
         return queryset.filter(source=self.value()) if self.value() else queryset
 
 
+class ByAction(SimpleListFilter):
+    """A filter by the kind of an action, without its object: queues are paused as requeue runs are."""
+
+    title = gettext_lazy("action")
+    parameter_name = "action__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        several: dict[str, Any] = {Action.PAUSE: _("Pause"), Action.RESUME: _("Resume")}
+        return [(value, several.get(value, label)) for value, label in Action.choices]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[OperatorAction]) -> QuerySet[OperatorAction]:
+        return queryset.filter(action=self.value()) if self.value() else queryset
+
+
 def _by(number: str, label: Any) -> type[ByNumber]:
     return type(f"By_{number}", (ByNumber,), {"title": label, "parameter_name": number})
 
@@ -69,12 +81,8 @@ class ActionList(ChangeList):
     """The list of actions; its title names the whole log."""
 
     @property
-    def counted(self) -> "ActionList":
-        """Return a copy with the name of its rows, singular or plural, for the line below them."""
-        name = npgettext("counted", "action", "actions", self.result_count)
-        same = copy(self)
-        same.opts = SimpleNamespace(verbose_name=name, verbose_name_plural=name)  # type: ignore[assignment]  # names only
-        return same
+    def counted(self) -> ChangeList:
+        return counted_as(self, npgettext("counted", "action", "actions", self.result_count))
 
 
 @admin.register(OperatorAction)
@@ -85,7 +93,7 @@ class OperatorActionAdmin(Pages):
     list_display = ("when", "who", "action_name", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
     list_filter = (
-        "action",
+        ByAction,
         BySource,
         _by("message", gettext_lazy("message")),
         _by("group", gettext_lazy("group")),

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db import models
-from django.db.models import Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -85,9 +85,11 @@ class ErrorGroupAdmin(Pages):
         asked, show = request.GET.get("q", "").strip(), request.GET.get("show", "parked")
         page = Paginator(_with_origin(_chosen(asked, show)), PER_PAGE).get_page(request.GET.get("p"))
         parked = ParkedMessage.objects.filter(state=State.PARKED)
+        on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
         summary = ErrorGroup.objects.aggregate(
             groups=models.Count("pk", filter=Q(parked__gt=0)),
-            waiting=Sum("parked"),
+            held=Coalesce(Max(Subquery(on_hold.annotate(count=models.Count("pk")).values("count"))), 0),
+            waiting=Coalesce(Sum("parked"), 0) - F("held"),
             last=Max("last_seen"),
             oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
         )

@@ -1,7 +1,9 @@
 """The list of parked messages: filters, search and newer arrivals."""
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -14,7 +16,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages, needs, refusal
@@ -198,6 +200,13 @@ def _found(request: HttpRequest, rows: Any) -> int:
     return len(numbers)
 
 
+def counted_as(listed: ChangeList, name: str) -> ChangeList:
+    """Return a copy of a list with a name of its rows, singular or plural, for the line below them."""
+    same = copy(listed)
+    same.opts = SimpleNamespace(verbose_name=name, verbose_name_plural=name)  # type: ignore[assignment]  # names only
+    return same
+
+
 class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in the stubs only
     """A paginator that counts no further than users turn pages."""
 
@@ -259,6 +268,11 @@ class MessageList(ChangeList):
             yield "status"
         if len({row.type for row in rows}) == 1:
             yield "kind"
+
+    @property
+    def counted(self) -> ChangeList:
+        """The same list, whose rows need not be parked: a search finds messages in all states."""
+        return counted_as(self, npgettext("counted", "message", "messages", self.result_count))
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""

@@ -22,7 +22,7 @@ from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import Survey, parked_in, survey
 from django_rmq_retry.health.problems import blind, present
-from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.health.rules import Code, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.templatetags.rmq_retry import visible
 
@@ -125,6 +125,23 @@ class LiveStatusAdmin(Pages):
             runs=known.runs[:-6:-1],
             **activity(request, most=5),
         )
+
+    def summary(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what the index of the app says: the same findings, by the last look at the broker."""
+        known = survey(page=True)
+        broker_look.remember(known.declared)
+        seen, parked = broker_look.glimpse(), known.parked.count
+        problems = present(known, database_clock.now(known.alias), seen.levels)
+        return {
+            "status": self.address("livestatus_changelist"),
+            "look": seen,
+            "shown": seen.last or seen,
+            "current": not (seen.unreachable or seen.late),
+            "needs": [Need.of(problem, request, self.address) for problem in problems],
+            "parked": parked,
+            "number": number(parked),
+            "causes": 1 + known.cause.others if known.cause else 1,
+        }
 
 
 def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:

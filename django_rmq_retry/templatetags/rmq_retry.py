@@ -2,10 +2,12 @@
 
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.contrib.admin.sites import all_sites
 from django.db import DatabaseError
 from django.template import Context
 from django.urls import reverse
@@ -16,9 +18,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.health.facts import largest_cause, parked
 from django_rmq_retry.health.rules import number
-from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait, State
+from django_rmq_retry.models import ItemState, LiveStatus, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.parked.outcomes import minute
@@ -252,19 +253,16 @@ def _time(at: datetime, text: str) -> SafeString:
 
 @register.inclusion_tag("admin/rmq_retry/parts/card.html", takes_context=True)
 def rmq_card(context: Context) -> dict[str, Any]:
-    """Return the number and the search above the list of the app's pages; nothing for who may not see them."""
+    """Return what stands above the list of the app's pages: the search, and what its live status says."""
     request = context["request"]
-    site = getattr(request, "current_app", None)
-    may_find = not refusal(request.user, "view")
-    finds = reverse("admin:rmq_retry_parkedmessage_changelist", current_app=site) if may_find else ""
-    if refusal(request.user, "view_status"):
-        return {"finds": finds}
-    try:
-        now = database_clock.now(database())
-        waiting = parked(now).count
-        cause = largest_cause(now) if waiting else None
-    except DatabaseError:
-        return {"finds": finds}
-    address = reverse("admin:rmq_retry_livestatus_changelist", current_app=site)
-    causes = 1 + cause.others if cause else 1
-    return {"finds": finds, "address": address, "parked": waiting, "number": number(waiting), "causes": causes}
+    name = getattr(request, "current_app", None)
+    shown: dict[str, Any] = {}
+    if not refusal(request.user, "view"):
+        shown["finds"] = reverse("admin:rmq_retry_parkedmessage_changelist", current_app=name)
+    site = next((one for one in all_sites if one.name == name and one.is_registered(LiveStatus)), None)
+    if site is not None and not refusal(request.user, "view_status"):
+        with suppress(DatabaseError):
+            # The pages are above the tags, so the tag finds them as Django does.
+            pages: Any = site.get_model_admin(LiveStatus)
+            shown |= pages.summary(request)
+    return shown

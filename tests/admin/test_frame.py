@@ -71,7 +71,7 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
     assert text.count("growing") == 1
     assert "The bank did not answer." in text
     assert "Requeue 3…" in text
-    assert "2 groups · 7 messages parked" in text
+    assert "2 groups · 6 messages parked · 1 on hold" in text
 
 
 class TestOneCauseBehindTwoHandlers:

@@ -6,18 +6,21 @@ from typing import Any
 import pytest
 from django.contrib.admin.sites import AdminSite
 from django.contrib.auth.models import Group, User
+from django.db import ProgrammingError
 from django.test import Client, RequestFactory
+from django.utils import timezone
 
 from django_rmq_retry import Delivery, Exponential, RetryThenPark, handler
 from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.health import facts
-from django_rmq_retry.models import ErrorGroup, LiveStatus, QueueControl, State
+from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, State
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
+from tests.operators.made import logged
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -192,3 +195,79 @@ def test_who_may_not_see_the_live_status_finds_messages_on_the_index() -> None:
     clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get(ADMIN)).text
 
     assert ("Find a message" in clerk, "Nothing is parked. Live status" in clerk) == (True, False)
+
+
+def test_the_head_of_the_index_says_what_the_live_status_says(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T2: five seconds to the truth, on each page where one begins."""
+    work = [Level(queue=name, role=Role.WORK, ready=0, consumers=1) for name in ("transfer", "card")]
+    made.broker_seen(monkeypatch, *work)
+    quiet = Page(page.get(ADMIN)).text
+    made.broker_seen(monkeypatch, *(Level(queue=one.queue, role=Role.WORK, ready=0, consumers=0) for one in work))
+    made.consumer(seconds=64, host="vm", pid=18494)
+    made.message()
+    for place in range(5):
+        QueueControl.objects.create(queue=f"old.{place}", paused=True, by="lead", since=timezone.now())
+    index, status = (Page(page.get(ADMIN + address)).text for address in ("", "livestatus/"))
+
+    assert "✓ No problems found." in quiet
+    assert ("7 things need you" in index, "7 things need you" in status) == (True, True)
+    assert "✕ No consumer is alive. Last heartbeat 64 s ago: vm:18494." in index
+    assert index.index("No consumer is alive") < index.index("1 message parked") < index.index("Queue 'old.")
+    assert [f"Queue 'old.{place}' has been paused" in index for place in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_the_head_of_the_index_is_not_green_while_the_broker_is_away(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.broker_seen(monkeypatch, away="connection refused")
+    text = Page(page.get(ADMIN)).text
+
+    assert "No connection to the broker since" in text
+    assert "✓" not in text
+
+
+def test_without_its_tables_the_index_still_lists_the_pages(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(**_options: Any) -> None:
+        raise ProgrammingError("no such table: rmq_retry_parkedmessage")
+
+    monkeypatch.setattr("django_rmq_retry.admin.status.survey", missing)
+    response = page.get(ADMIN)
+
+    assert (response.status_code, "things need you" in Page(response).text) == (200, False)
+
+
+def test_messages_on_hold_are_not_counted_as_parked_on_any_page(page: Client) -> None:
+    """T13: "12 groups · 4752 messages parked" stood beside "Parked 4712"."""
+    cause = made.group()
+    for state in (State.PARKED, State.PARKED, State.PARKED, State.ON_HOLD):
+        made.message(cause, state=state)
+    groups, status, index = (Page(page.get(ADMIN + name)).text for name in ("errorgroup/", "livestatus/", ""))
+
+    assert "1 group · 3 messages parked · 1 on hold" in groups
+    assert "Parked 3 oldest" in status
+    assert "3 messages parked ·" in index
+
+
+@pytest.mark.parametrize(("query", "said"), [("state=processed", "2 messages"), ("q=PAY-9", "0 messages"),
+                                             ("", "1 message")])  # fmt: skip
+def test_the_number_below_a_list_does_not_call_all_messages_parked(page: Client, query: str, said: str) -> None:
+    """T13: "1 parked message" stood under processed ones."""
+    for state in (State.PROCESSED, State.PROCESSED, State.PARKED):
+        made.message(state=state)
+    content = page.get(f"{ADMIN}parkedmessage/?{query}").content.decode().rpartition('class="paginator"')[2]
+    below = " ".join(re.sub("<[^>]+>", " ", content.partition("</nav>")[0]).split())
+
+    assert (said in below, "parked message" in below.removeprefix("Pagination")) == (True, False)
+
+
+def test_the_audit_filter_for_pauses_names_neither_queues_nor_runs(page: Client) -> None:
+    """T13: "Pause requeue run" found queues that were paused."""
+    logged(Action.PAUSE, subject="payments.main", facts={"until": None})
+    logged(Action.PAUSE, run=3)
+    filters = [
+        text for text in Page(page.get(f"{ADMIN}operatoraction/")).links if text in ("Pause", "Pause requeue run")
+    ]
+    shown = Page(page.get(f"{ADMIN}operatoraction/?action__exact=pause")).text
+
+    assert filters == ["Pause"]
+    assert ("Pause queue payments.main" in shown, "Pause requeue run" in shown) == (True, True)

@@ -55,6 +55,7 @@ PAGES = {
     "audit": f"{AUDIT}/",
     "act": f"{AUDIT}/1/change/",
     "audit export": f"{AUDIT}/export/",
+    "index": f"{ADMIN}/",
     "status": f"{STATUS}/",
     "queues": f"{ADMIN}/queuecontrol/",
     "consumers": f"{ADMIN}/consumerprocess/",
@@ -133,7 +134,7 @@ def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
 @pytest.mark.nightly
 def test_pages_have_no_barriers_while_the_broker_is_unavailable(sit: Sit) -> None:
     lead = sit(cookies={"broker": "away"})
-    pages = {name: PAGES[name] for name in ("status", "preview", "run running", "message", "groups")}
+    pages = {name: PAGES[name] for name in ("index", "status", "preview", "run running", "message", "groups")}
 
     assert found(lead, pages) == {}
     lead.go(PAGES["status"])

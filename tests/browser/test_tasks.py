@@ -342,6 +342,20 @@ def test_a_page_whose_server_is_silent_says_at_its_top_since_when_it_is_old(sit:
     assert said["y"] + said["height"] <= live["y"]
 
 
+def test_a_page_whose_server_hangs_says_so_after_one_miss(sit: Sit) -> None:
+    """T11: an update had no timeout, and three had to fail."""
+    lead = sit()
+    lead.go("/admin/rmq_retry/livestatus/")
+    lead.page.route("**/*fragment=1*", lambda _route: None)
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    lead.page.get_by_text(re.compile(r"as of .*\d: the server does not answer")).wait_for()
+
+    assert lead.page.locator("[data-rmq-live].rmq-stale").count() == 1
+    lead.page.unroute_all(behavior="ignoreErrors")
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    lead.page.get_by_text("updated every 5 s").wait_for()
+
+
 def test_fourteen_messages_with_their_time_fit_on_a_small_screen(sit: Sit) -> None:
     lead = sit(width=1280, height=720)
     lead.go(LIST)
