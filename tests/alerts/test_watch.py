@@ -27,7 +27,7 @@ from tests.tooling import processes
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 AWAY = "amqp://guest:guest@127.0.0.1:1/%2F"
 
 

@@ -1,0 +1,1 @@
+"""An app of the shop that looks for findings without waiting."""
