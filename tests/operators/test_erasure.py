@@ -255,6 +255,20 @@ def test_more_messages_than_one_transaction_takes_are_erased_in_several(monkeypa
     check_books()
 
 
+def test_an_erasure_that_fails_at_its_last_step_has_erased_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_on(payment())
+    before = everything()
+
+    def fails(*_: object, **_facts: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(erasure, "log_action", fails)
+    with pytest.raises(InterruptedError):
+        erase([CUSTOMER], ANN, reason="request 12")
+
+    assert everything() == before
+
+
 def test_texts_that_were_deleted_by_hand_are_reported() -> None:
     worked_on(payment())
     with connection.cursor() as cursor:
