@@ -188,7 +188,12 @@ class Code(Enum):
         why=_("Messages that should pass through it are returned or dropped."),
         fix="manage.py rmq_declare",
     )
-    UNREADABLE = _error(Area.TOPOLOGY)(row="%(reason)s")
+    UNREADABLE = _error(Area.TOPOLOGY)(
+        row="%(reason)s",
+        text=_("Queue %(subject)r cannot be read. %(reason)s"),
+        why=_("Its messages and consumers are not known."),
+        fix="Grant the project's user the right on it: rabbitmqctl set_permissions",
+    )
     ALL_VANISHED = _error(Area.CONSUMERS)(
         text=_("No consumer is alive. Last heartbeat %(span)s ago: %(names)s."),
         why=ngettext_lazy(
@@ -242,7 +247,7 @@ class Code(Enum):
     )
     MOVE_LEFT = _error(Area.TOPOLOGY)(
         text="A move of the messages of %(subject)r was interrupted, and %(aside)r holds them.",
-        why="No handler gets them.",
+        why=_("No handler gets them."),
         fix="manage.py rmq_declare --recreate %(quoted)s",
     )
     INTERRUPTED = _error(Area.TOPOLOGY)(
@@ -251,6 +256,7 @@ class Code(Enum):
             "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
             "count",
         ),
+        why=_("No handler gets them."),
         fix="%(command)s",
     )
     ABANDONED = _error(Area.TOPOLOGY)(
