@@ -27,7 +27,7 @@ from django_rmq_retry.parked import erasure
 from django_rmq_retry.parked.actions import discard, restore
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import audit_head, verify
-from django_rmq_retry.parked.edit import propose, store
+from django_rmq_retry.parked.edit import editable, propose, store
 from django_rmq_retry.parked.erasure import erase, traces
 from django_rmq_retry.parked.key_lists import list_filter, look_up
 from django_rmq_retry.parked.key_lists import store as store_keys
@@ -173,9 +173,12 @@ def test_nothing_under_a_key_is_said() -> None:
     assert not OperatorAction.objects.exists()
 
 
-def test_an_erased_message_is_not_restored_or_exported() -> None:
+def test_an_erased_message_is_not_restored_edited_requeued_or_exported() -> None:
     one = payment(state=State.DISCARDED, resolved_at=timezone.now())
     erase([CUSTOMER], ANN, reason="request 12")
+    left_out = requeue_run([one.pk]).items.get()
+    assert (left_out.state, left_out.skip_code) == ("skipped", "resolved")
+    assert editable(again(one)) == "Only an open message can be edited."
     done = restore(Selection.of_ids([one.pk]), ANN)
     with pytest.raises(Refused, match="The contents of these messages were erased"):
         list(export(Selection.of_ids([one.pk]), ANN, form="jsonl", payload=Payload.WHOLE))
