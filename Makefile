@@ -57,7 +57,7 @@ $(DOCS_READY): $(READY)
 	touch $@
 
 $(BROWSER_READY): $(READY)
-	$(PIP) --group browser
+	$(PIP) --group browser --group themes
 	touch $@
 
 $(PACKAGE_READY): $(READY)

@@ -26,14 +26,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def theme() -> str:
+    """Django's own look."""
+    return ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, theme: str) -> Path:
     """The folder in which the site keeps its database."""
-    return tmp_path_factory.mktemp("site")
+    return tmp_path_factory.mktemp(f"site{theme}")
 
 
 # With module scope: tests of one module change what the pages of another show.
 @pytest.fixture(scope="module")
-def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+def site(request: pytest.FixtureRequest, folder: Path, theme: str) -> Iterator[str]:
     """The address of the site, with the records of the scene that the module names."""
     lack = no_browser()
     if lack:
@@ -42,6 +48,7 @@ def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     code = f"import django; django.setup(); from tests.browser import serve; serve.serve({scene!r})"
     words = [sys.executable, "-c", code]
     env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.browser.settings", "RMQ_BROWSER_FOLDER": str(folder)}
+    env["RMQ_BROWSER_THEME"] = theme
     root = Path(__file__).parents[2]
     with subprocess.Popen(words, cwd=root, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -29,9 +29,10 @@ class Person:
 
     def sign_in(self, name: str) -> None:
         self.go("/admin/login/")
-        self.page.fill("#id_username", name)
-        self.page.fill("#id_password", name)
-        self.page.click("input[type=submit]")
+        self.page.fill("input[name=username]", name)
+        self.page.fill("input[name=password]", name)
+        self.page.press("input[name=password]", "Enter")
+        self.page.wait_for_url(lambda address: "/login/" not in address)
 
     def go(self, address: str) -> None:
         """Open a link, or the product's home."""

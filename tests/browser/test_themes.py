@@ -1,0 +1,42 @@
+"""The pages in other looks of the admin: they answer, fit the screen, and have no inline code of ours."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.browser.conftest import Sit
+from tests.browser.test_barriers import PAGES
+from tests.tooling.services import Unavailable, go_without
+
+MAIN = ("messages", "message", "preview", "status", "groups", "group", "queues", "run running", "edit of many")
+WATCHED = """window.ours = [];
+document.addEventListener("securitypolicyviolation", (event) => {
+  const inside = event.target instanceof Element && event.target.closest(".rmq, .rmq-dialog");
+  const told = `${event.violatedDirective}: ${event.sample}`;
+  if (inside || event.sourceFile.includes("django_rmq_retry")) window.ours.push(told);
+});"""
+"""Notes what a strict policy would block of our own code."""
+
+
+@pytest.fixture(scope="module", params=["unfold", "jazzmin"])
+def theme(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if find_spec(name) is None:
+        go_without(Unavailable(None, f"django-{name} is not here: pip install --group themes."))
+    return name
+
+
+@pytest.mark.nightly
+def test_the_main_pages_work_in_another_theme(sit: Sit, site: str) -> None:
+    lead = sit()
+    lead.page.add_init_script(WATCHED)
+    wrong = {}
+    for name in MAIN:
+        answer = lead.page.goto(site + PAGES[name])
+        assert answer is not None
+        buttons = lead.page.locator(".rmq .rmq-button:visible").count()
+        found = answer.status, lead.scrolls_sideways(), lead.page.evaluate("window.ours"), buttons > 0
+        if found != (200, False, [], True):
+            wrong[name] = found
+
+    assert wrong == {}
