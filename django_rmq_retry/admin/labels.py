@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.health.problems import listed
+from django_rmq_retry.health.rules import number
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
@@ -158,10 +159,18 @@ def labelled(label: str, value: Any) -> SafeString:
     return format_html('<span class="rmq-label" aria-hidden="true">{}</span> {}', label, value)
 
 
-def column(model: type[Model], field: str) -> Any:
-    """Return a column for a field in one of the admin's own lists, with its name for a narrow screen."""
-    name: Any = label_for_field(field, model)
-    return admin.display(description=name)(lambda _self, row: labelled(capfirst(str(name)), getattr(row, field)))
+def column(model: type[Model], *fields: str) -> Any:
+    """Return a column for a field in one of the admin's own lists, such as 4, or for two as 4/9.
+
+    It has the name of the first field, on a narrow screen too.
+    """
+    name: Any = label_for_field(fields[0], model)
+
+    def shown(_self: object, row: Model) -> SafeString:
+        values = [getattr(row, field) for field in fields]
+        return labelled(capfirst(str(name)), "/".join(number(one) if isinstance(one, int) else one for one in values))
+
+    return admin.display(description=name)(shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,16 +38,13 @@ PACE_AFTER_SECONDS = 5.0
 CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
-COUNTED = ("total", "sent", "processed", "failed", "skipped")
+COUNTED = ("processed", "failed", "skipped")
 
 
 @admin.register(RequeueRun)
 class RequeueRunAdmin(Pages):
     sees = "view_run"
-    list_display = (
-        *("name", "status", "by", "chosen", "of_total", "of_sent", "of_processed", "of_failed", "of_skipped"),
-        "created",
-    )
+    list_display = ("name", "status", "created", "by", "of_sent", "of_processed", "of_failed", "of_skipped", "chosen")
     list_display_links = ("name",)
     list_filter = ("state",)
     ordering = ("-pk",)
@@ -60,8 +57,8 @@ class RequeueRunAdmin(Pages):
         lambda _self, run: labelled(_("Selection"), labels.chosen(run.selection, run.description) or NOTHING)
     )
     created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
-
-    of_total, of_sent, of_processed, of_failed, of_skipped = (column(RequeueRun, field) for field in COUNTED)
+    of_sent = column(RequeueRun, "sent", "total")
+    of_processed, of_failed, of_skipped = (column(RequeueRun, field) for field in COUNTED)
 
     def own_urls(self) -> list[URLPattern]:
         return [

@@ -17,6 +17,8 @@ EDITED = 30 + len(State)
 """The message that was edited; before it there is one in each state."""
 LONG = EDITED + 4
 """One whose keys and line of code are as long as they can be, alone in its group."""
+MALFORMED = 21
+"""A group of permanent errors that no test edits here."""
 PAGES = {
     "groups": f"{ADMIN}/errorgroup/",
     "groups by queue": f"{ADMIN}/errorgroup/?by=queue",
@@ -48,7 +50,7 @@ PAGES = {
     "answer to a list of keys": f"{MESSAGE}/keys/?list=1",
     "preview": f"{RUN}/preview/?group=1",
     "preview of one first": f"{RUN}/preview/?group=1&canary=1",
-    "preview of what is permanent": f"{RUN}/preview/?message={EDITED}",
+    "preview of what is permanent": f"{RUN}/preview/?group={MALFORMED}",
     "preview of nothing": f"{RUN}/preview/?sel=made-up",
     "runs": f"{RUN}/",
     **{f"run {state}": f"{RUN}/{1 + place}/change/" for place, state in enumerate(RunState)},
@@ -90,6 +92,11 @@ ON_PHONE = {
   ...document.querySelectorAll(`${tables} caption:not(.visually-hidden)`)
 ].filter((one) => one.offsetWidth < 0.9 * one.closest("table").offsetWidth).map((one) => one.textContent)""",
 }
+CUT = """[...document.querySelectorAll('.results')].some((one) => one.scrollWidth > one.clientWidth + 1)"""
+"""Whether a list is wider than its place, which hides its last columns."""
+BUTTONS = """[...document.querySelectorAll('main :is(button, a.rmq-button, summary.rmq-button)')]
+  .filter((one) => one.checkVisibility() && !one.matches('.visually-hidden')).map((one) => one.textContent.trim())"""
+NARROW = """document.querySelector('#content').offsetWidth < 0.95 * document.documentElement.clientWidth"""
 DIRECTION = "getComputedStyle(document.documentElement).direction"
 TURNED = """() => [...document.querySelectorAll('.rmq-icon, .rmq-sign, .rmq-arrow')]
   .filter((one) => one.checkVisibility())
@@ -122,6 +129,36 @@ def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit) -> None:
 
     assert found(lead, PAGES) == {}
     assert lead.complaints == []
+
+
+@pytest.mark.nightly
+def test_pages_with_long_words_fit_each_screen(sit: Sit) -> None:
+    wrong = {}
+    for width in (390, 1280, 1920):
+        lead = sit(language="de", width=width)
+        for name, address in PAGES.items():
+            lead.go(address)
+            cut = lead.page.evaluate(CUT)
+            if lead.scrolls_sideways() or (cut and width > 640):
+                wrong[name, width] = cut
+
+    assert wrong == {}
+
+
+@pytest.mark.nightly
+def test_a_printed_page_uses_the_paper_and_shows_no_button(sit: Sit) -> None:
+    lead = sit(width=794)
+    wrong = {}
+    for name, address in PAGES.items():
+        lead.page.emulate_media(media="screen")
+        lead.go(address)
+        lead.page.emulate_media(media="print")
+        shown = lead.page.evaluate(BUTTONS)
+        cut, narrow = lead.page.evaluate(CUT), lead.page.evaluate(NARROW)
+        if shown or cut or narrow or lead.scrolls_sideways():
+            wrong[name] = shown, cut, narrow
+
+    assert wrong == {}
 
 
 @pytest.mark.nightly
@@ -246,7 +283,7 @@ def test_main_tasks_work_under_a_nonce_only_csp(sit: Sit) -> None:
 
     assert lead.page.locator("#rmq-activity").is_visible()
     assert not lead.page.locator("#rmq-body").is_visible()
-    assert colour == "999px"
+    assert colour == "16px"
     assert lead.complaints == []
 
 

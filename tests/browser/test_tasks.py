@@ -93,7 +93,7 @@ def test_a_message_is_edited_and_requeued(sit: Sit) -> None:
 def test_twelve_malformed_messages_are_repaired_by_one_change(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
-    lead.click("Open", within=card("Malformed"))
+    lead.click("MalformedError", within=card("Malformed"))
     lead.click("Edit 12…")
     lead.fill("#rmq-path", "amount")
     lead.fill("#rmq-find", ",")
