@@ -157,7 +157,7 @@ def _review_page(
         cut=len(lines) < len(proposal.difference),
         findings=[one for one in found.findings if one.name != "permanent"],
         look=look,
-        levels=targets_of(found, look),
+        levels=targets_of(found.queues, look),
         ready=_ready(found, look) and not proposal.unread,
         wrong={"all": wrong} if wrong else {},
     )

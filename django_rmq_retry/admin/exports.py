@@ -15,7 +15,7 @@ from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.transfer import Payload, audit_lines, export, run_lines
+from django_rmq_retry.parked.transfer import Payload, audit_lines, early_lines, export, run_lines
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson; charset=utf-8"}
 VERBS = ("view", "export")
@@ -74,9 +74,13 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
 @needs("view_run", "export")
 def run(_pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
     """Export the outcome of each message of a requeue run."""
-    if not RequeueRun.objects.filter(pk=pk).exists():
+    row, actor = RequeueRun.objects.filter(pk=pk).first(), Actor.of_request(request)
+    if row is None:
         raise Http404(_("There is no such requeue run."))
-    lines = run_lines(pk, Actor.of_request(request), allowed=lambda one: refusal(request, *VERBS, message=one))
+    if row.retries_of:
+        lines = early_lines(pk, actor, named=not operators.has_own_rules(request.user))
+    else:
+        lines = run_lines(pk, actor, allowed=lambda one: refusal(request, *VERBS, message=one))
     return _file(lines, f"run-{pk}", "csv")
 
 

@@ -21,7 +21,7 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import Action, FormerName, OperatorAction, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models import Action, EarlyRetry, FormerName, OperatorAction, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
@@ -262,7 +262,10 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     """Return the timeline and the activity for the page, and the newest actions, whoever may see them."""
     attempts = list(attempts_of(message)[: MOST_ATTEMPTS + 1])
     items = list(RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:MOST_ACTIONS])
-    about = acts_on([message.pk], runs={item.run_id for item in items})
+    names = {message.identity, *(attempt.identity for attempt in attempts)}
+    early = EarlyRetry.objects.filter(identity__in=names).select_related("run").order_by("-pk")
+    retries = list(early[:MOST_ACTIONS]) if attempts else []
+    about = acts_on([message.pk], runs={item.run_id for item in items} | {retry.run_id for retry in retries})
     actions = list(OperatorAction.objects.filter(about).order_by("-number")[:MOST_ACTIONS])
     no_traces = refusal(request, "view_traceback", message=message)
     if no_traces:
@@ -273,7 +276,7 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
     seen = [action for action in actions if not no_activity and (not only_own or action.actor_id == request.user.pk)]
     shown = {
         "items": items,
-        "events": timeline(message, attempts[:MOST_ATTEMPTS], actions, items),
+        "events": timeline(message, attempts[:MOST_ATTEMPTS], actions, items, retries),
         "more_attempts": len(attempts) > MOST_ATTEMPTS,
         "no_traces": no_traces,
         "activity": with_reasons(seen),

@@ -1,5 +1,6 @@
 """The admin of queues: their depth, consumers and state; pause and resume."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,11 +18,14 @@ from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.problems import Judged, Queues, excused
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls, declared
 from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.topology.declarations import Role
 
 SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "1h": (gettext_lazy("for 1 hour"), timedelta(hours=1)),
@@ -96,15 +100,17 @@ class QueueRow:
     standing: Standing
     level: Level | None
     problems: Sequence[str]
+    waiting: int
+    """The number of messages in its waiting queues."""
 
     @classmethod
-    def of(cls, standing: Standing, found: Judged | None) -> "QueueRow":
+    def of(cls, standing: Standing, found: Judged | None, waiting: int) -> "QueueRow":
         level = found.level if found else None
         if standing.state == FLOWING and (level is None or not level.consumers):
             kind, sign, label = UNKNOWN if level is None or level.consumers is None else UNREAD
             standing = replace(standing, kind=kind, sign=sign, label=label)
         problems = [one.row for one in found.errors if one.code not in SAID] if found else []
-        return cls(standing=standing, level=level, problems=problems)
+        return cls(standing=standing, level=level, problems=problems, waiting=waiting)
 
 
 @admin.register(QueueControl)
@@ -120,6 +126,7 @@ class QueueControlAdmin(Pages):
         broker_look.remember(declared.rows())
         seen = broker_look.look()
         judged = {one.level.queue: one for one in Queues(levels=seen.levels, excused=excused(states, now)).judged()}
+        waiting = _waiting(seen.levels)
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         return self.page(
             request,
@@ -127,7 +134,8 @@ class QueueControlAdmin(Pages):
             part="parts/queues.html",
             title=_("Queues"),
             look=seen,
-            rows=[QueueRow.of(Standing.of(one, now), judged.get(one.queue)) for one in shown],
+            rows=[QueueRow.of(Standing.of(one, now), judged.get(one.queue), waiting[one.queue]) for one in shown],
+            may_send=not refusal(request, "view_run", "send_waiting"),
             abandoned=[(one.level, one.problems) for one in judged.values() if one.level.abandoned],
             asked=asked,
             searched=len(states) > SEARCHED,
@@ -158,3 +166,13 @@ class QueueControlAdmin(Pages):
             except Refused as refusal:
                 messages.warning(request, str(refusal))
         return HttpResponseRedirect(self.address("queuecontrol_changelist"))
+
+
+def _waiting(levels: Sequence[Level]) -> Counter[str]:
+    """Return the number of messages that wait for each work queue."""
+    homes = homes_of(registry.work_queues())
+    counts: Counter[str] = Counter()
+    for level in levels:
+        if level.role is Role.WAITING and level.queue in homes:
+            counts[homes[level.queue]] += level.ready or 0
+    return counts

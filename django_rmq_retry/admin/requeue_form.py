@@ -1,5 +1,6 @@
 """The preview of a requeue. A page that is shown again keeps everything that was typed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,7 +137,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         targets=[name for name, one in queues.items() if one.role not in NO_TARGETS],
         sample=sample(request, selection),
         look=look,
-        levels=targets_of(found, look),
+        levels=targets_of(found.queues, look),
         left=left,
         wrong=wrong,
         forbidden=why_not,
@@ -196,9 +197,9 @@ class Target:
         return bool(self.level and self.level.consumers and not self.still)
 
 
-def targets_of(findings: RequeueReport, look: broker_look.Look) -> list[Target]:
+def targets_of(counts: Sequence[tuple[str, int]], look: broker_look.Look) -> list[Target]:
     """Return the queues that messages would go to, the one with the most messages first."""
-    queues = findings.queues[:5]
+    queues = counts[:5]
     still = Standstills.among(queue for queue, _count in queues)
     problems = {one.level.queue: [problem.row for problem in one.errors] for one in still.judged(look.levels)}
     return [

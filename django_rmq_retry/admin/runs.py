@@ -15,14 +15,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import broker_look, exports, labels, requeue_form
+from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, waiting_form
 from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
-from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import EarlyRetry, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.drive import DRIVEN, drive, driver_name
 from django_rmq_retry.parked.key_lists import keys_of
-from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 
@@ -63,6 +63,7 @@ class RequeueRunAdmin(Pages):
     def own_urls(self) -> list[URLPattern]:
         return [
             self.own_url("preview/", "preview", self.roomy(partial(requeue_form.preview, self))),
+            self.own_url("waiting/", "waiting", partial(waiting_form.preview, self)),
             self.own_url("<int:pk>/control/", "control", require_POST(self.control)),
             self.own_url("<int:pk>/export/", "export", require_POST(partial(exports.run, self))),
             self.own_url("<int:pk>/send/", "send", non_atomic_requests(require_POST(self.send))),
@@ -134,6 +135,7 @@ class RequeueRunAdmin(Pages):
             errors=_errors(ended) if run.failed else (),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
             skipped=[(one, one.get_skip_code_display()) for one in _seen(request, skipped)],
+            retries=_failed_retries(request, run) if run.failed and run.retries_of else (),
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
 
@@ -157,7 +159,7 @@ class RequeueRunAdmin(Pages):
             if faster > run.rate:
                 add(_("Speed up to %(rate)d per second") % {"rate": faster}, "slow", values={"rate": faster})
             add(_("Stop"), "stop", kind="danger")
-        if run.failed:
+        if run.failed and not run.retries_of:
             label = _("Requeue the %(count)d that failed again…") % {"count": run.failed}
             again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
             buttons.append(Button(label=label, address=again, why=refusal(request, "requeue", count=run.failed)))
@@ -175,6 +177,13 @@ def _found(number: str) -> RequeueRun:
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
     """Return the first items, without those whose message the user may not see."""
     return [one for one in items[:MOST_ITEMS] if not refusal(request, "view", message=one.message)]
+
+
+def _failed_retries(request: HttpRequest, run: RequeueRun) -> list[EarlyRetry]:
+    """Return the first retries that failed again; none for a user for whom each message has to be checked."""
+    if has_own_rules(request.user):
+        return []
+    return list(EarlyRetry.objects.filter(run=run, state=ItemState.FAILED).order_by("pk")[:MOST_ITEMS])
 
 
 def _errors(items: QuerySet[RequeueItem]) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem
+from django_rmq_retry.models import Action, Attempt, EarlyRetry, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
@@ -128,10 +128,14 @@ class Event:
 
 
 def timeline(
-    message: ParkedMessage, attempts: Sequence[Attempt], actions: Iterable[OperatorAction], items: Iterable[RequeueItem]
+    message: ParkedMessage,
+    attempts: Sequence[Attempt],
+    actions: Iterable[OperatorAction],
+    items: Iterable[RequeueItem],
+    retries: Iterable[EarlyRetry],
 ) -> list[Event]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
-    events = [*_own(message, attempts), *_actions(actions), *_sent(items, attempts)]
+    events = [*_own(message, attempts), *_actions(actions), *_sent(items, attempts), *_sent_early(retries)]
     for place, attempt in enumerate(attempts):
         events += _attempt(attempt, newest=place == 0)
     return sorted(events, key=lambda event: event.at, reverse=True)
@@ -193,6 +197,12 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
             yield Event(at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id)
+
+
+def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[Event]:
+    for retry in retries:
+        title = _("Sent before it was due by %(name)s") % {"name": retry.run.by}
+        yield Event(at=retry.sent_at, kind="sent", title=title, run=retry.run_id)
 
 
 def activity(request: HttpRequest, *about: Q, most: int = MOST_ACTIONS_SHOWN, **fields: int) -> dict[str, Any]:

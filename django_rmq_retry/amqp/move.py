@@ -14,7 +14,7 @@ from django_rmq_retry.errors import RmqRetryError, UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.header_names import BARE, BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
-from django_rmq_retry.messages.stamp import Stamp
+from django_rmq_retry.messages.stamp import STAMP_HEADERS, Stamp
 
 MOST_UNCONFIRMED = 200
 EXPIRATION = PREFIX + "expiration"
@@ -32,63 +32,69 @@ class MoveStopped(RmqRetryError):
         super().__init__(f"Moving {source!r} to {target!r} stopped: {reason} No message was lost; run it again.")
 
 
-class Move:
-    """Moves messages until the queue is empty: ``Move(session, "a", "b", change=for_good("a")).run()``."""
+class CopyFailed(Exception):
+    """The broker did not accept a copy; the text is a sentence."""
 
-    def __init__(self, session: Session, source: str, target: str, *, change: Change) -> None:
-        self.moved = 0
+    def __init__(self, reason: str, *, full: bool = False) -> None:
+        self.reason = reason
+        self.full = full
+        """True if the queue there refuses further messages for now."""
+        super().__init__(reason)
+
+
+class Copies:
+    """Copies messages that are unacked on a channel; each original is acked when its copy is confirmed.
+
+    ``done`` is called with the delivery tag of each original that was acked.
+    """
+
+    def __init__(self, session: Session, done: Callable[[int], object]) -> None:
+        self.channel = session.new_channel()
+        self._done = done
         self._session = session
-        self._source = source
-        self._target = target
-        self._change = change
-        self._channel = session.new_channel()
         self._sent = 0
         self._pending: dict[int, int] = {}
-        self._got: list[Got | None] = []
-        self._failure = ""
+        self._failure: CopyFailed | None = None
 
-    def run(self) -> int:
-        try:
-            self._begin()
-            while (got := self._next()) is not None:
-                self._copy(*got)
-                self._wait(lambda: len(self._pending) < MOST_UNCONFIRMED)
-            self._wait(lambda: not self._pending)
-        finally:
-            self._end()
-        return self.moved
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         ready: list[object] = []
-        channel = self._channel
+        channel = self.channel
         channel.add_on_return_callback(lambda _channel, method, *_: self._fail(f"{method.reply_text}."))
-        channel.add_callback(lambda _: self._got.append(None), [spec.Basic.GetEmpty], one_shot=False)
-        channel.confirm_delivery(self._confirmed, callback=ready.append)
-        self._wait(lambda: ready)
+        channel.confirm_delivery(self._answered, callback=ready.append)
+        self.wait(lambda: ready)
 
-    def _next(self) -> Got | None:
-        def got(_channel: object, method: spec.Basic.GetOk, properties: Any, body: bytes) -> None:
-            self._got.append((method, properties, body))
-
-        self._channel.basic_get(self._source, got)
-        self._wait(lambda: self._got)
-        return self._got.pop()
-
-    def _copy(self, method: spec.Basic.GetOk, properties: RawProperties, body: bytes) -> None:
+    def copy(self, tag: int, raw: bytes, body: bytes, *, exchange: str, routing_key: str) -> None:
         connection = self._session.connection
         self._check_size(len(body))
         data = marshal_publish(
-            self._channel.channel_number,
-            self._change(properties.raw),
+            self.channel.channel_number,
+            raw,
             body,
-            exchange="",
-            routing_key=self._target,
+            exchange=exchange,
+            routing_key=routing_key,
             mandatory=True,
             frame_max=connection.frame_max,
         )
         self._sent += 1
-        self._pending[self._sent] = method.delivery_tag or 0
+        self._pending[self._sent] = tag
         connection.send_raw(data)
+        self.wait(lambda: len(self._pending) < MOST_UNCONFIRMED)
+
+    def settle(self) -> None:
+        """Wait until all copies are confirmed."""
+        self.wait(lambda: not self._pending)
+
+    def wait(self, ready: Callable[[], object]) -> None:
+        """Run the loop until ``ready()``; raise CopyFailed if the broker does not accept a copy."""
+        self._session.wait(lambda: self._failure or ready(), self.channel)
+        if self._failure:
+            raise self._failure
+
+    def end(self) -> None:
+        """Close the channel: unacked messages are requeued, and acks already sent take effect before."""
+        if self.channel.is_open:
+            self.channel.close()
+            self._session.wait(lambda: self.channel.is_closed)
 
     def _check_size(self, size: int) -> None:
         """Test the size first: a copy too large closes the channel and duplicates messages confirmed but not acked."""
@@ -96,37 +102,65 @@ class Move:
         if size > sizes.accepted and sizes.limit is None:
             answered: list[bool] = []
             sizes.test(size, lambda: answered.append(True))
-            self._wait(lambda: answered)
+            self.wait(lambda: answered)
         if sizes.limit is not None and size > sizes.limit:
-            self._wait(lambda: not self._pending)
-            self._fail(f"{above(size, sizes.limit)}: raise max_message_size there.")
-            self._wait(lambda: None)
+            self.settle()
+            raise CopyFailed(f"{above(size, sizes.limit)}: raise max_message_size there.")
 
-    def _confirmed(self, frame: Any) -> None:
+    def _answered(self, frame: Any) -> None:
         method = frame.method
         if isinstance(method, spec.Basic.Nack):
-            self._fail("the queue there refuses a copy.")
+            self._fail("the queue there refuses a copy.", full=True)
         if self._failure:
             # A copy confirmed after a failure becomes a duplicate, because its original is requeued: that is accepted.
             return
         tag = method.delivery_tag
         for one in [number for number in self._pending if number <= tag] if method.multiple else [tag]:
-            self._channel.basic_ack(self._pending.pop(one))
-            self.moved += 1
+            original = self._pending.pop(one)
+            self.channel.basic_ack(original)
+            self._done(original)
 
-    def _fail(self, reason: str) -> None:
-        self._failure = self._failure or reason
+    def _fail(self, reason: str, *, full: bool = False) -> None:
+        self._failure = self._failure or CopyFailed(reason, full=full)
 
-    def _wait(self, ready: Callable[[], object]) -> None:
-        self._session.wait(lambda: self._failure or ready(), self._channel)
-        if self._failure:
-            raise MoveStopped(self._source, self._target, self._failure)
 
-    def _end(self) -> None:
-        """Close the channel: unacked messages are requeued, and acks already sent take effect before."""
-        if self._channel.is_open:
-            self._channel.close()
-            self._session.wait(lambda: self._channel.is_closed)
+class Move:
+    """Moves messages until the queue is empty: ``Move(session, "a", "b", change=for_good("a")).run()``."""
+
+    def __init__(self, session: Session, source: str, target: str, *, change: Change) -> None:
+        self.moved = 0
+        self._source = source
+        self._target = target
+        self._change = change
+        self._copies = Copies(session, self._count)
+        self._got: list[Got | None] = []
+
+    def run(self) -> int:
+        copies = self._copies
+        try:
+            copies.channel.add_callback(lambda _: self._got.append(None), [spec.Basic.GetEmpty], one_shot=False)
+            copies.begin()
+            while (got := self._next()) is not None:
+                method, properties, body = got
+                raw = self._change(properties.raw)
+                copies.copy(method.delivery_tag or 0, raw, body, exchange="", routing_key=self._target)
+            copies.settle()
+        except CopyFailed as failed:
+            raise MoveStopped(self._source, self._target, failed.reason) from failed
+        finally:
+            copies.end()
+        return self.moved
+
+    def _count(self, _tag: int) -> None:
+        self.moved += 1
+
+    def _next(self) -> Got | None:
+        def got(_channel: object, method: spec.Basic.GetOk, properties: Any, body: bytes) -> None:
+            self._got.append((method, properties, body))
+
+        self._copies.channel.basic_get(self._source, got)
+        self._copies.wait(lambda: self._got)
+        return self._got.pop()
 
 
 def for_good(queue: str) -> Change:
@@ -143,6 +177,17 @@ def aside(queue: str) -> Change:
         except UndecodableHeaders:
             return raw
         return _leaving(raw, queue, keep={} if expiration is None else {EXPIRATION: expiration})
+
+    return change
+
+
+def due(queue: str) -> Change:
+    """Return the change of properties of a queue's retry that is sent on before it is due: it waits no longer."""
+
+    def change(raw: bytes) -> bytes:
+        properties = decode_properties(_leaving(raw, queue, keep={}))
+        headers = properties.headers.replacing(drop={STAMP_HEADERS["wait"]}, put={})
+        return encode_properties(replace(properties, expiration=None, headers=headers))
 
     return change
 

@@ -5,6 +5,7 @@ from itertools import islice
 from django_rmq_retry import forks
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.texts import short
 
@@ -32,3 +33,14 @@ def first_business_key(
         return next(iter(business_keys(subscription, delivery)), "")
     except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
         return ""
+
+
+def readable_keys(subscription: Subscription | None, delivery: Delivery) -> list[str]:
+    """Return the business keys of a message that is not decoded; none if it cannot be, or the function fails."""
+    if subscription is None or subscription.keys is None:
+        return []
+    try:
+        data = decoded(delivery, subscription.codec, subscription.limits)
+        return business_keys(subscription, delivery.ready(attempt=delivery.attempt, data=data))
+    except BaseException:  # noqa: BLE001 - a function of the project, called with an arbitrary body
+        return []

@@ -33,7 +33,7 @@ from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFin
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.transfer import run_lines
+from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.publishing import broker_connections
 
 MOST_RUNS = 50
@@ -85,7 +85,7 @@ def _add_requeue(add: Callable[..., CommandParser]) -> None:
     )
     option("--planned", action="store_true", help="let a consumer start the requeue run once the broker is reachable")
     option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
-    _add_wait(parser)
+    add_wait(parser)
     add_act(parser)
 
 
@@ -98,10 +98,10 @@ def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
     control.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
     control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
     run.add_argument("--reason", default="", help="the reason, kept in the audit log")
-    _add_wait(run)
+    add_wait(run)
 
 
-def _add_wait(parser: CommandParser) -> None:
+def add_wait(parser: CommandParser) -> None:
     text = f"seconds to wait for outcomes after the last message; {OUTCOME_SECONDS:g} by default"
     parser.add_argument("--wait", type=float, default=OUTCOME_SECONDS, metavar="S", help=text)
 
@@ -121,7 +121,7 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
     if options["dry_run"]:
         return Exit.DONE
     unread = _check_broker(options, [queue for queue, _count in findings.queues])
-    _say_unread(command, unread)
+    say_unread(command, unread)
     refuse_doubtful(chosen, options)
     confirm_number(command, findings.sendable, f"Requeue {plural(findings.sendable, 'message')}?", options)
     names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
@@ -134,8 +134,8 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         **{name: options[name] for name in names},
     )
     if options["planned"] or options["no_wait"]:
-        return _report_run(command, run, options, Exit.DONE) or partly
-    return _follow(command, run, options) or partly
+        return report_run(command, run, options, Exit.DONE) or partly
+    return follow(command, run, options) or partly
 
 
 def drive_run(command: RmqCommand, options: Options) -> Exit:
@@ -145,17 +145,17 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
         raise CommandError(f"There is no requeue run {number}.", returncode=Exit.NOTHING)
     for name in ("pause", "resume", "stop"):
         if options[name]:
-            return _report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
+            return report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
     if options["rate"] is not None:
         run = steering.change_rate(number, actor, rate=options["rate"], reason=reason)
-        return _report_run(command, run, options, Exit.DONE)
+        return report_run(command, run, options, Exit.DONE)
     if options["export"]:
-        for line in run_lines(number, actor):
+        for line in (early_lines if run.retries_of else run_lines)(number, actor):
             command.stdout.write(line, ending="")
         return Exit.DONE
     if run.state not in ACTIVE or run.state == RunState.PAUSED:
-        return _report_run(command, run, options, code_of(run))
-    return _follow(command, run, options)
+        return report_run(command, run, options, code_of(run))
+    return follow(command, run, options)
 
 
 def percent(text: str) -> float:
@@ -185,7 +185,20 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
 
 
 def run_data(run: RequeueRun) -> Mapping[str, object]:
-    names = ("state", "wait", "note", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
+    names = (
+        "state",
+        "wait",
+        "note",
+        "by",
+        "reason",
+        "retries_of",
+        "target",
+        "rate",
+        "max_depth",
+        "stop_at",
+        "one_by_one",
+        "canary",
+    )
     counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
     times = {name: utc(getattr(run, name)) for name in ("created_at", "started_at", "finished_at")}
     return {"id": run.pk, **{name: getattr(run, name) for name in (*names, *counts)}, **times}
@@ -214,14 +227,14 @@ def _preview(command: RmqCommand, found: RequeueReport, chosen: Selection, optio
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
     if found.sendable > 1:
-        out(f"  guard: {_guard(options['stop_at'])}")
+        out(f"  guard: {guard_text(options['stop_at'])}")
     begun = "Would requeue" if options["dry_run"] else "Requeues"
     out(f"{begun} {found.sendable} of {plural(found.total, 'message')}.")
     if options["dry_run"]:
         command.line(f"--selection {token_of(chosen)}")
 
 
-def _guard(stop_at: float) -> str:
+def guard_text(stop_at: float) -> str:
     if stop_at >= GUARD_OFF:
         return "off, so the requeue run continues however many messages fail again"
     return f"pauses the requeue run when more than {stop_at:g}% of at least {MIN_OUTCOMES} outcomes failed again"
@@ -248,7 +261,7 @@ def _check_broker(options: Options, queues: Sequence[str]) -> list[str]:
         broker.close()
 
 
-def _say_unread(command: RmqCommand, queues: Sequence[str]) -> None:
+def say_unread(command: RmqCommand, queues: Sequence[str]) -> None:
     for queue in queues:
         command.say(
             f"No consumer reads {queue!r}, so messages to it wait. Start manage.py rmq_consume, or see manage.py "
@@ -256,18 +269,18 @@ def _say_unread(command: RmqCommand, queues: Sequence[str]) -> None:
         )
 
 
-def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
+def follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
     try:
         ended = Follower(command, run.pk).follow(wait=options["wait"])
     except KeyboardInterrupt:
         again = f"rmq_parked requeue-run {run.pk}"
         command.say(f"Requeue run {run.pk} resumes with the next consumer, or with {again}. To stop it: {again} --stop")
         raise
-    code = _report_run(command, ended, options, code_of(ended))
+    code = report_run(command, ended, options, code_of(ended))
     if ended.sent > ended.processed + ended.failed:
         broker = broker_connections.current.target_queues(options["timeout"])
         try:
-            _say_unread(command, [queue for queue in _targets(ended) if broker.lacks_consumers(queue)])
+            say_unread(command, [queue for queue in _targets(ended) if broker.lacks_consumers(queue)])
         finally:
             broker.close()
     return code
@@ -275,13 +288,13 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
 
 def _targets(run: RequeueRun) -> list[str]:
     """Return the queues in which messages of the run wait for an outcome."""
-    if run.target:
-        return [run.target]
+    if run.target or run.retries_of:
+        return [run.target or run.retries_of]
     waiting = ParkedMessage.objects.filter(items__run=run, state=State.REQUEUED).order_by()
     return list(waiting.values_list("queue", flat=True).distinct()[:MOST_QUEUES])
 
 
-def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
+def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
     if options["json"]:
         command.document("parked_requeue_run/1", run=run_data(run))
     else:
@@ -289,7 +302,7 @@ def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Ex
         if run.explanation:
             command.say(run.explanation)
         paused = run.state == RunState.PAUSED
-        if paused and run.failed:
+        if paused and run.failed and not run.retries_of:
             command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
         for step in ("resume", "stop") if paused else ():
             command.say(f"To {step} it: manage.py rmq_parked requeue-run {run.pk} --{step}")

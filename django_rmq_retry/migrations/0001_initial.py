@@ -458,7 +458,10 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "queue",
                 "verbose_name_plural": "queues",
-                "permissions": (("pause_queue", "Can pause and resume queues"),),
+                "permissions": (
+                    ("pause_queue", "Can pause and resume queues"),
+                    ("send_waiting", "Can send waiting retries before they are due"),
+                ),
                 "default_permissions": ("view",),
                 "constraints": [models.UniqueConstraint(fields=("queue",), name="rmq_control_once")],
             },
@@ -515,6 +518,10 @@ class Migration(migrations.Migration):
                                 "More messages failed again than the requeue run allows. Check them, then resume or stop it.",
                             ),
                             ("no_outcome", "Some messages have no outcome after an hour."),
+                            (
+                                "no_way_back",
+                                "The broker does not take the retries back. Check the queues, then resume or stop it.",
+                            ),
                         ],
                         max_length=16,
                         verbose_name="reason for waiting",
@@ -530,6 +537,7 @@ class Migration(migrations.Migration):
                     "description",
                     models.CharField(blank=True, max_length=255, verbose_name="description of the selection"),
                 ),
+                ("retries_of", models.CharField(blank=True, editable=False, max_length=255)),
                 ("target", models.CharField(blank=True, max_length=255, verbose_name="target")),
                 ("rate", models.FloatField(default=20, verbose_name="messages per second")),
                 (
@@ -670,6 +678,50 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="EarlyRetry",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("identity", models.CharField(max_length=160)),
+                ("shown", models.CharField(blank=True, max_length=255)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("pending", "Waiting to be sent"),
+                            ("claimed", "Being sent"),
+                            ("sent", "Waiting for outcome"),
+                            ("processed", "Processed"),
+                            ("failed", "Failed again"),
+                            ("skipped", "Left out"),
+                            ("unconfirmed", "Not confirmed"),
+                        ],
+                        default="claimed",
+                        max_length=12,
+                    ),
+                ),
+                ("sent_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="retries",
+                        to="rmq_retry.requeuerun",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["run", "state"], name="rmq_early_state"),
+                    models.Index(fields=["identity"], name="rmq_early_identity"),
+                    models.Index(fields=["sent_at"], name="rmq_early_sent"),
+                ],
+                "constraints": [models.UniqueConstraint(fields=("run", "identity"), name="rmq_early_once")],
             },
         ),
         migrations.CreateModel(

@@ -22,7 +22,7 @@ from django_rmq_retry.models.parked import (
     ParkedMessage,
     State,
 )
-from django_rmq_retry.models.runs import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models.runs import EarlyRetry, ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 
 __all__ = [
     "Action",
@@ -35,6 +35,7 @@ __all__ = [
     "ConsumerProcess",
     "Declared",
     "DiscardCategory",
+    "EarlyRetry",
     "ErrorGroup",
     "FormerName",
     "HandlerRate",

@@ -47,6 +47,7 @@ ELSEWHERE = {
     (Action.PAUSE, "until"): pgettext_lazy("action", "Pause queue"),
     (Action.RESUME, "paused_by"): pgettext_lazy("action", "Resume queue"),
     (Action.REQUEUE, "outbox"): pgettext_lazy("action", "Retry outbox message"),
+    (Action.REQUEUE, "retries_of"): pgettext_lazy("action", "Send waiting retries"),
 }
 """Names for the same actions on queues and outbox rows; a fact of the given name identifies them."""
 

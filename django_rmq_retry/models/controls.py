@@ -40,7 +40,10 @@ class QueueControl(models.Model):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         default_permissions = ("view",)
-        permissions = (("pause_queue", _("Can pause and resume queues")),)
+        permissions = (
+            ("pause_queue", _("Can pause and resume queues")),
+            ("send_waiting", _("Can send waiting retries before they are due")),
+        )
         constraints = (models.UniqueConstraint(fields=["queue"], name="rmq_control_once"),)
 
     def __str__(self) -> str:

@@ -46,6 +46,10 @@ class RunWait(models.TextChoices):
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
     GUARD = "guard", _("More messages failed again than the requeue run allows. Check them, then resume or stop it.")
     NO_OUTCOME = "no_outcome", _("Some messages have no outcome after an hour.")
+    NO_WAY_BACK = (
+        "no_way_back",
+        _("The broker does not take the retries back. Check the queues, then resume or stop it."),
+    )
 
 
 class ItemReason(models.TextChoices):
@@ -75,13 +79,16 @@ class ItemReason(models.TextChoices):
 
 
 class RequeueRun(models.Model):
-    """A requeue run: a frozen selection of parked messages that is sent back to their queues."""
+    """A requeue run: a frozen selection of parked messages that is sent back to their queues.
+
+    With ``retries_of`` it sends the retries that wait on the broker for that work queue, before they are due.
+    """
 
     state = models.CharField(_("state"), max_length=10, choices=RunState.choices, default=RunState.RUNNING)
     wait = models.CharField(_("reason for waiting"), max_length=16, choices=RunWait.choices, blank=True)
     """The reason that it sends nothing now, or that it paused itself."""
     note = models.CharField(_("note"), max_length=255, blank=True)
-    """The operator's reason for the pause or the stop."""
+    """The operator's reason for the pause or the stop, or what the broker said."""
     created_at = models.DateTimeField(_("created"))
     by_user = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
@@ -91,6 +98,8 @@ class RequeueRun(models.Model):
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     selection = models.JSONField(_("selection"), default=dict)
     description = models.CharField(_("description of the selection"), max_length=255, blank=True)
+    retries_of = models.CharField(max_length=255, blank=True, editable=False)
+    """The work queue whose waiting retries it sends; empty if it sends parked messages."""
     target = models.CharField(_("target"), max_length=255, blank=True)
     """A queue to use in place of the one that each message failed in; empty if there is none."""
     rate = models.FloatField(_("messages per second"), default=20)
@@ -164,8 +173,8 @@ class RequeueRun(models.Model):
 
     @property
     def explanation(self) -> str:
-        """The reason that it waits or has stopped, in the reader's language; else the operator's note."""
-        return str(self.get_wait_display()) if self.wait else self.note
+        """The reason that it waits or has stopped, in the reader's language, and the note."""
+        return " ".join(filter(None, (str(self.get_wait_display()) if self.wait else "", self.note)))
 
     def end_listing(self) -> None:
         """End the listing where it is: a message without an item is no longer part of the requeue run."""
@@ -207,3 +216,28 @@ class RequeueItem(models.Model):
 
     def __str__(self) -> str:
         return f"{self.run_id}/{self.place} {self.state}"
+
+
+class EarlyRetry(models.Model):
+    """One retry that a run sends before it is due. The broker has the message; this row tells which one it is."""
+
+    run = models.ForeignKey(RequeueRun, on_delete=models.CASCADE, related_name="retries", db_index=False)
+    identity = models.CharField(max_length=160)
+    """The identity of the message, as its attempts have it."""
+    shown = models.CharField(max_length=255, blank=True)
+    """Its business key or message id."""
+    state = models.CharField(max_length=12, choices=ItemState.choices, default=ItemState.CLAIMED)
+    sent_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["run", "identity"], name="rmq_early_once"),)
+        indexes = (
+            models.Index(fields=["run", "state"], name="rmq_early_state"),
+            models.Index(fields=["identity"], name="rmq_early_identity"),
+            models.Index(fields=["sent_at"], name="rmq_early_sent"),
+        )
+
+    def __str__(self) -> str:
+        return self.shown or self.identity

@@ -9,7 +9,15 @@ from django.db.models import F, Q
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, AuditHead, FormerName, OperatorAction, RequeueItem
+from django_rmq_retry.models import (
+    Action,
+    AuditHead,
+    EarlyRetry,
+    FormerName,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+)
 from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
@@ -120,7 +128,9 @@ def acts_on(messages: Collection[int], *, runs: Collection[int] | None = None) -
     if runs is None:
         items = RequeueItem.objects.filter(message__in=messages).order_by().values_list("run").distinct()
         former = FormerName.objects.filter(message__in=messages, run__isnull=False).values_list("run")
-        runs = [run for (run,) in items.union(former).order_by("-run")[:MOST_RUNS]]
+        names = ParkedMessage.objects.filter(pk__in=messages).values("identity")
+        early = EarlyRetry.objects.filter(identity__in=names).order_by().values_list("run").distinct()
+        runs = [run for (run,) in items.union(former, early).order_by("-run")[:MOST_RUNS]]
     return Q(message__in=messages) | Q(run__in=runs) | Q(number__in=list(_on_several(messages)))
 
 

@@ -15,8 +15,11 @@ from django.db.models import F, Q, QuerySet
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
+from django_rmq_retry.amqp.move import CopyFailed
+from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import MIN_OUTCOMES
 from django_rmq_retry.parked.claims import (
     Claim,
@@ -29,7 +32,9 @@ from django_rmq_retry.parked.claims import (
 )
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
-from django_rmq_retry.parked.items import Choice, advance, list_part, recount, skip_unsent
+from django_rmq_retry.parked.early import EarlySender, settle
+from django_rmq_retry.parked.items import Choice, advance, list_part, parts_of, recount, skip_unsent
+from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.target_queues import TargetQueues
 
@@ -41,6 +46,10 @@ SLICE_SECONDS = 0.25
 SAVED_SECONDS = 1.0
 """Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
 RUN_LEASE = timedelta(seconds=15)
+SETTLE_SECONDS = 1.0
+"""Seconds between two searches for the outcomes of retries that were sent early."""
+EARLY_LOOK_SECONDS = 5.0
+"""Longest time between two looks at the connection on which retries are held."""
 SWEEP_SECONDS = 5.0
 """Seconds between two searches for expired claims."""
 RECHECK_SECONDS = 1.0
@@ -61,7 +70,7 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
     if run.processed:
         return None, False
     unsent = (ItemState.PENDING, ItemState.SKIPPED)
-    rows = RequeueItem.objects.using(database()).filter(run=run).exclude(state__in=unsent)
+    rows = parts_of(run).exclude(state__in=unsent)
     states = set(rows.values_list("state", flat=True)[:MIN_OUTCOMES])
     if ItemState.FAILED in states:
         return RunWait.CANARY_FAILED, True
@@ -117,7 +126,8 @@ class Drive:
         self._timeout = timeout_for(seconds)
         self._targets = targets or broker_connections.current.target_queues(min(DEPTH_SECONDS, self._timeout))
         self._pace = RunPace(clock)
-        self._swept = float("-inf")
+        self._swept = self._settled = float("-inf")
+        self._early = EarlySender(min(DEPTH_SECONDS, self._timeout), seconds)
         self._unconfirmed_slices = 0
         self._mine = False
         self.waiting = False
@@ -134,6 +144,8 @@ class Drive:
         if run.state == RunState.STOPPED or run.listing:
             return self._list_or_skip(run)
         if run.state == RunState.WAITING:
+            if run.retries_of:
+                self._settle(run)
             return self._advance()
         # Ask the broker only when in doubt: a publish would detect an outage too, but takes longer to fail.
         doubtful = run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY
@@ -154,6 +166,7 @@ class Drive:
     def end(self) -> None:
         """Release the run to the next driver."""
         self._targets.close()
+        self._early.close()
         if self._mine:
             mine = _runs().filter(pk=self.run, driver=self.driver)
             mine.update(leased_until=None)
@@ -172,12 +185,16 @@ class Drive:
         return run
 
     def _slice(self, run: RequeueRun) -> float | None:
+        if run.retries_of:
+            self._settle(run)
         pause = self._guard_pause(run)
         if pause is not None:
             return pause
         room = self._pace.room(run.rate)
         if not room:
             return self._pace.wait(run.rate)
+        if run.retries_of:
+            return self._send_early(run, room)
         # Send a single message if the broker was just unreachable or did not confirm, or if the canary has no result.
         doubtful = self._unconfirmed_slices or run.wait == RunWait.BROKER_AWAY or (run.canary and not run.processed)
         unknown: list[str] = []
@@ -193,6 +210,42 @@ class Drive:
         self._pace.spend(len(claims))
         self._judge(run, claims, results)
         return self._pace.wait(run.rate)
+
+    def _send_early(self, run: RequeueRun, room: int) -> float | None:
+        """Send retries that wait on the broker; a run of all of them ends with their number at its start."""
+        left = room if len(run.selection.get("filter", {})) > 1 else min(room, run.total - run.sent)
+        most = 1 if run.canary and not run.processed else left
+        try:
+            sent = self._early.send(run, most) if most > 0 else 0
+        except (BrokerUnreachable, BrokerRefused, Refusal, CopyFailed, Refused) as failed:
+            return self._wait_after(run, failed)
+        if not sent:
+            self._early.close()
+            self._settle(run, ended=True)
+            return self._advance()
+        recount(run.pk)
+        self._pace.spend(sent)
+        self._set_wait(run, None)
+        return min(self._pace.wait(run.rate), EARLY_LOOK_SECONDS)
+
+    def _wait_after(self, run: RequeueRun, failed: Exception) -> float:
+        """Wait for the broker or a full queue; pause if only an operator can help."""
+        final = isinstance(failed, Refusal) and (failed.missing or failed.forbidden)
+        if isinstance(failed, (BrokerUnreachable, BrokerRefused, Refusal)) and not final:
+            self._set_wait(run, RunWait.BROKER_AWAY)
+        elif isinstance(failed, CopyFailed) and failed.full:
+            self._set_wait(run, RunWait.QUEUE_FULL)
+        else:
+            wait = "" if isinstance(failed, Refused) else RunWait.NO_WAY_BACK
+            self._set(run, state=RunState.PAUSED, wait=wait, note=short(str(failed), 255))
+        return RECHECK_SECONDS
+
+    def _settle(self, run: RequeueRun, *, ended: bool = False) -> None:
+        if ended or self._clock() - self._settled >= SETTLE_SECONDS:
+            settle(run, ended=ended)
+            recount(run.pk)
+            run.refresh_from_db()
+            self._settled = self._clock()
 
     def _guard_pause(self, run: RequeueRun) -> float | None:
         """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""

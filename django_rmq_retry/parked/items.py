@@ -16,7 +16,16 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.models import ItemReason, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import (
+    EarlyRetry,
+    ItemReason,
+    ItemState,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
@@ -105,6 +114,11 @@ class Choice:
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
 
+def parts_of(run: RequeueRun) -> QuerySet[Any]:
+    """Return the rows of the messages of a run: of parked ones, or of retries; both have a state."""
+    return (EarlyRetry if run.retries_of else RequeueItem).objects.using(database()).filter(run=run)
+
+
 def pending(run: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
@@ -158,7 +172,7 @@ def advance(run: int, driver: str) -> str:
     known = locked_run(run)
     if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
         return "" if known is None else known.state
-    items = RequeueItem.objects.using(using).filter(run=run)
+    items = parts_of(known)
     if items.filter(state=ItemState.PENDING).exists():
         known.state = RunState.RUNNING
     elif items.filter(state=ItemState.CLAIMED).exists():
@@ -171,6 +185,7 @@ def advance(run: int, driver: str) -> str:
         known.wait = RunWait.NO_OUTCOME if overdue else ""
     if known.state == RunState.FINISHED:
         known.finished_at, known.leased_until = now, None
+    if known.state == RunState.FINISHED or known.retries_of:
         count(known)
     known.save(using=using, update_fields=[*COUNTED, "state", "wait", "finished_at", "leased_until"])
     return known.state
@@ -189,6 +204,8 @@ def skip_unsent(run: int) -> bool:
     known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
     if mark is None:
         known.finished_at = now
+    if known.retries_of:
+        count(known)
     known.save(using=using, update_fields=["skipped", "finished_at"])
     return mark is not None
 
@@ -202,11 +219,14 @@ def recount(run: int) -> None:
 
 
 def count(run: RequeueRun) -> None:
-    items = RequeueItem.objects.using(database()).filter(run=run)
+    items = parts_of(run)
     counts = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
     for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.SKIPPED, ItemState.UNCONFIRMED):
         setattr(run, state.value, counts.get(state, 0))
     run.sent = counts.get(ItemState.SENT, 0) + run.processed + run.failed
+    if run.retries_of and run.state not in (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED):
+        # The others were due by themselves meanwhile, or did not fail before.
+        run.skipped = max(run.total - run.sent, 0)
 
 
 def lists_at_once(selection: Selection) -> bool:

@@ -83,6 +83,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "export": ("export", gettext_lazy("Can export messages")),
     "note": ("note_errorgroup", gettext_lazy("Can annotate and mute error groups")),
     "pause_queue": ("pause_queue", gettext_lazy("Can pause and resume queues")),
+    "send_waiting": ("send_waiting", gettext_lazy("Can send waiting retries before they are due")),
     "retry": ("retry_outboxmessage", gettext_lazy("Can retry failed messages of the outbox")),
     "unblock": ("unblock_blockedkey", gettext_lazy("Can unblock ordering keys")),
     "control": ("control_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),

@@ -18,6 +18,7 @@ from django_rmq_retry.models import (
     Attempt,
     AuditHead,
     BusinessKey,
+    EarlyRetry,
     ErrorGroup,
     FormerName,
     OperatorAction,
@@ -99,6 +100,8 @@ def delete_attempts(before: datetime) -> int:
     rows = Attempt.objects.using(using).filter(~Exists(kept), ~kept_nameless, started_at__lt=before)
     numbers = list(rows.order_by("started_at").values_list("pk", flat=True)[:DELETED_AT_ONCE])
     Attempt.objects.using(using).filter(pk__in=numbers).delete()
+    # Nothing but attempts belongs to them.
+    EarlyRetry.objects.using(using).filter(sent_at__lt=before).delete()
     return len(numbers)
 
 

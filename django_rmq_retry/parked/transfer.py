@@ -25,7 +25,7 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
+from django_rmq_retry.models import Action, EarlyRetry, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
@@ -109,6 +109,15 @@ def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iter
     head = ("place", "id", "business_key", "message_id", "queue", "state", "skip_code", "error", "sent_at", "ended_at")
     shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
     return csv_lines(head, map(_result, shown))
+
+
+def early_lines(run: int, actor: Actor, *, named: bool = True) -> Iterator[str]:
+    """Return the same for a run that sends retries before they are due; without their names unless ``named``."""
+    rows = EarlyRetry.objects.filter(run=run).order_by("pk")
+    log_action(actor, Action.EXPORT, run=run, count=rows.count(), facts={"form": "csv"})
+    head = ("message", "state", "sent_at", "ended_at")
+    cells = ([one.shown if named else "", one.state, *map(_plain, (one.sent_at, one.ended_at))] for one in rows)
+    return csv_lines(head, cells)
 
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:

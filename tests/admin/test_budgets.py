@@ -45,7 +45,7 @@ BUDGETS = {
     "parkedmessage/?q={key}": 1,
     "parkedmessage/?q=shared": 5,
     "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 2,
-    "parkedmessage/{message}/change/": 7,
+    "parkedmessage/{message}/change/": 8,
     "errorgroup/": 7,
     "errorgroup/?by=queue": 1,
     "errorgroup/{group}/change/": 8,
@@ -53,6 +53,7 @@ BUDGETS = {
     "requeuerun/{run}/change/": 5,
     "requeuerun/preview/?sel={named}": 11,
     "requeuerun/preview/?sel={filtered}": 10,
+    "requeuerun/waiting/?queue=payments.main": 2,
     "operatoraction/": 2,
     "livestatus/": 16,
     "blockedkey/": 3,
@@ -72,7 +73,7 @@ def lead() -> User:
 @pytest.fixture
 def support() -> User:
     """A user who may look and requeue, but not see contents."""
-    return made.person("support", *LOOKS, "requeue", "bulk_requeue")
+    return made.person("support", *LOOKS, "requeue", "bulk_requeue", "send_waiting")
 
 
 def filled(messages: int) -> dict[str, object]:

@@ -14,6 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_rmq_retry.admin import waiting_form
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
@@ -32,6 +33,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.controls import pause, resume, unblock
 from django_rmq_retry.parked.outbox_actions import retry_outbox
+from django_rmq_retry.parked.waiting import Cause, WaitingReport
 from django_rmq_retry.policies import Circuit
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -283,7 +285,11 @@ def world() -> dict[str, dict[str, Any]]:
     chosen = {"message": one.pk}
     acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export", "edit_many")}
     since = {"since": one.parked_at - timedelta(hours=1), "after": 0}
-    return {**acts, "rmq_retry_requeuerun_preview": chosen, "rmq_retry_parkedmessage_newer": since}
+    runs: dict[str, dict[str, Any]] = {
+        "rmq_retry_requeuerun_preview": chosen,
+        "rmq_retry_requeuerun_waiting": {"queue": QUEUE},
+    }
+    return {**acts, **runs, "rmq_retry_parkedmessage_newer": since}
 
 
 def answered(client: Client, name: str, asked: dict[str, Any]) -> Any:
@@ -306,6 +312,22 @@ def test_every_admin_page_is_translated(page: Client) -> None:
     assert {name: response.status_code for name, response in found.items() if response.status_code != 200} == {}
     assert files == FILES
     assert wrong({name: response for name, response in found.items() if name not in files}) == {}
+
+
+def test_the_page_of_waiting_retries_and_its_run_are_translated(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    due = timezone.now() + timedelta(minutes=3)
+    causes = (Cause(error="A", count=1100, first=due, last=due), Cause(error="B", count=1, first=due, last=due))
+    waits = WaitingReport(queue=QUEUE, count=1101, causes=causes)
+    monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (waits, "", ""))
+    address = f"{RUNS}waiting/?queue={QUEUE}"
+    found = {"asked": page.get(address), "refused": page.post(address, {"queue": QUEUE, "start": "now"})}
+    form = {"queue": QUEUE, "start": "now", "reason": "INC-553", "typed": "1101"}
+    found["run"] = page.post(address, form, follow=True)
+    RequeueRun.objects.update(state="finished", sent=9, failed=1, skipped=2)
+    found["ended"] = page.get(found["run"].redirect_chain[-1][0])
+    found["second"] = page.post(address, form)
+
+    assert wrong(found) == {}
 
 
 def test_every_admin_page_states_the_missing_permission_in_translation(settings: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.move import Move
+from django_rmq_retry.amqp.move import Copies
 from django_rmq_retry.amqp.recreation import Recreation
 from django_rmq_retry.amqp.session import Question, Session
 from tests.amqp.declared import declare, session_on
@@ -60,15 +60,15 @@ def test_recreation_killed_during_a_move_and_repeated_loses_nothing(
     fill(amqp, 300)
     copied = 0
 
-    def copy(self: Move, *got: Any, copy: Callable[..., None] = Move._copy) -> None:
+    def copy(self: Copies, *got: Any, copy: Callable[..., None] = Copies.copy, **to: Any) -> None:
         nonlocal copied
         copied += 1
         if copied == copies:
             raise Killed
-        copy(self, *got)
+        copy(self, *got, **to)
 
     with monkeypatch.context() as patch, session_on(vhost.url) as session:
-        patch.setattr(Move, "_copy", copy)
+        patch.setattr(Copies, "copy", copy)
         with pytest.raises(Killed):
             recreate(session)
     with session_on(vhost.url) as session:

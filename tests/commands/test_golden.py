@@ -73,6 +73,7 @@ JSON = {name: words for name, words in DATABASE.items() if name not in WITHOUT_J
     "doctor_alerts": ("rmq_doctor", "--alerts", "test"),
 }
 BROKER_ACTS = {
+    "send_waiting": ("rmq_queue", "send-waiting", QUEUE, "--dry-run"),
     "delete": ("rmq_delete", "payments.charge.parked", "--yes"),
     "publish": ("rmq_publish", "--queue", QUEUE, "--message-id", "9f3c-1", "--raw", LISTED),
 }

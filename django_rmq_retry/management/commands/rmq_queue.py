@@ -1,11 +1,13 @@
-"""``manage.py rmq_queue``: show the state of the queues; pause and resume them."""
+"""``manage.py rmq_queue``: show the state of the queues; pause and resume them; send retries that wait."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 from django.core.management.base import CommandParser
 from django.utils import timezone
 
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
+from django_rmq_retry.management import waiting_retries
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc
@@ -16,11 +18,12 @@ STATE_STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
 
 
 class Command(RmqCommand):
-    help = "Show the state of the queues; pause and resume them."
+    help = "Show the state of the queues; pause and resume them; send waiting retries before they are due."
     examples = (
         "rmq_queue list",
         'rmq_queue pause payments --for 30m --reason "the bank is closed"',
         "rmq_queue resume payments",
+        'rmq_queue send-waiting payments --reason "the bank is back"',
     )
 
     common = ("using",)
@@ -31,6 +34,8 @@ class Command(RmqCommand):
         add("list", lambda options: self._report(controls.queue_states(), options), shows)
         pause = add("pause", self._change, "stop consuming the queue, in all processes, within seconds")
         resume = add("resume", self._change, "resume the queue; also closes an open breaker")
+        sends = "send the retries of a queue before they are due, as a requeue run"
+        waiting_retries.add_arguments(add("send-waiting", partial(waiting_retries.send_waiting, self), sends))
         shown = "the reason, shown to operators and kept in the audit log"
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE", help="work queues of this project")

@@ -14,7 +14,7 @@ LOOKS = ("view", "view_group", "view_run", "view_status", "view_queue", "view_ke
 ONCALL = (
     *LOOKS,
     *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "control"),
-    *("pause_queue", "unblock", "retry"),
+    *("pause_queue", "send_waiting", "unblock", "retry"),
 )
 ROLES: Mapping[str, tuple[str, ...]] = {
     "support": (*LOOKS, "reveal", "requeue", "hold", "note"),

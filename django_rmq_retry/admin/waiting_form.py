@@ -1,0 +1,137 @@
+"""The preview of retries that are sent before they are due. A page that is shown again keeps what was typed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin.pages import Pages, needs
+from django_rmq_retry.admin.requeue_form import number, targets_of
+from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.models import ErrorGroup
+from django_rmq_retry.parked import controls, early
+from django_rmq_retry.parked.key_text import parse
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.requeue import REASON_FROM, STOP_AT, TYPED_FROM, checked_rate
+from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report, ways_back
+from django_rmq_retry.publishing import broker_connections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the form says."""
+
+    queue: str
+    wanted: RetryFilter
+    keys: str
+    rate: float
+    stop_at: float | None
+    reason: str
+    typed: str
+
+    @classmethod
+    def read(cls, form: QueryDict, *, posted: bool) -> "Wish":
+        groups = [pk for text in form.getlist("group") if (pk := number_in(text)) is not None]
+        wanted = RetryFilter(
+            key=tuple(parse(form.get("keys", ""))),
+            error=tuple(form.getlist("error")),
+            handler=tuple(form.getlist("handler")),
+            group=tuple(groups),
+        )
+        guarded = not posted or bool(form.get("guard"))
+        return cls(
+            queue=form.get("queue", ""),
+            wanted=wanted,
+            keys=form.get("keys", "").strip(),
+            rate=number(form.get("rate"), 20.0),
+            stop_at=number(form.get("stop_at"), STOP_AT) if guarded else None,
+            reason=form.get("reason", "").strip(),
+            typed=form.get("typed", "").strip(),
+        )
+
+
+@needs("view_run", "send_waiting")
+def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show which retries wait, why and until when; start the run if its button was pressed."""
+    posted = request.method == "POST"
+    try:
+        wish = Wish.read(request.POST if posted else request.GET, posted=posted)
+    except Refused as refused:
+        return pages.refused(request, str(refused), status=422)
+    if wish.queue not in controls.queues():
+        raise Http404(_("No handler reads this queue."))
+    found, why_not, unreachable = _looked(wish)
+    wrong: dict[str, str] = {}
+    if posted and "start" in request.POST and found is not None:
+        wrong = _wrong(wish, found)
+        if not wrong:
+            try:
+                run = _start(request, wish, found)
+                return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+            except Refused as refused:
+                wrong = {"all": str(refused)}
+    count = found.count if found else 0
+    look = broker_look.look()
+    button = ngettext("Send %(count)d retry now", "Send %(count)d retries now", count) % {"count": count}
+    return pages.page(
+        request,
+        "requeuerun/waiting.html",
+        title=_("Send waiting retries of %(queue)s") % {"queue": wish.queue},
+        status=422 if wrong else 200,
+        wish=wish,
+        found=found,
+        why_not=why_not or unreachable,
+        groups=ErrorGroup.objects.filter(pk__in=wish.wanted.group) if wish.wanted.group else (),
+        button=button,
+        others=count - 1,
+        seconds=count / wish.rate if wish.rate and count else None,
+        typed_from=count if count > TYPED_FROM else 0,
+        reason_needed=count > REASON_FROM,
+        look=look,
+        levels=targets_of([(wish.queue, count)] if found else [], look),
+        wrong=wrong,
+        disabled=not count,
+    )
+
+
+def _looked(wish: Wish) -> tuple[WaitingReport | None, str, str]:
+    """Return what waits; without it why these retries cannot be sent, or why the broker does not tell."""
+    try:
+        ways_back(wish.queue)
+        with broker_connections.current.session(purpose="admin", patience=broker_look.AWAY_SECONDS) as session:
+            if session is None:
+                return None, "", _("The broker does not answer.")
+            return report(session, wish.queue, wish.wanted), "", ""
+    except Refused as refused:
+        return None, str(refused), ""
+    except (RmqRetryError, Refusal, OSError) as error:
+        return None, "", str(error)
+
+
+def _start(request: HttpRequest, wish: Wish, found: WaitingReport) -> Any:
+    return early.start(
+        wish.queue,
+        Actor.of_request(request),
+        count=found.count,
+        wanted=wish.wanted,
+        rate=checked_rate(wish.rate),
+        stop_at=wish.stop_at,
+        canary=request.POST["start"] == "canary",
+        reason=wish.reason,
+    )
+
+
+def _wrong(wish: Wish, found: WaitingReport) -> dict[str, str]:
+    wrong = {}
+    if found.count > REASON_FROM and not wish.reason:
+        wrong["reason"] = _("Enter a reason: it is required for more than %(count)d messages.") % {"count": REASON_FROM}
+    if found.count > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(found.count):
+        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": found.count}
+    if not found.count:
+        wrong["all"] = _("No retry waits any more.")
+    return wrong

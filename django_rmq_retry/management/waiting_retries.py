@@ -1,0 +1,116 @@
+"""``rmq_queue send-waiting``: send the retries of a queue before they are due, as a requeue run."""
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
+
+from django_rmq_retry.arguments import plural
+from django_rmq_retry.breakers.queue_state import FLOWING
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_option, add_yes, check_known
+from django_rmq_retry.management.parked_choice import confirm_number
+from django_rmq_retry.management.parked_runs import (
+    add_wait,
+    follow,
+    guard_text,
+    percent,
+    report_run,
+    say_unread,
+)
+from django_rmq_retry.management.terminal import clock, utc
+from django_rmq_retry.parked import controls, early
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_rate
+from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report
+from django_rmq_retry.publishing import broker_connections
+
+PATIENCE_SECONDS = 3.0
+
+
+def add_arguments(parser: CommandParser) -> None:
+    option = parser.add_argument
+    option("queue", metavar="QUEUE", help="a work queue of this project")
+    chosen = parser.add_argument_group("retries; all that wait by default")
+    for name, kind, metavar, text in (
+        ("key", str, "KEY", "with this business key or message id"),
+        ("error", str, "TYPE", "whose last attempt failed with this error"),
+        ("group", int, "GROUP", "whose last attempt belongs to this error group"),
+        ("handler", str, "NAME", "of this handler"),
+    ):
+        told = f"{text}; repeatable"
+        chosen.add_argument(f"--{name}", type=kind, action="append", default=[], metavar=metavar, help=told)
+    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
+    option(
+        "--stop-at",
+        type=percent,
+        default=STOP_AT,
+        metavar="N%",
+        help="pause when more than this percentage fails again; 20%% by default, 100%% switches this guard off",
+    )
+    option("--canary", action="store_true", help="send one message, and the others after it was processed")
+    option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
+    add_wait(parser)
+    option("--reason", default="", help="the reason, kept in the audit log")
+    option("--dry-run", action="store_true", help="change nothing; show the retries")
+    add_yes(parser)
+    add_option(parser, "timeout", default=PATIENCE_SECONDS)
+
+
+def send_waiting(command: RmqCommand, options: Options) -> Exit:
+    queue, rate = options["queue"], checked_rate(options["rate"])
+    check_known("queue", [queue], controls.queues())
+    wanted = RetryFilter.of(options)
+    with broker_connections.current.session(purpose="command", patience=options["timeout"]) as session:
+        if session is None:
+            raise CommandError("There is no broker.", returncode=Exit.UNREACHABLE)
+        found = report(session, queue, wanted)
+    _preview(command, found, options)
+    if not found.count:
+        return Exit.NOTHING
+    if options["dry_run"]:
+        return Exit.DONE
+    _say_standstill(command, queue, options)
+    question = f"Send {plural(found.count, 'waiting message')} of {queue} now?"
+    confirm_number(command, found.count, question, {**options, "ids": options["key"]})
+    stop_at = None if options["stop_at"] >= GUARD_OFF else options["stop_at"]
+    run = early.start(
+        queue,
+        Actor.of_shell(),
+        count=found.count,
+        wanted=wanted,
+        rate=rate,
+        stop_at=stop_at,
+        canary=options["canary"],
+        reason=options["reason"],
+    )
+    return report_run(command, run, options, Exit.DONE) if options["no_wait"] else follow(command, run, options)
+
+
+def _preview(command: RmqCommand, found: WaitingReport, options: Options) -> None:
+    if options["json"] and options["dry_run"]:
+        causes = [
+            {"error": one.error, "count": one.count, "first_due": utc(one.first), "last_due": utc(one.last)}
+            for one in found.causes
+        ]
+        command.document("queue_send_waiting/1", queue=found.queue, waiting=found.count, causes=causes)
+        return
+    out = command.line if options["dry_run"] else command.say
+    terminal = command.stdout.isatty()
+    for one in found.causes:
+        first, last = clock(one.first, terminal=terminal), clock(one.last, terminal=terminal)
+        due = f"due {first}" if one.count == 1 else f"due {first} to {last}"
+        out(f"  {one.count} {one.error or 'without an error'}, {due}")
+    if found.count > 1:
+        out(f"  guard: {guard_text(options['stop_at'])}")
+    begun = "Would send" if options["dry_run"] else "Sends"
+    out(f"{begun} {plural(found.count, 'waiting message')} of {found.queue} before they are due.")
+
+
+def _say_standstill(command: RmqCommand, queue: str, options: Options) -> None:
+    now = timezone.now().timestamp()
+    [state] = [one.state(now) for one in controls.queue_states() if one.queue == queue]
+    if state != FLOWING:
+        command.say(f"Queue {queue} is {state}: what is sent waits there. See manage.py rmq_queue list.")
+    broker = broker_connections.current.target_queues(options["timeout"])
+    try:
+        say_unread(command, [queue] if broker.lacks_consumers(queue) else [])
+    finally:
+        broker.close()

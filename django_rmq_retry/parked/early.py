@@ -1,0 +1,226 @@
+"""Sends retries before they are due, as a requeue run: takes them out of their waiting queues at the run's rate.
+
+A row of each retry is written before it is sent. So no run sends a message twice that failed again meanwhile, and a
+driver that was killed is followed by one that knows which messages may have been sent.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, suppress
+from datetime import datetime
+
+from django.contrib.auth import get_user_model
+from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.amqp.withdrawal import MOST_LOOKED_AT, Withdrawal, Withdrawn
+from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import Action, Attempt, EarlyRetry, ItemState, RequeueRun, RunState
+from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal
+from django_rmq_retry.parked.waiting import Retry, RetryFilter, chosen, parts, retries_of, ways_back, work_queue_of
+from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.publishing import broker_connections
+
+HELD_SECONDS = 20.0
+"""Seconds for which retries are held unacked, at the run's rate: they do not expire meanwhile."""
+MOST_HELD = 500
+SENDING = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED)
+SUCCESSES = (Kind.ACK.value, Kind.DISCARD.value)
+
+
+def start(
+    queue: str,
+    actor: Actor,
+    *,
+    count: int,
+    wanted: RetryFilter | None = None,
+    rate: float,
+    stop_at: float | None,
+    canary: bool = False,
+    reason: str = "",
+) -> RequeueRun:
+    """Start a run that sends the waiting retries of a work queue; any driver sends them, nothing is sent yet."""
+    ways_back(queue)
+    other = RequeueRun.objects.using(database()).filter(retries_of=queue, state__in=SENDING).first()
+    if other is not None:
+        text = _("%(run)s by %(name)s sends retries of %(queue)s already. Stop it first, or wait for its end.")
+        raise Refused(text % {"run": other, "name": other.by, "queue": queue})
+    if not count:
+        raise NothingChosen(_("No retry waits for queue %(queue)s.") % {"queue": queue})
+    wanted = wanted or RetryFilter()
+    now = database_clock.now(database())
+    run = RequeueRun(
+        created_at=now,
+        started_at=now,
+        by_user_id=actor.user_id,
+        by=actor.name,
+        source=actor.source,
+        reason=short(reason, 255),
+        retries_of=queue,
+        selection={"filter": {"queue": queue, **wanted.facts()}, "as_of": now.isoformat(), "count": count},
+        description=short(queue, 255),
+        rate=rate,
+        stop_at=stop_at,
+        canary=canary,
+        total=count,
+    )
+    return _started(run, actor, wanted)
+
+
+@transaction_of(RequeueRun)
+def _started(run: RequeueRun, actor: Actor, wanted: RetryFilter) -> RequeueRun:
+    run.pk = None
+    run.save(using=database(), force_insert=True)
+    options = {"rate": run.rate, "stop_at": run.stop_at, "canary": run.canary, **wanted.facts()}
+    facts = {"retries_of": run.retries_of, **{name: value for name, value in options.items() if value}}
+    log_action(
+        actor, Action.REQUEUE, reason=run.reason, run=run.pk, count=run.total, subject=run.retries_of, facts=facts
+    )
+    return run
+
+
+class EarlySender:
+    """Sends the retries of one run. Those that it has taken out and not sent return when it is closed."""
+
+    def __init__(self, patience: float, seconds: float | None) -> None:
+        self._patience = patience
+        self._seconds = HELD_SECONDS if seconds is None else min(seconds, HELD_SECONDS)
+        self._opened: AbstractContextManager[Session | None] | None = None
+        self._withdrawal: Withdrawal | None = None
+        self._held: list[Retry] = []
+
+    def send(self, run: RequeueRun, most: int) -> int:
+        """Send up to ``most`` retries; return their number, 0 if none is left.
+
+        Raise CopyFailed, Refusal or BrokerUnreachable if the broker does not take them; NotAllowed if the operator
+        may not send them any more.
+        """
+        try:
+            if not self._held:
+                _check(run)
+                self._held = self._taken(run)
+            part, self._held = self._held[:most], self._held[most:]
+            return self._sent(run, part) if part else 0
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        withdrawal, self._withdrawal, self._held = self._withdrawal, None, []
+        opened, self._opened = self._opened, None
+        # Whatever fails here, the broker puts back what is unacked when the connection ends.
+        with suppress(RmqRetryError, Refusal, OSError):
+            if withdrawal is not None:
+                withdrawal.end()
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def _taken(self, run: RequeueRun) -> list[Retry]:
+        wanted = RetryFilter.of(run.selection.get("filter", {}))
+        # Nothing is held while the first one has no outcome.
+        alone = run.canary and not run.processed
+        most = 1 if alone else max(1, min(math.ceil(run.rate * self._seconds), MOST_HELD))
+        first = MOST_LOOKED_AT if wanted else most
+        work_queue, known = work_queue_of(run.retries_of), dict[int, Retry]()
+
+        def choose(seen: Sequence[Withdrawn]) -> Collection[int]:
+            fit = chosen(list(retries_of(work_queue, seen)), wanted)
+            known.update({one.withdrawn.tag: one for one in _unsent(run, fit)})
+            return known.keys()
+
+        taken: list[Withdrawn] = []
+        for way in ways_back(run.retries_of):
+            if len(taken) < most:
+                taken += self._open().take(way, most - len(taken), choose, first=first)
+        return [known[one.tag] for one in taken]
+
+    def _open(self) -> Withdrawal:
+        if self._withdrawal is None:
+            self._opened = broker_connections.current.session(purpose="run", patience=self._patience)
+            session = self._opened.__enter__()
+            if session is None:
+                raise NotAllowed(_("There is no broker whose waiting queues could be read."))
+            self._withdrawal = Withdrawal(session)
+        return self._withdrawal
+
+    def _sent(self, run: RequeueRun, part: Sequence[Retry]) -> int:
+        _claim(run, part)
+        confirmed, failed = self._open().send([one.withdrawn for one in part])
+        tags = {one.tag for one in confirmed}
+        names = [one.identity for one in part if one.withdrawn.tag in tags]
+        rows_of(run).filter(identity__in=names, state=ItemState.CLAIMED).update(state=ItemState.SENT)
+        if failed is not None:
+            raise failed
+        return len(confirmed)
+
+
+def settle(run: RequeueRun, *, ended: bool = False) -> None:
+    """Find the outcomes of the retries that were sent; ``ended``: none is left, so the claimed ones were sent too."""
+    rows = rows_of(run)
+    if ended:
+        rows.filter(state=ItemState.CLAIMED).update(state=ItemState.SENT)
+    sent = list(rows.filter(state=ItemState.SENT).values_list("pk", "identity", "sent_at"))
+    ends: dict[ItemState, list[int]] = {ItemState.PROCESSED: [], ItemState.FAILED: []}
+    for start_at in range(0, len(sent), MOST_HELD):
+        some = sent[start_at : start_at + MOST_HELD]
+        since = min(at for _pk, _identity, at in some)
+        attempts = Attempt.objects.using(database()).filter(identity__in=[name for _, name, _ in some])
+        found: dict[str, list[tuple[datetime, str]]] = {}
+        for name, at, verdict in attempts.filter(started_at__gte=since).values_list(
+            "identity", "started_at", "verdict"
+        ):
+            found.setdefault(name, []).append((at, verdict))
+        for pk, name, at in some:
+            first = min((one for one in found.get(name, ()) if one[0] >= at), default=None)
+            if first is not None:
+                ends[ItemState.PROCESSED if first[1] in SUCCESSES else ItemState.FAILED].append(pk)
+    now = database_clock.now(database())
+    for state, numbers in ends.items():
+        rows.filter(pk__in=numbers).update(state=state, ended_at=now)
+
+
+def rows_of(run: RequeueRun) -> QuerySet[EarlyRetry]:
+    return EarlyRetry.objects.using(database()).filter(run=run)
+
+
+def _check(run: RequeueRun) -> None:
+    """Refuse if the operator who started the run in the admin may not send retries any more."""
+    if run.source != "admin":
+        return
+    account = run.by_user_id
+    user = None if account is None else get_user_model()._default_manager.filter(pk=account).first()  # noqa: SLF001 - Django's own way
+    why = _("The account that started it no longer exists.") if user is None else refusal(user, "send_waiting")
+    if why:
+        raise NotAllowed(why)
+
+
+def _unsent(run: RequeueRun, retries: Sequence[Retry]) -> list[Retry]:
+    """Return the retries that this run has not sent, and that have not failed again since it was started.
+
+    Messages that cannot be told apart are sent once: the others wait until they are due.
+    """
+    once = list({one.identity: one for one in reversed(retries)}.values())[::-1]
+    gone: set[str] = set()
+    for some in parts([one.identity for one in once]):
+        sent = rows_of(run).filter(identity__in=some).exclude(state=ItemState.CLAIMED)
+        later = Attempt.objects.using(database()).filter(identity__in=some, started_at__gt=run.created_at)
+        gone |= {*sent.values_list("identity", flat=True), *later.values_list("identity", flat=True)}
+    return [one for one in once if one.identity not in gone]
+
+
+@transaction_of(RequeueRun)
+def _claim(run: RequeueRun, part: Sequence[Retry]) -> None:
+    """Write the rows before the messages are sent; a row may be left from a driver that was killed."""
+    now, names = database_clock.now(database()), [one.identity for one in part]
+    rows_of(run).filter(identity__in=names).update(sent_at=now)
+    known = set(rows_of(run).filter(identity__in=names).values_list("identity", flat=True))
+    new = [one for one in part if one.identity not in known]
+    EarlyRetry.objects.using(database()).bulk_create(
+        [EarlyRetry(run=run, identity=one.identity, shown=short(one.shown, 255), sent_at=now) for one in new]
+    )

@@ -1,0 +1,168 @@
+"""The page from which waiting retries are sent before they are due, and the run that it starts."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry import Delivery, InPlace, Queue, RetryThenPark, handler
+from django_rmq_retry.admin import waiting_form
+from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.models import EarlyRetry, ItemState, OperatorAction, RequeueRun
+from django_rmq_retry.parked import early
+from django_rmq_retry.parked.audit import acts_on
+from django_rmq_retry.parked.controls import pause
+from django_rmq_retry.parked.waiting import Cause, RetryFilter, WaitingReport
+from django_rmq_retry.topology import Role
+from tests.admin import made
+from tests.admin.conftest import QUEUE, client_of
+from tests.admin.looking import Page
+from tests.admin.test_requeueing import press
+from tests.operators.made import ANN
+
+pytestmark = pytest.mark.django_db
+QUEUES = "/admin/rmq_retry/queuecontrol/"
+WAITING = "/admin/rmq_retry/requeuerun/waiting/"
+EVIL = "<script>alert(1)</script>\u202e"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[RetryFilter]:
+    """The broker has 40 waiting retries; what the page asks for is kept."""
+    asked: list[RetryFilter] = []
+    now = timezone.now()
+    causes = tuple(
+        Cause(error=error, count=count, first=now + timedelta(minutes=1), last=now + timedelta(minutes=9))
+        for error, count in (("GatewayTimeout", 30), (EVIL, 10))
+    )
+
+    def looked(wish: Any) -> tuple[WaitingReport, str, str]:
+        asked.append(wish.wanted)
+        found = 1 if wish.wanted.key else 40
+        return WaitingReport(queue=QUEUE, count=found, causes=causes), "", ""
+
+    monkeypatch.setattr(waiting_form, "_looked", looked)
+    return asked
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, *, waiting: int) -> None:
+    levels = [Level(queue=QUEUE, role=Role.WORK, ready=0, consumers=1)]
+    rungs = [name for name, one in registry.topology().queues.items() if one.role is Role.WAITING]
+    levels += [Level(queue=name, role=Role.WAITING, ready=waiting if name == rungs[0] else 0) for name in rungs]
+    made.broker_seen(monkeypatch, *levels)
+
+
+@pytest.mark.usefixtures("waits")
+def test_what_waits_is_sent_in_two_clicks_and_the_audit_log_has_it(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(monkeypatch, waiting=40)
+    link = Page(page.get(QUEUES)).links["Send the 40 waiting now…"]
+    preview = page.get(link)
+    run_page = press(page, preview, "Send 40 retries now", reason="the bank is back", rate="5")
+
+    run = RequeueRun.objects.get()
+    assert run_page.redirect_chain[-1][0] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert (run.retries_of, run.total, run.rate, run.stop_at) == (QUEUE, 40, 5.0, 20.0)
+    assert f"Sends retries that wait for {QUEUE} before they are due." in Page(run_page).text
+    act = OperatorAction.objects.get()
+    assert (act.get_action_display(), act.actor_name, act.reason, act.count, act.run) == (
+        "Send waiting retries",
+        "lead",
+        "the bank is back",
+        40,
+        run.pk,
+    )
+
+
+@pytest.mark.usefixtures("waits")
+def test_the_preview_names_causes_times_and_a_queue_that_stands_still(page: Client) -> None:
+    pause(QUEUE, ANN, reason="the bank is closed")
+    answer = page.get(WAITING, {"queue": QUEUE})
+    text = Page(answer).text
+
+    assert "40 retries wait" in text
+    assert "GatewayTimeout" in text
+    assert "paused by ann: messages will wait" in text
+    assert "<script>alert" not in answer.content.decode()
+
+
+def test_some_are_chosen_by_key_and_error(page: Client, waits: list[RetryFilter]) -> None:
+    preview = page.get(WAITING, {"queue": QUEUE})
+    counted = press(page, preview, "Count again", keys="PAY-7, PAY-8", error="GatewayTimeout")
+    press(page, counted, "Send 1 retry now")
+
+    assert waits[1:] == [RetryFilter(key=("PAY-7", "PAY-8"), error=("GatewayTimeout",))] * 2
+    assert RequeueRun.objects.get().selection["filter"] == {
+        "queue": QUEUE,
+        "key": ["PAY-7", "PAY-8"],
+        "error": ["GatewayTimeout"],
+    }
+
+
+def test_many_need_a_reason_and_the_typed_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = WaitingReport(queue=QUEUE, count=1200, causes=())
+    monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (found, "", ""))
+    refused = press(page, page.get(WAITING, {"queue": QUEUE}), "Send 1200 retries now")
+
+    assert refused.status_code == 422
+    assert "Enter a reason" in Page(refused).text
+    assert "Type 1200 to confirm" in Page(refused).text
+    assert not RequeueRun.objects.exists()
+    press(page, refused, "Send 1200 retries now", reason="INC-7", typed="1200")
+    assert RequeueRun.objects.get().total == 1200
+
+
+def test_retries_that_wait_in_their_consumer_are_refused_in_words(page: Client) -> None:
+    @handler(Queue("ledger.post"), policy=RetryThenPark(attempts=3, via=InPlace()))
+    def post(message: Delivery) -> None:
+        """Nothing."""
+
+    answer = page.get(WAITING, {"queue": "ledger.post"})
+
+    assert answer.status_code == 200
+    assert "Retries of ledger.post wait unacked in its consumer, not in a queue" in Page(answer).text
+    assert "Send" not in str(Page(answer).forms)
+    assert page.get(WAITING, {"queue": "unknown"}).status_code == 404
+
+
+@pytest.mark.usefixtures("waits")
+def test_who_may_not_send_sees_how_many_wait_and_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, waiting=40)
+    client = client_of(made.person("viewer", "view_queuecontrol", "view_requeuerun"))
+    text = Page(client.get(QUEUES)).text
+
+    assert "40 wait for their retry" in text
+    assert "Send the 40" not in text
+    assert client.post(WAITING, {"queue": QUEUE, "start": "now"}).status_code == 403
+    assert not RequeueRun.objects.exists()
+
+
+@pytest.mark.usefixtures("waits")
+def test_the_page_of_the_run_names_what_failed_again_and_what_was_left_out(page: Client) -> None:
+    press(page, page.get(WAITING, {"queue": QUEUE}), "Send 40 retries now")
+    run = RequeueRun.objects.get()
+    RequeueRun.objects.update(state="finished", sent=38, processed=37, failed=1, skipped=2)
+    EarlyRetry.objects.create(run=run, identity="i", shown=EVIL, state=ItemState.FAILED, sent_at=timezone.now())
+    answer = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+
+    assert "They wait for their next attempt, or are parked if this was the last one." in Page(answer).text
+    assert "They became due before it was their turn" in Page(answer).text
+    assert "<script>alert" not in answer.content.decode()
+    assert "Requeue the 1" not in Page(answer).text
+
+
+def test_the_timeline_of_a_message_that_was_parked_later_names_who_sent_it_early(page: Client) -> None:
+    one = made.message(made.group())
+    attempt = made.attempt(one, 1)
+    run = early.start(QUEUE, ANN, count=1, rate=1, stop_at=None, reason="bank is back")
+    EarlyRetry.objects.create(run=run, identity=attempt.identity, sent_at=timezone.now())
+    text = Page(page.get(f"/admin/rmq_retry/parkedmessage/{one.pk}/change/")).text
+
+    assert "Sent before it was due by ann" in text
+    assert "bank is back" in text
+    found = OperatorAction.objects.filter(acts_on([one.pk]))
+    assert [act.run for act in found] == [run.pk]

@@ -1,0 +1,410 @@
+"""Retries are sent before they are due: all that wait for a queue, or chosen ones; the others stay as they are."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pika
+import pytest
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import (
+    DeadLetter,
+    Delivery,
+    Exchange,
+    Ladder,
+    Native,
+    Queue,
+    Republish,
+    RetryThenPark,
+    WaitQueue,
+    handler,
+)
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.handler import Handler
+from django_rmq_retry.messages import Properties, encode_properties
+from django_rmq_retry.messages.identity import attempt_identity
+from django_rmq_retry.messages.stamp import Stamp
+from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
+from django_rmq_retry.parked import early, requeue
+from django_rmq_retry.parked.drive import Drive, drive, driver_name
+from django_rmq_retry.parked.operators import Refused
+from django_rmq_retry.parked.transfer import early_lines
+from django_rmq_retry.parked.waiting import RetryFilter, report
+from django_rmq_retry.policies.carriers import Carrier, Hop
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.testing import isolated_handlers
+from tests.amqp.declared import declare, has, ready
+from tests.operators.made import ANN, group
+from tests.tooling.brokers import using_broker
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.contract, pytest.mark.on_both]
+
+WORK = "ledger.post"
+WAITS_SECONDS = 60.0
+WAITING = f"{WORK}.retry.1m"
+BANK = Exchange("bank", "direct")
+CARRIERS: dict[str, tuple[Carrier, tuple[Any, ...], str]] = {
+    "ladder": (Ladder([WAITS_SECONDS]), (), WAITING),
+    "dead letter": (
+        DeadLetter(exchange="ledger.again", queue="ledger.wait", after=60),
+        (BANK.bind("post"),),
+        "ledger.wait",
+    ),
+    "wait queue": (WaitQueue(exchange="ledger.wait", queue="ledger.wait"), (BANK.bind("post"),), "ledger.wait"),
+}
+
+
+@pytest.fixture(autouse=True)
+def project() -> Iterator[None]:
+    """The handlers are the test's own."""
+    with isolated_handlers():
+        yield
+
+
+@pytest.fixture(params=["quorum", "classic"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+Arrived = tuple[str, dict[str, Any], str, str]
+"""A message as it arrives: id, headers, exchange and routing key."""
+Made = Callable[..., Handler[Any]]
+
+
+@pytest.fixture
+def made(vhost: Vhost, settings: Any, kind: Any) -> Iterator[Made]:
+    """Make a handler with a carrier, and its queues on the broker."""
+    with using_broker(settings, vhost.url, PUBLISH_TIMEOUT=20):
+
+        def make(via: Carrier | None = None, bindings: tuple[Any, ...] = ()) -> Handler[Any]:
+            @handler(
+                Queue(WORK, type=kind, bindings=bindings),
+                policy=RetryThenPark(attempts=5, via=via or Ladder([WAITS_SECONDS])),
+                keys=lambda message: message.data["key"],
+            )
+            def post(message: Delivery) -> None:
+                """Nothing."""
+
+            declare(vhost, registry.topology())
+            return post
+
+        yield make
+
+
+def failed(
+    channel: BlockingChannel, *names: str, attempts: int = 2, after: float = WAITS_SECONDS, error: str = "BankDown"
+) -> None:
+    """Let these messages fail: each waits in the waiting queue, and its attempt is recorded."""
+    subscription = registry.subscriptions()[0]
+    now = timezone.now()
+    for name in names:
+        body = json.dumps({"key": f"K-{name}"}).encode()
+        raw = encode_properties(Properties(message_id=name, delivery_mode=2))
+        delivery = Delivery(queue=WORK, body=body, raw=raw, exchange="bank", routing_key="post")
+        stamp = Stamp(attempts=attempts, since=1, exchange="bank", routing_key="post", queue=WORK)
+        copy = subscription.policy.via.carry(subscription.route, delivery, Hop(delay=after, stamp=stamp)).copy
+        if copy is None:
+            rejected(channel, name, body, attempts)
+        else:
+            sent = broker_connections.current.publisher
+            sent.publish(copy)
+        Attempt.objects.create(
+            identity=attempt_identity(WORK, name, body), queue=WORK, handler=subscription.name, message_id=name,
+            number=attempts, started_at=now - timedelta(seconds=1), seconds=0.1, verdict="retry", wait=after,
+            next_at=now + timedelta(seconds=after), error=error, host="h", pid=1, thread="t",
+        )  # fmt: skip
+
+
+def rejected(channel: BlockingChannel, name: str, body: bytes, attempts: int) -> None:
+    """Publish a message, and reject it as often."""
+    channel.basic_publish("bank", "post", body, pika.BasicProperties(message_id=name, delivery_mode=2))
+    assert attempts == 1, "each rejection waits"
+    tags: list[int] = []
+
+    def take() -> bool:
+        method, _properties, _body = channel.basic_get(WORK)
+        tags.extend([method.delivery_tag or 0] if method is not None else [])
+        return bool(tags)
+
+    wait_until(take, what="the message")
+    channel.basic_reject(tags[0], requeue=False)
+
+
+def sent(run: RequeueRun, seconds: float = 20.0) -> RequeueRun:
+    return drive(run.pk, driver_name("test"), for_seconds=seconds, outcomes=False)
+
+
+def stepped(run: RequeueRun, most: int) -> int:
+    """Drive a run until it has sent this many; return how many it has sent."""
+    driver = Drive(run.pk, driver_name("test"))
+    try:
+        wait_until(lambda: driver.step() is None or RequeueRun.objects.get(pk=run.pk).sent >= most, what="the run")
+    finally:
+        driver.end()
+    return RequeueRun.objects.get(pk=run.pk).sent
+
+
+def arrived(channel: BlockingChannel, count: int) -> list[Arrived]:
+    """Take this many messages out of the work queue."""
+    found: list[Arrived] = []
+
+    def take() -> bool:
+        method, properties, _body = channel.basic_get(WORK, auto_ack=True)
+        if method is not None and properties is not None:
+            where = str(method.exchange), str(method.routing_key)
+            found.append((str(properties.message_id), dict(properties.headers or {}), *where))
+        return len(found) == count
+
+    wait_until(take, what=f"{count} messages in {WORK}")
+    return found
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_all_waiting_retries_return_where_their_queue_would_send_them_and_their_attempts_go_on(
+    carrier: str, made: Made, amqp: BlockingChannel
+) -> None:
+    via, bindings, waiting_queue = CARRIERS[carrier]
+    made(via, bindings)
+    attempts = 1 if carrier == "dead letter" else 2
+    failed(amqp, "a", "b", "c", attempts=attempts)
+    has(amqp, waiting_queue, 3)
+
+    run = sent(early.start(WORK, ANN, count=3, rate=100, stop_at=20))
+
+    back = arrived(amqp, 3)
+    assert [name for name, *_ in back] == ["a", "b", "c"]
+    assert {headers["rmq-retry-attempts"] for _, headers, *_ in back} == {attempts}
+    assert not any("x-death" in headers or "rmq-retry-wait" in headers for _, headers, *_ in back)
+    expected = ("", WORK) if carrier == "ladder" else ("bank", "post")
+    assert {(exchange, key) for *_, exchange, key in back} == {expected}
+    assert (run.sent, run.total, run.state) == (3, 3, RunState.WAITING)
+    assert ready(amqp, waiting_queue) == 0
+
+
+def test_a_chosen_retry_is_sent_and_the_others_keep_their_order_and_their_time(
+    made: Made, amqp: BlockingChannel
+) -> None:
+    made(Ladder([6]))
+    waiting_queue = f"{WORK}.retry.6s"
+    begun = time.monotonic()
+    failed(amqp, "a", "b", "c", "d", after=6)
+    has(amqp, waiting_queue, 4)
+
+    run = sent(early.start(WORK, ANN, count=1, wanted=RetryFilter(key=("K-c",)), rate=100, stop_at=20))
+
+    assert (run.sent, run.total) == (1, 1)
+    assert [name for name, *_ in arrived(amqp, 1)] == ["c"]
+    assert ready(amqp, waiting_queue) == 3
+    assert [name for name, *_ in arrived(amqp, 3)] == ["a", "b", "d"]
+    assert time.monotonic() - begun > 6
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        RetryFilter(key=("b",)),
+        RetryFilter(key=("K-b", "K-unknown")),
+        RetryFilter(error=("LedgerClosed",)),
+        RetryFilter(group=(0,)),
+        RetryFilter(handler=("post",), error=("LedgerClosed",)),
+    ],
+    ids=str,
+)
+def test_retries_are_chosen_by_key_message_id_error_group_and_handler(
+    wanted: RetryFilter, made: Made, amqp: BlockingChannel
+) -> None:
+    made()
+    if wanted.handler:
+        wanted = replace(wanted, handler=(registry.subscriptions()[0].name,))
+    failed(amqp, "a", "c")
+    failed(amqp, "b", error="LedgerClosed")
+    if wanted.group:
+        wanted = replace(wanted, group=(group(fingerprint="f1").pk,))
+        Attempt.objects.filter(message_id="b").update(fingerprint="f1")
+    has(amqp, WAITING, 3)
+    with broker_connections.current.session(purpose="test", patience=10) as session:
+        assert session is not None
+        found = report(session, WORK, wanted)
+    assert (found.count, [cause.error for cause in found.causes]) == (1, ["LedgerClosed"])
+
+    run = sent(early.start(WORK, ANN, count=1, wanted=wanted, rate=100, stop_at=20))
+
+    assert run.sent == 1
+    assert [name for name, *_ in arrived(amqp, 1)] == ["b"]
+    has(amqp, WAITING, 2)
+
+
+def test_messages_published_with_a_delay_wait_on(made: Made, amqp: BlockingChannel) -> None:
+    made().publish({"key": "K-later"}, delay=WAITS_SECONDS, message_id="later")
+    failed(amqp, "a")
+    has(amqp, WAITING, 2)
+
+    run = sent(early.start(WORK, ANN, count=2, rate=100, stop_at=20))
+
+    assert [name for name, *_ in arrived(amqp, 1)] == ["a"]
+    has(amqp, WAITING, 1)
+    assert (run.sent, run.skipped, run.total) == (1, 1, 2)
+
+
+def test_a_retry_that_has_to_wait_in_several_queues_waits_in_none_of_them(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, "a", after=WAITS_SECONDS * 2.5)
+    has(amqp, WAITING, 1)
+
+    sent(early.start(WORK, ANN, count=1, rate=100, stop_at=20))
+
+    [(_, headers, *_)] = arrived(amqp, 1)
+    assert "rmq-retry-wait" not in headers
+    assert headers["rmq-retry-attempts"] == 2
+
+
+def test_a_run_sends_no_message_twice_that_fails_again_and_its_guard_pauses_it(
+    made: Made, amqp: BlockingChannel
+) -> None:
+    made()
+    names = [f"m{number}" for number in range(8)]
+    failed(amqp, *names)
+    has(amqp, WAITING, 8)
+    run = early.start(WORK, ANN, count=8, rate=5, stop_at=20)
+
+    again = [name for name, *_ in arrived(amqp, stepped(run, 5))]
+    failed(amqp, *again, attempts=3)
+    Attempt.objects.filter(number=3).update(started_at=timezone.now())
+    run = sent(run)
+
+    assert (run.state, run.wait, run.failed) == (RunState.PAUSED, RunWait.GUARD, len(again))
+    requeue.change_rate(run.pk, ANN, rate=100)
+    run = sent(requeue.resume(run.pk, ANN))
+    assert sorted([*again, *(name for name, *_ in arrived(amqp, 8 - len(again)))]) == names
+    assert ready(amqp, WAITING) == len(again)
+    assert run.sent == 8
+
+
+def test_what_became_of_each_retry_ends_the_run(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, "a", "b")
+    has(amqp, WAITING, 2)
+    run = sent(early.start(WORK, ANN, count=2, rate=100, stop_at=None))
+    arrived(amqp, 2)
+    assert run.state == RunState.WAITING
+
+    for name, verdict in (("a", "ack"), ("b", "park")):
+        row = Attempt.objects.get(message_id=name)
+        row.pk, row.verdict, row.number, row.next_at = None, verdict, 3, None
+        row.started_at = timezone.now()
+        row.save()
+    run = drive(run.pk, driver_name("test"), for_seconds=10)
+
+    assert (run.state, run.processed, run.failed) == (RunState.FINISHED, 1, 1)
+    states = dict(EarlyRetry.objects.filter(run=run).values_list("shown", "state"))
+    assert states == {"K-a": ItemState.PROCESSED, "K-b": ItemState.FAILED}
+
+
+def test_a_paused_run_puts_the_retries_back_that_it_holds(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, *[f"m{number}" for number in range(6)])
+    has(amqp, WAITING, 6)
+    run = early.start(WORK, ANN, count=6, rate=2, stop_at=None)
+
+    left = 6 - stepped(run, 2)
+    requeue.stop(run.pk, ANN, reason="the bank is away again")
+
+    has(amqp, WAITING, left)
+    assert 0 < left < 6
+    assert RequeueRun.objects.get(pk=run.pk).skipped == left
+
+
+def test_a_second_run_over_the_same_queue_is_refused_with_the_name_of_the_first(
+    made: Made, amqp: BlockingChannel
+) -> None:
+    made()
+    failed(amqp, "a")
+    has(amqp, WAITING, 1)
+    run = early.start(WORK, ANN, count=1, rate=1, stop_at=None)
+
+    with pytest.raises(Refused, match=f"Requeue run {run.pk} by ann sends retries of ledger.post already"):
+        early.start(WORK, ANN, count=1, rate=1, stop_at=None)
+    requeue.stop(run.pk, ANN)
+    assert sent(early.start(WORK, ANN, count=1, rate=1, stop_at=None)).sent == 1
+
+
+def test_the_canary_is_sent_alone_and_the_others_after_it_was_processed(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, "a", "b", "c")
+    has(amqp, WAITING, 3)
+    run = early.start(WORK, ANN, count=3, rate=100, stop_at=20, canary=True)
+
+    assert stepped(run, 1) == 1
+    has(amqp, WAITING, 2)
+    row = Attempt.objects.get(message_id=arrived(amqp, 1)[0][0])
+    row.pk, row.verdict, row.number, row.next_at, row.started_at = None, "ack", 3, None, timezone.now()
+    row.save()
+    assert sent(run).sent == 3
+
+
+def test_the_export_names_each_retry_and_what_became_of_it(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, "a")
+    has(amqp, WAITING, 1)
+    run = sent(early.start(WORK, ANN, count=1, rate=1, stop_at=None))
+
+    head, line = early_lines(run.pk, ANN)
+    assert (head.strip(), line.split(",")[:2]) == ("message,state,sent_at,ended_at", ["K-a", "sent"])
+    assert next(iter(list(early_lines(run.pk, ANN, named=False))[1:])).startswith(",sent,")
+
+
+def test_the_rate_is_kept(made: Made, amqp: BlockingChannel) -> None:
+    made()
+    failed(amqp, *[f"m{number}" for number in range(10)])
+    has(amqp, WAITING, 10)
+    begun = time.monotonic()
+
+    run = sent(early.start(WORK, ANN, count=10, rate=5, stop_at=None))
+
+    assert run.sent == 10
+    assert time.monotonic() - begun > 1.7
+
+
+@pytest.mark.parametrize(
+    ("via", "why"), [(Republish(), "unacked in its consumer"), (Native(10), "in the queue itself")]
+)
+def test_retries_that_wait_in_no_queue_are_refused(via: Carrier, why: str) -> None:
+    @handler(Queue(WORK), policy=RetryThenPark(attempts=5, via=via))
+    def post(message: Delivery) -> None:
+        """Nothing."""
+
+    with pytest.raises(Refused, match=why):
+        early.start(WORK, ANN, count=1, rate=1, stop_at=None)
+    assert not RequeueRun.objects.exists()
+
+
+def test_a_waiting_queue_of_another_program_is_left_to_it() -> None:
+    again = DeadLetter(exchange="ledger.again", queue=Queue("ledger.wait", existing=True), after=60)
+
+    @handler(Queue(WORK, bindings=[BANK.bind("post")]), policy=RetryThenPark(attempts=5, via=again))
+    def post(message: Delivery) -> None:
+        """Nothing."""
+
+    with pytest.raises(Refused, match=r"Another program declares queue ledger\.wait"):
+        early.start(WORK, ANN, count=1, rate=1, stop_at=None)
+
+
+def test_a_retry_without_a_way_back_pauses_the_run_and_stays(made: Made, amqp: BlockingChannel) -> None:
+    via, bindings, waiting_queue = CARRIERS["wait queue"]
+    made(via, bindings)
+    failed(amqp, "a")
+    has(amqp, waiting_queue, 1)
+    amqp.queue_unbind(WORK, "bank", "post")
+
+    run = sent(early.start(WORK, ANN, count=1, rate=1, stop_at=None))
+
+    assert (run.state, run.wait, run.sent) == (RunState.PAUSED, RunWait.NO_WAY_BACK, 0)
+    assert "NO_ROUTE" in run.explanation
+    has(amqp, waiting_queue, 1)
