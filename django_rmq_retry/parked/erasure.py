@@ -18,6 +18,7 @@ from django_rmq_retry.models import (
     Attempt,
     BlockedKey,
     BusinessKey,
+    EarlyRetry,
     FormerName,
     ListedKey,
     MessageVersion,
@@ -59,6 +60,8 @@ class Traces:
     """Keys in stored lists."""
     former: int
     """Names of messages that retention has deleted."""
+    early: int
+    """Names of messages whose retries were sent before they were due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def erase(keys: Sequence[str], actor: Actor, *, reason: str) -> Traces:
         raise Refused(_("The reason is kept, so it must not contain what is erased. Name the request instead."))
     subject = _subject(keys)
     counts = traces(keys)
-    if not any((counts.messages, counts.actions, counts.runs, counts.listed, counts.former)):
+    if not any((counts.messages, counts.actions, counts.runs, counts.listed, counts.former, counts.early)):
         raise NothingChosen(_("Nothing is stored about these keys."))
     for some in _slices(subject):
         _erase(subject, some, actor, reason)
@@ -222,16 +225,20 @@ def _named_in(text: str, keys: Collection[str]) -> Iterator[str]:
 
 
 def _counted(subject: _Subject, parts: Sequence[_Part]) -> Traces:
-    names = {model: sum(rows.count() for rows in _having(model.objects.using(database()), "value", subject.keys))
-             for model in (ListedKey, FormerName)}  # fmt: skip
+    columns = ((ListedKey, "value"), (FormerName, "value"), (EarlyRetry, "shown"))
+    listed, former, early = (
+        sum(rows.count() for rows in _having(model.objects.using(database()), column, subject.keys))
+        for model, column in columns
+    )
     return Traces(
         messages=sum(len(part.messages) for part in parts),
         versions=sum(len(part.versions) for part in parts),
         attempts=len({one for part in parts for one in part.attempts}),
         actions=len({one.number for part in parts for one in part.actions}),
         runs=len({run for part in parts for run in part.runs}),
-        listed=names[ListedKey],
-        former=names[FormerName],
+        listed=listed,
+        former=former,
+        early=early,
     )
 
 
@@ -251,6 +258,8 @@ def _erase(subject: _Subject, numbers: Sequence[int], actor: Actor, reason: str)
         some.update(value=IN_PLACE_OF_A_KEY)
     for some in _having(FormerName.objects.using(using), "value", subject.keys):
         some.update(value="")
+    for some in _having(EarlyRetry.objects.using(using), "shown", subject.keys):
+        some.update(shown="")
     RequeueRun.objects.using(using).filter(pk__in=part.runs).update(selection={}, description="", reason="", note="")
     forget(part.actions, using)
     OperatorAction.objects.filter(pk__in=[one.pk for one in part.actions]).forget(using)
@@ -262,6 +271,7 @@ def _empty(row: ParkedMessage, keys: Collection[str], using: str, **erased: obje
     # A copy of the message that comes later must not open a record that has nothing to send.
     identity = f"erased:{row.pk}"
     Attempt.objects.using(using).filter(identity=row.identity).update(identity=identity)
+    EarlyRetry.objects.using(using).filter(identity=row.identity).update(identity=identity, shown="")
     ids = [name for name in ("message_id", "correlation_id") if getattr(row, name) in keys]
     ParkedMessage.objects.using(using).filter(pk=row.pk).update(
         **{**EMPTY, **dict.fromkeys([*TEXTS, *ids], ""), **erased},

@@ -16,6 +16,7 @@ from django_rmq_retry.models import (
     Action,
     BlockedKey,
     BusinessKey,
+    EarlyRetry,
     FormerName,
     MessageVersion,
     OperatorAction,
@@ -234,6 +235,16 @@ def test_a_copy_that_comes_later_is_another_message(*, ticketed: bool) -> None:
     assert (again(one).state, bytes(again(one).body)) == (State.DISCARDED, b"")
     later = ParkedMessage.objects.exclude(pk=one.pk).get()
     assert (later.state, later.body != b"") == (State.PARKED, True)
+
+
+def test_the_name_of_a_retry_that_was_sent_early_is_forgotten() -> None:
+    one = payment(state=State.DISCARDED, resolved_at=timezone.now())
+    run = requeue_run([record().pk])
+    for identity in (one.identity, "message:other"):
+        EarlyRetry.objects.create(run=run, identity=identity, shown=PAYMENT, sent_at=timezone.now())
+    done = erase([CUSTOMER], ANN, reason="request 12")
+
+    assert (done.early, set(EarlyRetry.objects.values_list("shown", flat=True))) == (2, {""})
 
 
 def test_a_dry_run_counts_the_same_and_changes_nothing() -> None:
