@@ -294,6 +294,22 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FourEyes:
+    """``RMQ_RETRY["FOUR_EYES"]`` with its defaults: the acts that a second person has to approve."""
+
+    edit: int | None = None
+    """The number of messages from which on an edit needs a second person; None if it never does."""
+    discard: int | None = None
+    requeue: int | None = None
+    close_breaker: bool = False
+    expire_after: int = 24 * 3600
+    """Seconds for which a request can be approved."""
+
+    def __bool__(self) -> bool:
+        return bool(self.edit or self.discard or self.requeue or self.close_breaker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """``RMQ_RETRY`` with its defaults; each field is the key of the same name in capitals. Times are seconds."""
 
@@ -341,6 +357,7 @@ class Settings:
     operators: Operators = field(default_factory=Operators)
     alerts: Alerts = field(default_factory=Alerts)
     links: Links = field(default_factory=Links)
+    four_eyes: FourEyes = field(default_factory=FourEyes)
 
     @property
     def limits(self) -> BodyLimits:
@@ -429,6 +446,25 @@ def alerts(key: str, value: object) -> Alerts:
     return cast(Alerts, read)
 
 
+MOST_MESSAGES = 1_000_000_000
+
+FOUR_EYES_KEYS: Mapping[str, Reader] = {
+    "EDIT": whole(1, MOST_MESSAGES, none="never"),
+    "DISCARD": whole(1, MOST_MESSAGES, none="never"),
+    "REQUEUE": whole(1, MOST_MESSAGES, none="never"),
+    "CLOSE_BREAKER": yes_or_no,
+    "EXPIRE_AFTER": whole(60, 31 * 24 * 3600),
+}
+"""The keys of ``RMQ_RETRY["FOUR_EYES"]``."""
+
+
+def four_eyes(key: str, value: object) -> FourEyes:
+    read: Any = nested("{'DISCARD': 10}", FOUR_EYES_KEYS, FourEyes)(key, value)
+    if value and not read:
+        raise wrong(key, "'EDIT', 'DISCARD', 'REQUEUE' or 'CLOSE_BREAKER'", "a dict without an act")
+    return cast(FourEyes, read)
+
+
 TLS_KEYS: Mapping[str, Reader] = {
     "CA_FILE": path,
     "CERT_FILE": path,
@@ -474,6 +510,7 @@ KEYS: Mapping[str, Reader] = {
     "OPERATORS": nested("{'CONTACT': 'payments-oncall'}", OPERATOR_KEYS, Operators),
     "ALERTS": alerts,
     "LINKS": nested("{'LOGS': 'https://logs.bank/?id={message_id}'}", LINK_KEYS, Links),
+    "FOUR_EYES": four_eyes,
 }
 
 

@@ -13,7 +13,7 @@ __all__ = ["PREFIX", "VARIABLES", "Secret", "rmq_settings"]
 
 PREFIX = "RMQ_"
 Cast = type | Callable[[str], object]
-NESTED = ("TLS", "OPERATORS", "ALERTS", "LINKS")
+NESTED = ("TLS", "OPERATORS", "ALERTS", "LINKS", "FOUR_EYES")
 """Keys of ``RMQ_RETRY`` that are dicts: ``RMQ_TLS_CA_FILE`` sets ``RMQ_RETRY["TLS"]["CA_FILE"]``."""
 
 
@@ -85,6 +85,11 @@ VARIABLES: Mapping[str, Cast] = {
     "LINKS_CUSTOMER": str,
     "LINKS_RUNBOOK": str,
     "LINKS_TRACE": str,
+    "FOUR_EYES_EDIT": _limit,
+    "FOUR_EYES_DISCARD": _limit,
+    "FOUR_EYES_REQUEUE": _limit,
+    "FOUR_EYES_CLOSE_BREAKER": bool,
+    "FOUR_EYES_EXPIRE_AFTER": int,
 }
 """The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""
 
@@ -103,9 +108,10 @@ def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, 
         if text is None:
             continue
         value = _cast(name, cast, text)
-        key, _, part = name.partition("_")
-        if key in NESTED:
+        key = next((one for one in NESTED if name.startswith(f"{one}_")), "")
+        if key:
             already = options.get(key)
+            part = name.removeprefix(f"{key}_")
             options[key] = {**(already if isinstance(already, dict) else {}), part: value}
         else:
             options[name] = value

@@ -133,10 +133,12 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 
 def test_every_setting_except_dicts_has_its_variable() -> None:
-    nested = {name for name in VARIABLES if name.startswith(("TLS_", "OPERATORS_", "ALERTS_", "LINKS_"))}
+    nested = {name for name in VARIABLES if name.startswith(("TLS_", "OPERATORS_", "ALERTS_", "LINKS_", "FOUR_EYES_"))}
     of_operators = {name.removeprefix("OPERATORS_") for name in nested if name.startswith("OPERATORS_")}
 
-    assert set(VARIABLES) - nested | {"TLS", "OPERATORS", "ALERTS", "LINKS"} == set(conf.KEYS)
+    assert set(VARIABLES) - nested | {"TLS", "OPERATORS", "ALERTS", "LINKS", "FOUR_EYES"} == set(conf.KEYS)
+    eyes = {name.removeprefix("FOUR_EYES_") for name in nested if name.startswith("FOUR_EYES_")}
+    assert eyes == set(conf.FOUR_EYES_KEYS)
     assert {name.removeprefix("ALERTS_") for name in nested if name.startswith("ALERTS_")} == set(conf.ALERT_KEYS)
     assert {name.removeprefix("LINKS_") for name in nested if name.startswith("LINKS_")} == set(conf.LINK_KEYS)
     assert of_operators == set(conf.OPERATOR_KEYS) - {"EDITABLE", "ERROR_LABELS"}

@@ -1,5 +1,5 @@
 """The admin's pages for operators."""
 
-from django_rmq_retry.admin import audit, blocked, consumers, groups, messages, outbox, queues, runs, status
+from django_rmq_retry.admin import approvals, audit, blocked, consumers, groups, messages, outbox, queues, runs, status
 
-__all__ = ["audit", "blocked", "consumers", "groups", "messages", "outbox", "queues", "runs", "status"]
+__all__ = ["approvals", "audit", "blocked", "consumers", "groups", "messages", "outbox", "queues", "runs", "status"]

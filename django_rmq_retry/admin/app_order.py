@@ -6,6 +6,7 @@ from typing import Any
 from django.contrib.admin import AdminSite
 
 from django_rmq_retry.models import (
+    ApprovalRequest,
     BlockedKey,
     ConsumerProcess,
     ErrorGroup,
@@ -19,7 +20,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.parked.operators import LABEL
 
 ORDER = (
-    *(LiveStatus, ErrorGroup, ParkedMessage, RequeueRun, QueueControl),
+    *(LiveStatus, ApprovalRequest, ErrorGroup, ParkedMessage, RequeueRun, QueueControl),
     *(ConsumerProcess, BlockedKey, OutboxMessage, OperatorAction),
 )
 PLACES = {model.__name__: place for place, model in enumerate(ORDER)}

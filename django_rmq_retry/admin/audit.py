@@ -124,7 +124,7 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Operator"))
     def who(self, action: OperatorAction) -> str:
-        return cut(f"{action.actor_name} ({action.behalf})" if action.behalf else action.actor_name)
+        return cut(f"{action.who} ({action.behalf})" if action.behalf else action.who)
 
     @admin.display(description=gettext_lazy("Subject"))
     def about(self, action: OperatorAction) -> SafeString | str:
@@ -172,7 +172,7 @@ class OperatorActionAdmin(Pages):
         action = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
         if action is None:
             return self.refused(request, refusal(request, "view_all_audit") or _("There is no such action."))
-        title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
+        title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
         return self.page(
             request,
             "operatoraction/action.html",

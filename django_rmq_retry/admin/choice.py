@@ -162,7 +162,7 @@ def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable
                     return HttpResponseRedirect(f"{request.path}?{_query(request, named)}")
                 selection = Selection.read(token)
                 there = _with_typed_keys(request, selection)
-                return there or view(pages, request, selection, _left_out(request, selection))
+                return there or view(pages, request, selection, left_out(request, selection))
             except Refused as why:
                 return pages.page(request, "refusal.html", title=title, status=400, why=str(why))
 
@@ -313,7 +313,8 @@ def _keys_left_out(selection: Selection) -> list[str]:
     return keys_of(listed["list"]) if listed else []
 
 
-def _left_out(request: HttpRequest, selection: Selection) -> LeftOut:
+def left_out(request: HttpRequest, selection: Selection) -> LeftOut:
+    """Return the keys by which messages are chosen or left out, with what is doubtful about them."""
     typed = request.POST.get("except", "")
     try:
         parse(typed)

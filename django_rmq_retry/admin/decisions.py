@@ -18,6 +18,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.models import DiscardCategory, ParkedMessage
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.outcomes import decided_meanwhile, outcome_of
 from django_rmq_retry.parked.selection import Selection
@@ -110,6 +111,8 @@ def _decided(
         try:
             messages.success(request, change(lambda message: refusal(request, verb, message=message)))
             return HttpResponseRedirect(_back(pages, request, selection))
+        except SecondPersonNeeded as needed:
+            return pages.ask(request, needed)
         except Refused as refused:
             wrong = str(refused)
             if isinstance(refused, NothingChosen):

@@ -21,6 +21,7 @@ from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, laid_out, propose, store, text_of, typed_text
 from django_rmq_retry.parked.findings import RequeueReport, Terms, report
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
@@ -78,6 +79,8 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
         try:
             store(message.pk, actor, proposal, version=form.version, reason=form.reason)
             return _stored(pages, request, Selection.of_ids([message.pk]), form.reason)
+        except SecondPersonNeeded as needed:
+            return pages.ask(request, needed)
         except Refused as refused:
             wrong = str(refused)
     return _review_page(pages, request, message, form, proposal=proposal, wrong=wrong)

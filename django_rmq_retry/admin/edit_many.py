@@ -10,10 +10,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden
-from django_rmq_retry.admin.pages import NEEDED, Pages, needs, refusal
+from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, store_many
-from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.operators import NEEDED, Actor, Refused
 from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
 
 SALT = "django_rmq_retry.edit_many"
@@ -43,6 +44,8 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         try:
             if "store" in form:
                 return _stored(pages, request, change)
+        except SecondPersonNeeded as needed:
+            return pages.ask(request, needed)
         except Refused as refused:
             wrong = str(refused)
         try:

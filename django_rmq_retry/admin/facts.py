@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.models import BlockedKey, DiscardCategory, ErrorGroup, OperatorAction, RequeueRun, State
+from django_rmq_retry.models import BlockedKey, DiscardCategory, ErrorGroup, GatedAct, OperatorAction, RequeueRun, State
 from django_rmq_retry.parked.edit import plain
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 
@@ -51,11 +51,20 @@ NAMES: Mapping[str, Any] = {
     "sha256": "SHA-256",
     "bytes": gettext_lazy("Bytes"),
     "keys": gettext_lazy("Keys"),
+    "request": gettext_lazy("Approval request"),
+    "approved_by": gettext_lazy("Approved by"),
+    "asked_by": gettext_lazy("Asked for by"),
+    "seal": gettext_lazy("Seal"),
+    "expires": gettext_lazy("Expires"),
     "rows": pgettext_lazy("fact of an action", "Rows of the audit log whose texts were erased"),
 }
 """Names of facts that are no columns of the things that are acted on."""
 CHANGED = (RequeueRun, ErrorGroup, BlockedKey)
-CHOICES: Mapping[str, Any] = {"category": dict(DiscardCategory.choices), "state": dict(State.choices)}
+CHOICES: Mapping[str, Any] = {
+    "category": dict(DiscardCategory.choices),
+    "state": dict(State.choices),
+    "act": dict(GatedAct.choices),
+}
 
 
 def facts_in_words(action: OperatorAction) -> Iterator[tuple[str, str]]:

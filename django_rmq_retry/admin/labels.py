@@ -20,7 +20,7 @@ from django_rmq_retry.health.problems import listed
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import Action, ErrorGroup, GatedAct, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
@@ -62,7 +62,8 @@ LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolutio
 
 def action_reason(action: OperatorAction) -> str:
     """Return the operator's reason for an action; only the category of a discard is translated."""
-    return resolution_text(action.reason) if action.action == Action.DISCARD else action.reason
+    asked = action.action == Action.ASK and action.details.get("act") == GatedAct.DISCARD
+    return resolution_text(action.reason) if action.action == Action.DISCARD or asked else action.reason
 
 
 def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, models, router
 from django.forms import Script
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
@@ -24,16 +24,11 @@ from django_rmq_retry.admin.app_order import put_in_order
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_errors import away
 from django_rmq_retry.health.facts import Unmigrated
-from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.operators import PERMISSIONS
+from django_rmq_retry.parked import approvals, operators
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.operators import NEEDED, PERMISSIONS, Actor, Refused
 from django_rmq_retry.templatetags.rmq_retry import visible
 
-NEEDED = {
-    "bulk_requeue": ("requeue", "bulk_requeue"),
-    "edit": ("edit", "view_payload", "requeue"),
-    "bulk_edit": ("edit", "view_payload", "requeue", "bulk_edit"),
-}
-"""Actions that need more than one permission."""
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
 View = Callable[Concatenate[Any, HttpRequest, P], HttpResponseBase]
@@ -303,6 +298,19 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
             return guarded(request, *args, **kwargs)
 
         return read
+
+    def ask(self, request: HttpRequest, needed: SecondPersonNeeded) -> HttpResponseRedirect:
+        """Ask a second person for the act, and lead to the request."""
+        try:
+            asked = approvals.ask(needed.wish, Actor.of_request(request))
+        except Refused as refused:
+            messages.warning(request, str(refused))
+            return HttpResponseRedirect(self.address("parkedmessage_changelist"))
+        text = _("Nothing was done yet. %(request)s waits for a second person.") % {"request": asked}
+        messages.info(request, text)
+        if refusal(request, "view_request"):
+            return HttpResponseRedirect(self.address("parkedmessage_changelist"))
+        return HttpResponseRedirect(self.address("approvalrequest_change", asked.pk))
 
     def refused(self, request: HttpRequest, why: str, *, status: int = 403) -> TemplateResponse:
         """Return 403 with the sentence that names the missing permission and the contact."""

@@ -24,6 +24,7 @@ from django_rmq_retry.health.problems import Judged, Queues, excused
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls, declared
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.topology.declarations import Role
 
@@ -153,7 +154,7 @@ class QueueControlAdmin(Pages):
         if wrong:
             typed = {"reason": reason, "span": span, "queues": queues}
             return self.list_page(request, status=422, wrong={"all": wrong}, typed=typed)
-        actor = Actor.of_request(request)
+        actor, there = Actor.of_request(request), HttpResponseRedirect(self.address("queuecontrol_changelist"))
         for queue in queues:
             try:
                 if action == "pause":
@@ -163,9 +164,11 @@ class QueueControlAdmin(Pages):
                 elif action == "resume":
                     controls.resume(queue, actor, reason=reason)
                     messages.success(request, _("Queue %(queue)s is resumed.") % {"queue": queue})
+            except SecondPersonNeeded as needed:
+                there = self.ask(request, needed)
             except Refused as refusal:
                 messages.warning(request, str(refusal))
-        return HttpResponseRedirect(self.address("queuecontrol_changelist"))
+        return there if len(queues) == 1 else HttpResponseRedirect(self.address("queuecontrol_changelist"))
 
 
 def _waiting(levels: Sequence[Level]) -> Counter[str]:

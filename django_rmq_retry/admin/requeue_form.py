@@ -26,6 +26,7 @@ from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.outcomes import decided_meanwhile
@@ -103,6 +104,8 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
             try:
                 run = start(sent, Actor.of_request(request), **wish.options(request.POST["start"]))
                 return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+            except SecondPersonNeeded as needed:
+                return pages.ask(request, needed)
             except Refused as refused:
                 wrong = {"all": str(refused)}
     if wrong.get("all") and not found.sendable:

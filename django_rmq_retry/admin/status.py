@@ -43,12 +43,17 @@ GROUP = Way(label=gettext_lazy("Open the group"), page="errorgroup_change", verb
 RUN = Way(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
 OUTBOX = Way(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
 KEYS = Way(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
+REQUESTS = Way(
+    label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
+)
+REQUEST = Way(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
 WAYS: Mapping[Code, Way] = {
     **dict.fromkeys((Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE, Code.NO_CONSUMER, Code.IDLE), CONSUMERS),
     **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
     **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
     **dict.fromkeys((Code.PARKED, Code.PARKED_LONG), GROUPS),
     **dict.fromkeys((Code.RUN_PAUSED, Code.RUN_HELD, Code.RUN_WAITS, Code.RUN_IDLE), RUN),
+    Code.APPROVAL_WAITS: REQUESTS,
     **dict.fromkeys((Code.OUTBOX_FAILED, Code.OUTBOX_OVERDUE, Code.OUTBOX_AWAY), OUTBOX),
     **dict.fromkeys((Code.BLOCKED_FULL, Code.BLOCKED_NEAR), KEYS),
 }
@@ -74,11 +79,13 @@ class Need:
     @classmethod
     def of(cls, problem: Problem, request: HttpRequest, address: Callable[..., str]) -> "Need":
         way = WAYS.get(problem.code)
-        if way is GROUPS and problem.subject:
+        if problem.subject and way is GROUPS:
             way = GROUP
+        elif problem.subject and way is REQUESTS:
+            way = REQUEST
         if way is None:
             return cls(problem=problem)
-        where = (problem.subject,) if way in (GROUP, RUN) else ()
+        where = (problem.subject,) if way in (GROUP, RUN, REQUEST) else ()
         button = Button(
             label=str(way.label),
             address=address(way.page, *where),

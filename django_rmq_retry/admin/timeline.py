@@ -19,8 +19,8 @@ from django_rmq_retry.templatetags.rmq_retry import rmq_span
 MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
 MOST_DEPLOYS = 3
-CHANGING = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
-"""Actions that changed the message's state; a view of the message is not among them."""
+CHANGING = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT, Action.ASK, Action.REJECT}
+"""Actions that changed the message's state, or were meant to; a view of the message is not among them."""
 CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 EVENT_STEP = timedelta(microseconds=1)
@@ -185,7 +185,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
 def _actions(actions: Iterable[OperatorAction]) -> Iterator[Event]:
     for action in actions:
         if action.action in CHANGING:
-            title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.actor_name}
+            title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
             yield Event(at=action.at, kind="action", title=title, text=labels.action_reason(action))
 
 
@@ -195,7 +195,7 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             # The sender's clock may be ahead: the attempts of its own cycle began afterwards.
             began = [one.started_at - EVENT_STEP for one in attempts if item.cycle and one.cycle == item.cycle]
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
-            title = _("Requeued by %(name)s") % {"name": item.run.by}
+            title = _("Requeued by %(name)s") % {"name": item.run.who}
             yield Event(at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id)
 
 

@@ -30,6 +30,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
+from django_rmq_retry.parked.approvals import waiting
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.groups import GROWTH_SPAN
 from django_rmq_retry.publishing import outbox_rows
@@ -83,6 +84,16 @@ class BlockedCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Approvals:
+    """Requests that wait for a second person."""
+
+    count: int = 0
+    oldest: datetime | None = None
+    only: int | None = None
+    """The number of the request if it is the only one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     alias: str
     seconds: float
@@ -103,6 +114,7 @@ class Survey:
     """Queues that an operator has paused or a breaker has stopped."""
     halted: tuple[QueueControl, ...] = ()
     """Strict-order queues that are stopped because their first message fails."""
+    approvals: Approvals = Approvals()
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
 
@@ -129,13 +141,13 @@ def survey(*, page: bool = False) -> Survey:
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
     stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
-    waiting = parked(now)
+    parked_now = parked(now)
     pending = outbox_if_read() if page else outbox()
     return Survey(
         alias=alias,
         seconds=seconds,
-        parked=waiting,
-        cause=largest_cause(now) if waiting.count else None,
+        parked=parked_now,
+        cause=largest_cause(now) if parked_now.count else None,
         runs=tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk")),
         processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]),
         outbox=pending or PendingRows(),
@@ -144,6 +156,7 @@ def survey(*, page: bool = False) -> Survey:
         apart=apart,
         stopped=tuple(QueueControl.objects.filter(stopped).order_by("queue")),
         halted=halted(),
+        approvals=approvals() if settings().four_eyes else Approvals(),
         declared=tuple(rows()) if page or Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
 
@@ -224,6 +237,13 @@ def outbox() -> PendingRows:
         failed=sum(one.failed for one in pending),
         oldest=min((one.oldest for one in pending if one.oldest), default=None),
     )
+
+
+def approvals() -> Approvals:
+    """Count the requests that wait for a second person."""
+    totals = waiting().order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
+    only = totals["first"] if totals["count"] == 1 else None
+    return Approvals(count=totals["count"], oldest=totals["oldest"], only=only)
 
 
 def outbox_if_read() -> PendingRows | None:

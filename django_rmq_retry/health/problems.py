@@ -239,6 +239,7 @@ def in_survey(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem
     for control in survey.halted:
         yield _halted(control, now, limits)
     yield from in_blocked(survey.blocked)
+    yield from _in_approvals(survey, now)
     yield from in_processes(survey.processes, now)
     yield from in_runs(survey.runs, now)
 
@@ -258,6 +259,18 @@ def _difference(survey: Survey) -> str:
     if survey.apart > timedelta():
         text = _("The clock of this host is %(span)s behind the clock of database %(alias)r.")
     return text % {"span": span(abs(survey.apart)), "alias": survey.alias}
+
+
+def _in_approvals(survey: Survey, now: datetime) -> Iterator[Problem]:
+    known = survey.approvals
+    if known.oldest is not None:
+        yield Problem(
+            code=Code.APPROVAL_WAITS,
+            subject="" if known.only is None else str(known.only),
+            count=known.count,
+            since=known.oldest,
+            values={"span": span(now - known.oldest)},
+        )
 
 
 def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Problem]:

@@ -342,6 +342,15 @@ class Code(Enum):
         why="As long as the cause of each persists, its requeued messages fail again.",
         fix="manage.py rmq_parked groups",
     )
+    APPROVAL_WAITS = _warning(Area.PARKED)(
+        text=ngettext_lazy(
+            "%(count)d request has waited for a second person for %(span)s.",
+            "%(count)d requests wait for a second person, the oldest for %(span)s.",
+            "count",
+        ),
+        why=_("Nothing of it is done until somebody else approves it, and it expires."),
+        fix="manage.py rmq_parked approvals",
+    )
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),
         why=_("%(messages)s not sent yet."),

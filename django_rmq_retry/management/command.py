@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, no_translations
 from django.db import connections
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import WouldLose
 from django_rmq_retry.amqp.management_api import Inspector
@@ -26,10 +27,12 @@ from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.health.facts import Unmigrated
 from django_rmq_retry.management.databases import DatabaseAway, named_errors, pinned
-from django_rmq_retry.management.terminal import clock, printable
-from django_rmq_retry.models import Declared
-from django_rmq_retry.parked import declared
-from django_rmq_retry.parked.operators import NotAllowed, NothingChosen, Outdated, Refused
+from django_rmq_retry.management.terminal import clock, printable, utc
+from django_rmq_retry.models import ApprovalRequest, Declared, RequestState
+from django_rmq_retry.parked import approvals, declared
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
 
 Options = dict[str, Any]
 MOST_TIMEOUT_SECONDS = 3600.0
@@ -46,6 +49,7 @@ class Exit(IntEnum):
     NOTHING = 6
     UNCONFIRMED = 7
     UNHEALTHY = 8
+    ASKED = 9
     INTERRUPTED = 130
 
 
@@ -130,7 +134,7 @@ class RmqCommand(BaseCommand):
         check_known("database", [using] if using else [], connections)
         try:
             with pinned(using, self.also_using), named_errors():
-                code = self.run(options)
+                code = self._run_or_ask(options)
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
         except Refusal as error:
@@ -146,6 +150,23 @@ class RmqCommand(BaseCommand):
             raise CommandError(f"Database: {error}", returncode=Exit.ERROR) from error
         if code:
             sys.exit(int(code))
+
+    def _run_or_ask(self, options: Options) -> Exit | None:
+        try:
+            return self.run(options)
+        except SecondPersonNeeded as needed:
+            asked = self.ask(needed)
+            if options.get("json"):
+                self.document("approval_request/1", request=request_data(asked, database_clock.now(database())))
+            return Exit.ASKED
+
+    def ask(self, needed: SecondPersonNeeded) -> ApprovalRequest:
+        """Ask a second person for the act, and name the request."""
+        asked = approvals.ask(needed.wish, Actor.of_shell())
+        until = clock(asked.expires_at, terminal=False)
+        self.say(f"Nothing was done yet. Request {asked.pk} waits for a second person until {until}.")
+        self.say(f"To approve it: the admin, or manage.py rmq_parked approve {asked.pk} --user NAME")
+        return asked
 
     def line(self, text: str = "", style: str = "") -> None:
         """Write a line of data to stdout; a style is one of Django's: SUCCESS, WARNING, ERROR, NOTICE."""
@@ -195,6 +216,15 @@ class RmqCommand(BaseCommand):
             answer = input()
         if answer.strip().lower() != "yes":
             raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)
+
+
+def request_data(one: ApprovalRequest, now: datetime) -> dict[str, object]:
+    """Return a request for a second person as JSON data."""
+    expired = one.state == RequestState.WAITING and not one.waits(now)
+    names = ("act", "count", "subject", "reason", "by", "behalf", "decided_by", "remark", "changed", "run")
+    times = {name: utc(getattr(one, name)) for name in ("asked_at", "expires_at", "decided_at")}
+    state = "expired" if expired else str(one.state)
+    return {"id": one.pk, "state": state, **{name: getattr(one, name) for name in names}, **times}
 
 
 def columns(stream: Any) -> int:

@@ -70,7 +70,7 @@ def edit(command: RmqCommand, options: Options) -> Exit:
     partly = report_keys(command, chosen)
     results = fits(chosen, change)
     meant, left = [one for one in results if not one.why], [one for one in results if one.why]
-    for line in _lines(change, results):
+    for line in result_lines(change, results):
         command.say(line)
     if options["dry_run"]:
         return _preview(command, chosen, meant, left, options)
@@ -139,7 +139,7 @@ def _preview(
     return Exit.DONE if meant else Exit.NOTHING
 
 
-def _lines(change: PathChange, results: Sequence[Fit]) -> Iterator[str]:
+def result_lines(change: PathChange, results: Sequence[Fit]) -> Iterator[str]:
     """Yield the result for each message."""
     for one in results:
         if one.why:
@@ -162,7 +162,7 @@ def _edit_one(command: RmqCommand, options: Options) -> Exit:
         raise CommandError(refusal, returncode=Exit.UNCONFIRMED)
     before = text_of(row) or ""
     proposal = propose(row, text=_new_text(options, before), headers=_headers(options), new_id=options["new_id"])
-    _show(command, proposal)
+    show_proposal(command, proposal)
     if proposal.problems:
         raise usage_error(" ".join(proposal.problems))
     if options["dry_run"]:
@@ -217,7 +217,7 @@ def _headers(options: Options) -> Mapping[str, str | None]:
     return headers
 
 
-def _show(command: RmqCommand, proposal: Proposal) -> None:
+def show_proposal(command: RmqCommand, proposal: Proposal) -> None:
     for line in proposal.difference:
         command.say(f"{line.sign} {line.text}")
     for name, (before, after) in proposal.headers.items():

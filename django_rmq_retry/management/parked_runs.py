@@ -174,9 +174,10 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
         terminal = command.stdout.isatty()
         head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
         counts = ("total", "sent", "processed", "failed", "skipped")
+        started = [clock(run.created_at, terminal=terminal) for run in runs]
         cells = [
-            (run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *attrgetter(*counts)(run), run.reason)
-            for run in runs
+            (run.pk, run.state, at, run.who, *attrgetter(*counts)(run), run.reason)
+            for run, at in zip(runs, started, strict=True)
         ]
         command.table([head, *cells], cut=True)
     else:
@@ -190,6 +191,7 @@ def run_data(run: RequeueRun) -> Mapping[str, object]:
         "wait",
         "note",
         "by",
+        "approved_by",
         "reason",
         "retries_of",
         "target",

@@ -1,6 +1,7 @@
-"""The database models: parked messages, attempts, requeue runs, outbox, inbox, queue controls and the audit log."""
+"""The database models: parked messages, attempts, requeue runs, outbox, inbox, queues, approvals, audit log."""
 
 from django_rmq_retry.models.alerts import AlertWatch
+from django_rmq_retry.models.approvals import ApprovalRequest, GatedAct, RequestState
 from django_rmq_retry.models.audit import Action, AuditHead, FormerName, LiveStatus, OperatorAction
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
 from django_rmq_retry.models.controls import (
@@ -27,6 +28,7 @@ from django_rmq_retry.models.runs import EarlyRetry, ItemReason, ItemState, Requ
 __all__ = [
     "Action",
     "AlertWatch",
+    "ApprovalRequest",
     "Attempt",
     "AuditHead",
     "BlockedKey",
@@ -38,6 +40,7 @@ __all__ = [
     "EarlyRetry",
     "ErrorGroup",
     "FormerName",
+    "GatedAct",
     "HandlerRate",
     "InboxEntry",
     "ItemReason",
@@ -50,6 +53,7 @@ __all__ = [
     "OutboxMessage",
     "ParkedMessage",
     "QueueControl",
+    "RequestState",
     "RequeueItem",
     "RequeueRun",
     "RunState",

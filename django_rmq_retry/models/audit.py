@@ -41,6 +41,9 @@ class Action(models.TextChoices):
     RESUME = "resume", pgettext_lazy("action", "Resume requeue run")
     SLOW = "slow", pgettext_lazy("action", "Change rate")
     STOP = "stop", pgettext_lazy("action", "Stop requeue run")
+    ASK = "ask", pgettext_lazy("action", "Ask for approval")
+    APPROVE = "approve", pgettext_lazy("action", "Approve")
+    REJECT = "reject", pgettext_lazy("action", "Reject")
 
 
 ELSEWHERE = {
@@ -50,6 +53,13 @@ ELSEWHERE = {
     (Action.REQUEUE, "retries_of"): pgettext_lazy("action", "Send waiting retries"),
 }
 """Names for the same actions on queues and outbox rows; a fact of the given name identifies them."""
+
+
+def both_names(name: str, approver: object) -> str:
+    """Return the name of an operator and, if a second person approved the act, that person's."""
+    if not approver:
+        return name
+    return str(_("%(name)s, approved by %(approver)s") % {"name": name, "approver": approver})
 
 
 class InsertOnly(models.QuerySet["OperatorAction"]):
@@ -141,6 +151,11 @@ class OperatorAction(models.Model):
     def details(self) -> Mapping[str, Any]:
         """The facts by name; empty if the row was written by other software and holds something else."""
         return self.facts if isinstance(self.facts, dict) else {}
+
+    @property
+    def who(self) -> str:
+        """The operator; of an approved act, also who approved it."""
+        return both_names(self.actor_name, self.details.get("approved_by"))
 
     def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
         """Return the name of the action, with its object if that is a queue or an outbox row."""

@@ -4,6 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_rmq_retry.models.audit import both_names
 from django_rmq_retry.models.parked import ParkedMessage
 
 MIN_OUTCOMES = 5
@@ -94,6 +95,11 @@ class RequeueRun(models.Model):
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
     )
     by = models.CharField(_("by"), max_length=150)
+    approved_by_user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
+    )
+    approved_by = models.CharField(_("approved by"), max_length=150, blank=True)
+    """The second person, if the act needed one."""
     source = models.CharField(_("source"), max_length=10, default="code")
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     selection = models.JSONField(_("selection"), default=dict)
@@ -149,6 +155,11 @@ class RequeueRun(models.Model):
 
     def __str__(self) -> str:
         return str(_("Requeue run %(number)s") % {"number": self.pk})
+
+    @property
+    def who(self) -> str:
+        """Who started it and, if that needed a second person, who approved it."""
+        return both_names(self.by, self.approved_by)
 
     @property
     def active(self) -> bool:

@@ -13,11 +13,12 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, DiscardCategory, ParkedMessage, State
+from django_rmq_retry.models import Action, DiscardCategory, GatedAct, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import NOT_HELD, database, locked_messages, move, transaction_of
+from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -52,15 +53,22 @@ def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allo
     """Apply an action to a selection; each slice in which a message changes adds a row to the audit log."""
     selection.check(selection.queryset().count())
     done, after = Counter[str](), 0
-    rows = selection.queryset().order_by("pk").values_list("pk", flat=True)
-    while ids := list(rows.filter(pk__gt=after)[:MESSAGES_AT_ONCE]):
-        done.update(asdict(_slice(change, selection, actor, ids, allowed)))
+    while ids := slice_of(selection, after):
+        done.update(asdict(change_slice(change, selection, actor, ids, allowed)))
         after = ids[-1]
     return Done(**done)
 
 
+def slice_of(selection: Selection, after: int) -> list[int]:
+    """Return the next messages of a selection behind one of them, in the order of their numbers."""
+    rows = selection.queryset().order_by("pk").values_list("pk", flat=True)
+    return list(rows.filter(pk__gt=after)[:MESSAGES_AT_ONCE])
+
+
 @transaction_of(ParkedMessage)
-def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None) -> Done:
+def change_slice(
+    change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None
+) -> Done:
     rows = locked_messages(ids, whole=False)
     known = selection.revisions
     fresh = [
@@ -98,13 +106,29 @@ def discard(
     selection: Selection, actor: Actor, *, category: str, text: str = "", allowed: Allowed | None = None
 ) -> Done:
     """Discard the open messages of a selection; the category "other" needs a text."""
+    change = discarding(category, text)
+    terms = {"category": category, "text": text}
+    wish = Wish(
+        act=GatedAct.DISCARD,
+        count=selection.count,
+        subject=selection.description,
+        reason=change.reason,
+        selection=selection,
+        terms=terms,
+    )
+    gate(actor, wish)
+    return perform(change, selection, actor, allowed=allowed)
+
+
+def discarding(category: str, text: str = "") -> Change:
+    """Return the change of a discard for this reason; refuse a reason that says nothing."""
     if category not in DiscardCategory.values:
         sentence = _("%(category)r is not a discard category. Valid categories: %(known)s.")
         raise Refused(sentence % {"category": category, "known": ", ".join(DiscardCategory.values)})
     if category == DiscardCategory.OTHER and not text.strip():
         raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
-    change = Change(
+    return Change(
         action=Action.DISCARD,
         states=OPEN,
         state=State.DISCARDED,
@@ -112,7 +136,6 @@ def discard(
         reason=reason,
         facts={"category": str(category)},
     )
-    return perform(change, selection, actor, allowed=allowed)
 
 
 def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:

@@ -56,6 +56,7 @@ def log_action(
     if len(messages) == 1:
         message, messages = next(iter(messages)), ()
     several = {MESSAGES: spans(messages)} if messages else {}
+    approval = {"approved_by": actor.approval.by, "request": actor.approval.request} if actor.approval else {}
     using = router.db_for_write(OperatorAction)
     with transaction.atomic(using=using):
         previous = _next_head(using)
@@ -75,7 +76,7 @@ def log_action(
             run=run,
             subject=short(subject, 255),
             count=count,
-            facts={**(facts or {}), **several},
+            facts={**(facts or {}), **several, **approval},
             ip=actor.ip,
             source=actor.source,
             previous=previous.seal,

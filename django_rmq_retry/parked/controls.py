@@ -1,6 +1,6 @@
 """Pauses queues, and unblocks ordering keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.db import router
@@ -12,10 +12,11 @@ from django_rmq_retry.breakers.queue_state import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, BlockedKey, QueueControl
+from django_rmq_retry.models import Action, BlockedKey, GatedAct, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, pass_on
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import transaction_of
+from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.policies.breaker import CLOSED
 from django_rmq_retry.statements import locking, write_first
@@ -64,13 +65,25 @@ def pause(queue: str, actor: Actor, *, reason: str, until: datetime | None = Non
 
 
 @transaction_of(QueueControl)
-def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
-    """Resume a queue within seconds; an open breaker is closed as well."""
+def resume(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[str, float] | None = None) -> QueueState:
+    """Resume a queue within seconds; an open breaker is closed as well.
+
+    Refuse if the breaker and the pause are not those that were ``seen``.
+    """
     _check_has_handler(queue)
     control = _locked_control(queue)
     known = state_of(control)
     if known.state(database_clock.now(router.db_for_write(QueueControl)).timestamp()) == FLOWING:
         raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
+    present = {"opened": known.circuit.since, "paused": known.since if known.paused else 0.0}
+    if seen is not None and seen != present:
+        text = _("Nothing was changed: the breaker or the pause of queue %(queue)s is another one now.")
+        raise Outdated(text % {"queue": queue})
+    if known.circuit.opened:
+        gate(
+            actor,
+            Wish(act=GatedAct.CLOSE_BREAKER, subject=queue, reason=reason, terms={"queue": queue, "seen": present}),
+        )
     control.paused, control.by, control.reason, control.since, control.until = False, "", "", None, None
     closed = columns_of(CLOSED)
     for name, value in closed.items():

@@ -81,14 +81,18 @@ def publish(
 def _refusal(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
     """Return the reason to skip a message by the current permissions of the run's operator and the project's own rules.
 
-    Only runs from the admin are checked: an operator who uses commands has access to the server anyway.
+    The permissions of a second person who approved the run are checked as well. An operator who uses commands has
+    access to the server anyway, and is not checked.
     """
-    if run.source != "admin":
-        return None
-    if run.by_user_id is None:
+    checked = [run.by_user_id] if run.source == "admin" else []
+    checked += [run.approved_by_user_id] if run.approved_by else []
+    if None in checked:
         return ItemReason.ACCOUNT_GONE
-    user = get_user_model()._default_manager.filter(pk=run.by_user_id).first()  # noqa: SLF001 - Django's own way
-    return ItemReason.REFUSED if user is None or refusal(user, "requeue", message) else None
+    accounts = get_user_model()._default_manager  # noqa: SLF001 - Django's own way
+    users = [accounts.filter(pk=one).first() for one in checked if one is not None]
+    if any(user is None or refusal(user, "requeue", message) for user in users):
+        return ItemReason.REFUSED
+    return None
 
 
 def _writable(copy: Message) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -23,14 +23,17 @@ from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.json_fields import differing, rejoined
 from django_rmq_retry.messages.masking import indented, is_json, masked
 from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked_copy import Original
 from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
+from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.difference import DiffLine, difference
+from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.selection import Selection
 
 SHOWN_NAMES = 5
 SHOWN_CHARACTERS = 120
@@ -249,22 +252,50 @@ def propose(
 ) -> Proposal:
     """Return the result of an edit without storing it. ``headers`` has the new values; None removes a header."""
     original = contents(message)
-    before = text_of(message) or ""
     # Browsers send CRLF at the end of each line of a text area.
-    after = text if "\r" in before else text.replace("\r\n", "\n")
-    problems: list[str] = []
-    warnings: list[str] = []
-    if "json" in message.content_type.lower() or is_json(before):
-        problems, warnings = check_json(after)
+    after = text if "\r" in (text_of(message) or "") else text.replace("\r\n", "\n")
     try:
         known = decode_properties(original.raw)
         changed, changes, refused = changed_headers(known.headers, headers or {})
-        problems += refused
         kept = known.message_id if not new_id else short(new_id, 255)
         raw = encode_properties(replace(known, headers=changed, message_id=kept))
     except (UndecodableHeaders, ValueError) as error:
         raw, changes = original.raw, {}
-        problems.append(_("The headers cannot be encoded: %(error)s") % {"error": error})
+        refused = [_("The headers cannot be encoded: %(error)s") % {"error": error}]
+    return _examined(message, original, after, raw=raw, headers=changes, refused=refused)
+
+
+def proposed(message: ParkedMessage, *, body: bytes, properties: bytes) -> Proposal:
+    """Return an edit of which only the result is known, examined as it would be now."""
+    original = contents(message)
+    try:
+        headers = _differing_headers(decode_properties(original.raw).headers, decode_properties(properties).headers)
+    except UndecodableHeaders:
+        headers = {}
+    return _examined(message, original, body.decode(errors="replace"), raw=properties, headers=headers, refused=[])
+
+
+def _differing_headers(before: Headers, after: Headers) -> dict[str, tuple[str, str]]:
+    texts = [{row.name: row.text for row in rows(one)} for one in (before, after)]
+    names = [name for name in {**texts[0], **texts[1]} if texts[0].get(name) != texts[1].get(name)]
+    return {name: (texts[0].get(name, ""), texts[1].get(name, "")) for name in names}
+
+
+def _examined(
+    message: ParkedMessage,
+    original: Original,
+    after: str,
+    *,
+    raw: bytes,
+    headers: Mapping[str, tuple[str, str]],
+    refused: Sequence[str],
+) -> Proposal:
+    before = text_of(message) or ""
+    problems: list[str] = []
+    warnings: list[str] = []
+    if "json" in message.content_type.lower() or is_json(before):
+        problems, warnings = check_json(after)
+    problems += refused
     body = after.encode("utf-8", "backslashreplace")
     if after == before and raw == original.raw:
         problems.append(_("Nothing was changed."))
@@ -277,7 +308,7 @@ def propose(
         warnings=tuple(warnings),
         unread="" if problems else _unread(message, body, raw),
         difference=tuple(difference(shown or "", now or "") if comparable else difference(before, after)),
-        headers=changes,
+        headers=headers,
         paths=tuple(differing(before, after)) if comparable else (),
     )
 
@@ -304,6 +335,16 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
     refusal = editable(known)
     if refusal:
         raise Refused(refusal)
+    wish = Wish(
+        act=GatedAct.EDIT,
+        subject=f"#{message}",
+        reason=reason,
+        selection=Selection(revisions={message: known.revision}, as_of=known.parked_at, count=1),
+        terms={"version": version},
+        body=proposal.body,
+        properties=proposal.properties,
+    )
+    gate(actor, wish)
     before = contents(known)
     stored = next_version(known, proposal, actor, at=now, reason=reason)
     stored.save(using=using, force_insert=True)

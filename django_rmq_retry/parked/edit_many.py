@@ -16,11 +16,12 @@ from django_rmq_retry.messages.json_fields import Field, fields, is_number, path
 from django_rmq_retry.messages.masking import HIDDEN, TooDeep, hides, is_json, without
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
+from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.edit import Proposal, check_json, editable, next_version, propose, rows, text_of
+from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
 
@@ -147,6 +148,18 @@ def _store(
     meant = [(one.message, one.proposal) for one in made if one.proposal is not None]
     if not meant:
         raise NothingChosen(_("The change fits none of the messages any more. Nothing was done."))
+    chosen = Selection(
+        revisions={message.pk: message.revision for message, _proposal in meant},
+        as_of=max(message.parked_at for message, _proposal in meant),
+        count=len(meant),
+    )
+    terms = {"change": asdict(change)}
+    gate(
+        actor,
+        Wish(
+            act=GatedAct.EDIT_MANY, count=len(meant), subject=change.path, reason=reason, selection=chosen, terms=terms
+        ),
+    )
     MessageVersion.objects.using(using).bulk_create(
         next_version(message, proposal, actor, at=now, reason=reason) for message, proposal in meant
     )

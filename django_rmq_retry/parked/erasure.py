@@ -15,11 +15,13 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.models import (
     Action,
+    ApprovalRequest,
     Attempt,
     BlockedKey,
     BusinessKey,
     EarlyRetry,
     FormerName,
+    GatedAct,
     ListedKey,
     MessageVersion,
     OperatorAction,
@@ -82,6 +84,8 @@ class _Part:
     attempts: Collection[int]
     actions: Sequence[OperatorAction]
     runs: Collection[int]
+    requests: Collection[int]
+    """Requests for a second person."""
 
 
 def traces(keys: Sequence[str]) -> Traces:
@@ -177,7 +181,26 @@ def _part(subject: _Subject, numbers: Sequence[int]) -> _Part:
         attempts={one for row in messages for one in attempts_of(row).values_list("pk", flat=True)},
         actions=_actions(numbers, subject.keys),
         runs=_runs(numbers, subject.keys),
+        requests=_requests(numbers, subject.keys),
     )
+
+
+def _requests(numbers: Collection[int], keys: Collection[str]) -> list[int]:
+    """Return the requests for a second person that hold an edit of these messages, or whose texts name a key.
+
+    Raise Refused if one of them waits.
+    """
+    now, alone, naming = database_clock.now(database()), set(numbers), []
+    for one in ApprovalRequest.objects.using(database()).defer("body", "properties").order_by("pk"):
+        chosen = {int(pk) for pk in json.loads(one.wish)["selection"].get("ids", ())}
+        edits = one.act == GatedAct.EDIT and chosen <= alone
+        if not edits and not any(_named_in(_text(one.reason, one.remark, one.subject, one.wish), keys)):
+            continue
+        if one.waits(now):
+            text = _("%(request)s names one of these keys, or edits one of the messages. Reject it first.")
+            raise Refused(text % {"request": one})
+        naming.append(one.pk)
+    return naming
 
 
 def _runs(numbers: Collection[int], keys: Collection[str]) -> list[int]:
@@ -260,6 +283,7 @@ def _erase(subject: _Subject, numbers: Sequence[int], actor: Actor, reason: str)
         some.update(value="")
     for some in _having(EarlyRetry.objects.using(using), "shown", subject.keys):
         some.update(shown="")
+    ApprovalRequest.objects.using(using).filter(pk__in=part.requests).delete()
     RequeueRun.objects.using(using).filter(pk__in=part.runs).update(selection={}, description="", reason="", note="")
     forget(part.actions, using)
     OperatorAction.objects.filter(pk__in=[one.pk for one in part.actions]).forget(using)

@@ -6,7 +6,7 @@ The progress is stored in the run, and each part is a separate transaction, beca
 """
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections
@@ -280,10 +280,8 @@ def list_part(run: int, driver: str) -> None:
 
 
 def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:
-    facts = run.selection
-    as_of = datetime.fromisoformat(facts["as_of"])
-    selection = Selection(filter=facts["filter"], max_id=facts["max_id"], as_of=as_of, count=facts["count"])
-    return selection, Terms(target=run.target, include=run.include, confirmed_permanent=run.permanent_confirmed)
+    terms = Terms(target=run.target, include=run.include, confirmed_permanent=run.permanent_confirmed)
+    return Selection.of_facts(run.selection), terms
 
 
 def _after(run: RequeueRun, rows: Rows) -> Rows:

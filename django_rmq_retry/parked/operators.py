@@ -1,9 +1,11 @@
 """Operators: who acts, what they may do, and why an action is refused."""
 
 import getpass
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from django.http import HttpRequest
@@ -24,6 +26,15 @@ Allowed = Callable[[ParkedMessage], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """The approval of an act by a second person."""
+
+    request: int
+    by: str
+    user_id: int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
     """The originator of an action, as stored in the audit log."""
 
@@ -33,6 +44,7 @@ class Actor:
     behalf: str = ""
     ip: str | None = None
     source: str = "code"
+    approval: Approval | None = None
 
     @classmethod
     def of_request(cls, request: HttpRequest) -> "Actor":
@@ -46,12 +58,16 @@ class Actor:
 
     @classmethod
     def of_shell(cls) -> "Actor":
-        """Return the actor for a command: the user of the operating system."""
+        """Return the actor for a command: the user of the operating system.
+
+        The name is that of the login, which the environment may change. The account in ``behalf`` cannot be changed.
+        """
         try:
             login = getpass.getuser()
         except (OSError, KeyError):
             login = "unknown"
-        return cls(name=short(login, NAME_LIMIT), behalf=short(f"{login}@{socket.gethostname()}", 255), source="cli")
+        behalf = f"{account(login)}@{socket.gethostname()}"
+        return cls(name=short(login, NAME_LIMIT), behalf=short(behalf, 255), source="cli")
 
     @classmethod
     def of_code(cls, name: str) -> "Actor":
@@ -68,6 +84,8 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view_key": ("view_blockedkey", gettext_lazy("Can view blocked key")),
     "view_outbox": ("view_outboxmessage", gettext_lazy("Can view outbox message")),
     "view_audit": ("view_operatoraction", gettext_lazy("Can view action")),
+    "view_request": ("view_approvalrequest", gettext_lazy("Can view approval request")),
+    "approve": ("approve_approvalrequest", gettext_lazy("Can approve and reject the acts of other operators")),
     "view_all_audit": ("view_all_operatoraction", gettext_lazy("Can view the actions of other operators")),
     "view_payload": ("view_payload", gettext_lazy("Can see message bodies and headers")),
     "reveal": ("reveal_field", gettext_lazy("Can reveal a masked field")),
@@ -89,6 +107,22 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "control": ("control_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
 }
 """The permission that each verb needs, by its code name and its label."""
+
+
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "bulk_requeue": ("requeue", "bulk_requeue"),
+    "edit": ("edit", "view_payload", "requeue"),
+    "bulk_edit": ("edit", "view_payload", "requeue", "bulk_edit"),
+}
+"""Actions that need more than one permission."""
+
+
+def account(otherwise: str) -> str:
+    """Return the account under which this process runs, by its user id, on systems that have such ids."""
+    try:
+        return import_module("pwd").getpwuid(os.getuid()).pw_name or otherwise
+    except (ImportError, AttributeError, KeyError):
+        return otherwise
 
 
 def refusal(user: Any, verb: str, message: object = None) -> str:

@@ -34,7 +34,7 @@ def erased(message: ParkedMessage) -> str:
 
 
 def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction | None) -> str:
-    names: dict[str, object] = {"run": run.pk, "name": run.by} if run else {}
+    names: dict[str, object] = {"run": run.pk, "name": run.who} if run else {}
     if message.state == State.PROCESSED:
         text = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
         return text.format(when=_minute(message.succeeded_at or message.resolved_at), **names)
@@ -43,7 +43,7 @@ def _ended(message: ParkedMessage, run: RequeueRun | None, act: OperatorAction |
         if run:
             text = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
         return text.format(when=_minute(message.requeued_at), **names)
-    name = act.actor_name if act else _("an unknown operator")
+    name = act.who if act else _("an unknown operator")
     if message.state == State.DISCARDED:
         text = _("Discarded {at} by {name} ({reason}): it will not be handled.")
         return text.format(at=_minute(message.resolved_at), name=name, reason=resolution_text(message.resolution))
@@ -76,7 +76,7 @@ def decided_meanwhile(selection: Selection) -> str:
     if act is None:
         return ""
     text = _("{action} by {name}, {when}.")
-    return text.format(action=act.get_action_display(), name=act.actor_name, when=_minute(act.at))
+    return text.format(action=act.get_action_display(), name=act.who, when=_minute(act.at))
 
 
 def minute(at: datetime) -> str:

@@ -11,13 +11,14 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import Action, GatedAct, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.drive import drive, driver_name, restart_rate
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
+from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
@@ -140,11 +141,32 @@ def start(
     """
     terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
     _check(selection, reason, include)
+    wish = Wish(
+        act=GatedAct.REQUEUE,
+        count=selection.count,
+        subject=selection.description,
+        reason=reason,
+        selection=selection,
+        terms={
+            "rate": checked_rate(rate),
+            "max_depth": max_depth,
+            "stop_at": stop_at,
+            "target": target,
+            "one_by_one": one_by_one,
+            "canary": canary,
+            "include": sorted(include),
+            "confirmed_permanent": confirmed_permanent,
+            "planned": planned,
+        },
+    )
+    gate(actor, wish)
     end_expired_claims()
     run = RequeueRun(
         created_at=database_clock.now(database()),
         by_user_id=actor.user_id,
         by=actor.name,
+        approved_by_user_id=actor.approval.user_id if actor.approval else None,
+        approved_by=actor.approval.by if actor.approval else "",
         source=actor.source,
         reason=short(reason, 255),
         selection=selection.facts(),

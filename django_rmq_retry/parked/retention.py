@@ -15,6 +15,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.identity import NAMELESS
 from django_rmq_retry.models import (
     Action,
+    ApprovalRequest,
     Attempt,
     AuditHead,
     BusinessKey,
@@ -203,5 +204,7 @@ def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int
         delete_before(before, using)
         # All actions on a message are older than its deletion.
         FormerName.objects.using(using).filter(deleted_at__lt=before).delete()
+        requests = ApprovalRequest.objects.using(using).filter(asked_at__lt=before)
+        requests.filter(expires_at__lt=database_clock.now(using)).delete()
         rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses on purpose
     return count

@@ -10,6 +10,7 @@ from django.db.models import Q
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
+from django_rmq_retry.parked.approvals import go_on
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
 from django_rmq_retry.parked.drive import SLICE_SECONDS, TO_DRIVE, Drive, driver_name
@@ -20,7 +21,7 @@ log = logging.getLogger("django_rmq_retry")
 LOOK_SECONDS = 1.0
 """Seconds between two searches for runs without a driver."""
 CHORES_SECONDS = 5.0
-"""Seconds between two searches for expired claims and ended holds."""
+"""Seconds between two searches for expired claims, ended holds and discards that were left behind."""
 MOST_RUNS = 20
 """Largest number of runs that one process drives at a time."""
 
@@ -71,6 +72,7 @@ class RunDriver(Recurring):
             self._chores_at = now + self._chores
             end_expired_claims()
             unhold_due()
+            go_on()
         if now >= self._look_at:
             self._look_at = now + self._look
             for run in undriven(MOST_RUNS - len(self._drives)):

@@ -326,6 +326,11 @@ class Selection:
         except BadSignature as error:
             text = _("The selection is invalid: this site did not sign it. Choose the messages again.")
             raise Outdated(text) from error
+        return cls.of_facts(facts)
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> "Selection":
+        """Return the selection with these values, which ``facts`` returned."""
         return cls(
             filter=facts.get("filter", {}),
             revisions={int(pk): revision for pk, revision in facts.get("ids", {}).items()},
@@ -334,11 +339,11 @@ class Selection:
             count=facts["count"],
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Return the selection's values for a token and for the record of a run."""
+    def facts(self, *, most: int | None = MOST_IDS) -> dict[str, Any]:
+        """Return the selection's values for a token and for the record of a run, with at most so many named records."""
         what: dict[str, Any] = {"filter": dict(self.filter)} if self.filter else {}
         if self.named:
-            what["ids"] = {str(pk): revision for pk, revision in list(self.revisions.items())[:MOST_IDS]}
+            what["ids"] = {str(pk): revision for pk, revision in list(self.revisions.items())[:most]}
         return {**what, "max_id": self.max_id, "as_of": self.as_of.isoformat(), "count": self.count}
 
     def queryset(self) -> QuerySet[ParkedMessage]:

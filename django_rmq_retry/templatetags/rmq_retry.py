@@ -19,8 +19,9 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.health.rules import number
-from django_rmq_retry.models import ItemState, LiveStatus, RequeueRun, RunState, RunWait, State
+from django_rmq_retry.models import GatedAct, ItemState, LiveStatus, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.four_eyes import needs_second
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.parked.outcomes import minute
 from django_rmq_retry.topology.drawings import clean
@@ -186,6 +187,17 @@ def rmq_nonce(context: Context) -> SafeString:
         nonce = getattr(request, "csp_nonce", None) or getattr(request, "_csp_nonce", "")
     # Django creates its nonce when it is first converted to text; before that it is false.
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
+
+
+@register.simple_tag
+def rmq_second_person(act: str, count: int) -> SafeString | str:
+    """Return the note that a button only asks for an act on so many messages; empty if it acts."""
+    if not needs_second(GatedAct(act), count):
+        return ""
+    text = _("A second person has to approve this. The button asks for it, and does nothing yet.")
+    if act == GatedAct.CLOSE_BREAKER:
+        text = _("A second person has to approve that a breaker is closed. The button asks for it.")
+    return format_html('<p class="rmq-note rmq-info">{}</p>', text)
 
 
 @register.filter("rmq_badge")

@@ -1,8 +1,10 @@
 """Makes records as the drainer would leave them: causes, messages, attempts, accounts."""
 
 import itertools
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -12,6 +14,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
+    ApprovalRequest,
     Attempt,
     BlockedKey,
     ConsumerProcess,
@@ -19,6 +22,10 @@ from django_rmq_retry.models import (
     OutboxMessage,
     ParkedMessage,
 )
+from django_rmq_retry.parked import four_eyes
+from django_rmq_retry.parked.approvals import ask
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.operators.made import record
 
@@ -155,6 +162,14 @@ def consumer(*, seconds: float = 0, **fields: Any) -> ConsumerProcess:
 def selected(*messages: ParkedMessage) -> str:
     """The token that a page gets for these messages."""
     return Selection.of_ids([one.pk for one in messages]).token()
+
+
+def asked(do: Callable[[Actor], object], by: Actor | None = None) -> ApprovalRequest:
+    """A request for an act that is put off because it needs a second person, by default of an operator with a shell."""
+    author = by or Actor(name="ann", behalf="ann@ops-1", source="cli")
+    with patch.object(four_eyes, "needs_second", lambda *_: True), pytest.raises(SecondPersonNeeded) as needed:
+        do(author)
+    return ask(needed.value.wish, author)
 
 
 def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", api: bool = True) -> None:

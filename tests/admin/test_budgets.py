@@ -18,6 +18,7 @@ from django.utils.translation import override
 from pytest_django.asserts import assertHTMLEqual
 
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
@@ -36,6 +37,7 @@ LOOKS = (
     "view_queuecontrol",
     "view_blockedkey",
     "view_outboxmessage",
+    "view_approvalrequest",
 )
 BUDGETS = {
     "parkedmessage/": 3,
@@ -60,6 +62,8 @@ BUDGETS = {
     "outboxmessage/": 2,
     "queuecontrol/": 2,
     "consumerprocess/": 1,
+    "approvalrequest/": 3,
+    "approvalrequest/{request}/change/": 14,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
 here are two, and one for the queues that are paused or stopped by their breaker."""
@@ -90,8 +94,9 @@ def filled(messages: int) -> dict[str, object]:
     _ended(run)
     named = Selection.of_ids(ParkedMessage.objects.filter(state=State.PARKED).values_list("pk", flat=True)[:messages])
     filtered = Selection.of_filter({"group": groups[0].pk, "state": [State.PARKED.value]})
+    asked = made.asked(lambda actor: discard(filtered, actor, category="test"))
     return {
-        "group": groups[0].pk, "message": one.pk, "key": one.message_id, "run": run.pk,
+        "group": groups[0].pk, "message": one.pk, "key": one.message_id, "run": run.pk, "request": asked.pk,
         "named": named.token(), "filtered": filtered.token(),
     }  # fmt: skip
 

@@ -15,8 +15,10 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 
 from django_rmq_retry.admin import runs
-from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import ApprovalRequest, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked import selection
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of, is_north, operating
@@ -28,6 +30,7 @@ OPERATE, ACT, EXPORT = {"on-call", "lead"}, {"support", "on-call", "lead"}, ALL 
 WHOLE, REVEAL, NOTE = {"on-call", "developer", "lead"}, {"support", "lead"}, ALL - {"auditor"}
 EDIT = ("view_parkedmessage", "edit_requeue", "view_payload", "requeue")
 BULK_EDIT = (*EDIT, "bulk_edit")
+REQUEST, APPROVE = "view_approvalrequest", "approve_approvalrequest"
 QUEUE, KEY, MESSAGE, AUDIT = "view_queuecontrol", "view_blockedkey", "view_parkedmessage", "view_operatoraction"
 
 
@@ -86,6 +89,11 @@ ADDRESSES = [
     Address("get", "operatoraction_change", "act", {}, (AUDIT, "view_all_operatoraction"), {"auditor", "lead"}),
     Address("get", "operatoraction_export", "", {}, (AUDIT, "export"), EXPORT),
     Address("post", "operatoraction_export", "", {}, (AUDIT, "export"), EXPORT),
+    Address("get", "approvalrequest_changelist", "", {}, (REQUEST,), ALL),
+    Address("get", "approvalrequest_change", "request", {}, (REQUEST,), ALL),
+    Address("post", "approvalrequest_approve", "request", {"remark": "r"}, (REQUEST, APPROVE, "discard"), OPERATE),
+    Address("post", "approvalrequest_approve", "edit_request", {}, (REQUEST, APPROVE, *EDIT), {"lead"}),
+    Address("post", "approvalrequest_reject", "request", {"reason": "r"}, (REQUEST, APPROVE), OPERATE),
     Address("get", "livestatus_changelist", "", {}, ("view_livestatus",), ALL),
     Address("get", "consumerprocess_changelist", "", {}, ("view_livestatus",), ALL),
     Address("get", "queuecontrol_changelist", "", {}, (QUEUE,), ALL),
@@ -133,6 +141,7 @@ def world() -> dict[str, Any]:
     held = made.message(cause, state=State.ON_HOLD)
     run = requeue_run([made.message(cause).pk])
     many = [made.message(cause).pk for _ in range(26)]
+    edited = made.message(cause)
     return {
         "message": parked.pk,
         "gone": gone.pk,
@@ -144,13 +153,19 @@ def world() -> dict[str, Any]:
         "many": Selection.of_ids(many).token(),
         "key": made.blocked_key().pk,
         "row": made.outgoing().pk,
+        "request": made.asked(lambda actor: discard(Selection.of_ids([parked.pk]), actor, category="test")).pk,
+        "edit_request": made.asked(
+            lambda actor: store(edited.pk, actor, propose(edited, text="{}"), version=1, reason="empty")
+        ).pk,
     }
 
 
 def state() -> list[tuple[Any, ...]]:
     """Everything that an act could change."""
     messages = ParkedMessage.objects.order_by("pk").values_list("pk", "state", "revision", "version")
-    return [*messages, *RequeueRun.objects.order_by("pk").values_list("pk", "state"), (OperatorAction.objects.count(),)]
+    runs = RequeueRun.objects.order_by("pk").values_list("pk", "state")
+    requests = ApprovalRequest.objects.order_by("pk").values_list("pk", "state")
+    return [*messages, *runs, *requests, (OperatorAction.objects.count(),)]
 
 
 @contextmanager
@@ -241,7 +256,7 @@ def test_no_page_fails_on_random_input(page: Client) -> None:
     pages = {(one.name, one.of) for one in ADDRESSES if one.method == "get"}
     urls = [reverse(f"admin:rmq_retry_{name}", args=[known[of]] if of else []) for name, of in sorted(pages)]
     ids = ("0", "-1", "abc", huge, "1%00", "%F0%9F%92%A5", "1 OR 1=1")
-    kinds = ("parkedmessage", "errorgroup", "requeuerun", "operatoraction")
+    kinds = ("parkedmessage", "errorgroup", "requeuerun", "operatoraction", "approvalrequest")
     requests = [(url, words) for url in urls for words in asked]
     requests += [(f"/admin/rmq_retry/{kind}/{pk}/change/", {}) for kind in kinds for pk in ids]
     codes = {(url, str(words)): page.get(url, words).status_code for url, words in requests}
@@ -254,7 +269,7 @@ def test_the_stock_admin_forms_add_change_and_delete_nothing(role: str) -> None:
     known, before = world(), state()
     client = client_of(made.person(role, superuser=True)) if role == "root" else in_role(role)
     of = {"parkedmessage": "message", "errorgroup": "group", "requeuerun": "run", "operatoraction": "act"}
-    of["outboxmessage"] = "row"
+    of |= {"outboxmessage": "row", "approvalrequest": "request"}
     got = {}
     for model, name in product(MODELS, INHERITED):
         word = str(model._meta.model_name)

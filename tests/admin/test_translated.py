@@ -31,8 +31,10 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.controls import pause, resume, unblock
 from django_rmq_retry.parked.outbox_actions import retry_outbox
+from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.waiting import Cause, WaitingReport
 from django_rmq_retry.policies import Circuit
 from django_rmq_retry.topology import Role
@@ -282,6 +284,8 @@ def world() -> dict[str, dict[str, Any]]:
     made.consumer(seconds=90)
     made.consumer(seconds=90, in_flight=flying)
     pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
+    other = made.message()
+    made.asked(lambda actor: discard(Selection.of_ids([other.pk]), actor, category="duplicate"), ANN)
     chosen = {"message": one.pk}
     acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export", "edit_many")}
     since = {"since": one.parked_at - timedelta(hours=1), "after": 0}

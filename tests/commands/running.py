@@ -21,6 +21,7 @@ class Exit(IntEnum):
     NOTHING = 6
     UNCONFIRMED = 7
     UNHEALTHY = 8
+    ASKED = 9
     INTERRUPTED = 130
 
 

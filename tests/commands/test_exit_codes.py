@@ -27,6 +27,7 @@ COMMANDS = {
     Exit.UNCONFIRMED: "rmq_parked discard --all --category test",
 }
 ELSEWHERE = {
+    Exit.ASKED: "test_an_act_that_needs_a_second_person_is_asked_for",
     Exit.UNHEALTHY: "test_a_broker_without_our_queues_is_unhealthy",
     Exit.INTERRUPTED: "test_ctrl_c_while_following_a_run_exits_with_130",
 }
@@ -48,6 +49,12 @@ def records(settings: Any) -> dict[str, int]:
 @pytest.mark.parametrize("code", COMMANDS)
 def test_each_command_returns_its_documented_exit_code(code: Exit, records: dict[str, int]) -> None:
     assert run(*COMMANDS[code].format(**records).split()).code == code
+
+
+def test_an_act_that_needs_a_second_person_is_asked_for(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": {"DISCARD": 1}}
+
+    assert run("rmq_parked", "discard", str(record().pk), "--category", "test").code == Exit.ASKED
 
 
 @pytest.mark.usefixtures("project")

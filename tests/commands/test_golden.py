@@ -2,6 +2,7 @@
 
 import getpass
 import re
+import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,15 @@ import pytest
 from django.utils import timezone, translation
 
 from django_rmq_retry import management
+from django_rmq_retry.management import parked_approvals
 from django_rmq_retry.models import Action, RequeueRun, RunState, audit
+from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
-from tests.admin.made import attempt, blocked_key, consumer, in_flight, outgoing
+from tests.admin.made import attempt, blocked_key, consumer, in_flight, outgoing, person
 from tests.admin.standstills import tripped
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
+from tests.commands.running import run
 from tests.operators.made import QUEUE, group, logged, record
 from tests.tooling.pages import page
 
@@ -71,6 +75,12 @@ JSON = {name: words for name, words in DATABASE.items() if name not in WITHOUT_J
     "audit_purge": ("rmq_audit", "purge"),
     "roles": ("rmq_roles", "--dry-run"),
     "doctor_alerts": ("rmq_doctor", "--alerts", "test"),
+}
+SECOND = {
+    "asked": ("rmq_parked", "discard", "812", "--category", "duplicate", "--yes"),
+    "approvals": ("rmq_parked", "approvals"),
+    "approve": ("rmq_parked", "approve", "1", "--user", "bob", "--yes"),
+    "reject": ("rmq_parked", "reject", "1", "--reason", "paid already"),
 }
 BROKER_ACTS = {
     "send_waiting": ("rmq_queue", "send-waiting", QUEUE, "--dry-run"),
@@ -211,6 +221,27 @@ def test_json_about_records_matches_its_golden_files(name: str, settings: Any) -
     told = into_pipes(*JSON[name], "--json")
 
     assert told == golden(f"{name}.json", told)
+
+
+@pytest.fixture
+def second(records: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - asked for by its name
+    """A discard needs a second person; one was asked for, and bob has given his password."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": {"DISCARD": 1}}
+    monkeypatch.setattr(operators, "account", lambda _login: "root")
+    monkeypatch.setattr(socket, "gethostname", lambda: "ops-1")
+    bob = person("bob", "approve_approvalrequest", "discard")
+    second = Actor(name="bob", user_id=bob.pk, source="cli", behalf="bob@ops-1")
+    monkeypatch.setattr(parked_approvals, "_second", lambda _name: second)
+    run(*SECOND["asked"])
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize("way", [*WAYS, "json"])
+@pytest.mark.parametrize("name", SECOND)
+def test_output_about_a_second_person_matches_its_golden_files(name: str, way: str) -> None:
+    told = into_pipes(*SECOND[name], "--json") if way == "json" else WAYS[way](*SECOND[name])
+
+    assert told == golden(f"{name}.{way}", told)
 
 
 @pytest.mark.usefixtures("declared")

@@ -1,7 +1,7 @@
 """A process that drives a run and is killed at a step: ``python -m tests.operators.dying RUN KIND STEP NTH``.
 
-For the kind "discarding", RUN is a list of keys, whose messages are discarded. For "editing" it is without meaning: one
-change is stored for all messages.
+For the kind "discarding", RUN is a list of keys, whose messages are discarded; for "approving", a request. For
+"editing" it is without meaning: one change is stored for all messages.
 """
 
 import os
@@ -40,7 +40,7 @@ LETTING_GO_STEPS = {
 DISCARDING_STEPS = {
     "in a slice, records changed": ("actions._note", "before"),
     "in a slice, before its commit": ("actions._note", "after"),
-    "after a slice": ("actions._slice", "after"),
+    "after a slice": ("actions.change_slice", "after"),
 }
 EDITING_STEPS = {
     "before the transaction": ("edit_many._store", "before"),
@@ -50,12 +50,24 @@ EDITING_STEPS = {
     "before the commit": ("edit_many.log_action", "after"),
     "after the commit": ("edit_many._store", "after"),
 }
+APPROVING_STEPS = {
+    "before the decision": ("approvals._decide", "before"),
+    "what was asked for is checked": ("approvals._check_seal", "after"),
+    "the act is done, not the decision": ("approvals._log", "before"),
+    "before the commit": ("approvals._log", "after"),
+    "after the commit": ("approvals._decide", "after"),
+}
+SLICE_STEPS = {
+    "in a slice, before its commit": ("approvals.change_slice", "after"),
+    "after a slice": ("approvals._next_slice", "after"),
+}
 KINDS = {
     "sending": STEPS,
     "listing": LISTING_STEPS,
     "letting go": LETTING_GO_STEPS,
     "discarding": DISCARDING_STEPS,
     "editing": EDITING_STEPS,
+    "approving": APPROVING_STEPS | SLICE_STEPS,
 }
 CHANGE: dict[str, Any] = {"path": "amount", "act": "replace", "find": ",", "value": ".", "number": True}
 """What an editing process changes."""
@@ -101,7 +113,7 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
     module, name = path.split(".")
     found = import_module(f"django_rmq_retry.parked.{module}")
     setattr(found, name, dying(getattr(found, name), when, nth))
-    {"discarding": discard, "editing": edit}.get(kind, send)(run)
+    {"discarding": discard, "editing": edit, "approving": approve}.get(kind, send)(run)
 
 
 def discard(keys: int) -> None:
@@ -117,6 +129,13 @@ def edit(_run: int) -> None:
     edit_many = import_module("django_rmq_retry.parked.edit_many")
     rows = import_module("django_rmq_retry.models").ParkedMessage.objects.values_list("pk", "revision")
     edit_many.store_many(edit_many.PathChange(**CHANGE), doomed(), revisions=dict(rows), reason="comma")
+
+
+def approve(request: int) -> None:
+    import_module("django_rmq_retry.parked.actions").MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
+    bob = import_module("django.contrib.auth").get_user_model().objects.get(username="bob")
+    second = import_module("django_rmq_retry.parked.operators").Actor(name="bob", user_id=bob.pk, source="admin")
+    import_module("django_rmq_retry.parked.approvals").approve(request, second)
 
 
 def send(run: int) -> None:

@@ -16,6 +16,20 @@ class ToOwn:
     db_for_write = db_for_read
 
 
+class AllToOwn:
+    """A database router for accounts too."""
+
+    def db_for_read(self, _model: type[Model], **_hints: Any) -> str:
+        return ALIAS
+
+    db_for_write = db_for_read
+
+
+def all_routed(settings: Any) -> None:
+    """Route the records and the accounts to it until the end of the test."""
+    settings.DATABASE_ROUTERS = [AllToOwn()]
+
+
 def routed(settings: Any) -> None:
     """Route the records to it until the end of the test."""
     settings.DATABASE_ROUTERS = [ToOwn()]

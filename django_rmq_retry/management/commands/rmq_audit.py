@@ -125,7 +125,7 @@ def _data(one: OperatorAction) -> dict[str, object]:
 
 
 def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
-    who = f"{one.actor_name} ({one.behalf})" if one.behalf else one.actor_name
+    who = f"{one.who} ({one.behalf})" if one.behalf else one.who
     places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
     subject = " ".join([*places, one.subject]).strip()
     return one.number, clock(one.at, terminal=terminal), who, one.action, one.count, subject, one.reason

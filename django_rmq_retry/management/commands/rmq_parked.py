@@ -6,7 +6,14 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_rmq_retry.management import parked_changes, parked_edits, parked_erasure, parked_runs, parked_views
+from django_rmq_retry.management import (
+    parked_approvals,
+    parked_changes,
+    parked_edits,
+    parked_erasure,
+    parked_runs,
+    parked_views,
+)
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 
 
@@ -26,5 +33,6 @@ class Command(RmqCommand):
         def add_own(name: str, act: Callable[[RmqCommand, Options], Exit], **words: Any) -> CommandParser:
             return add(name, partial(act, self), **words)
 
-        for module in (parked_views, parked_runs, parked_changes, parked_edits, parked_erasure):
+        changing = (parked_changes, parked_edits, parked_erasure)
+        for module in (parked_views, parked_runs, *changing, parked_approvals):
             module.add_arguments(add_own)

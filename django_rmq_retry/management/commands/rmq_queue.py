@@ -12,6 +12,7 @@ from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.parked import controls
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Outdated
 
 STATE_STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
@@ -46,14 +47,19 @@ class Command(RmqCommand):
 
     def _change(self, options: Options) -> Exit:
         check_known("queue", options["queues"], controls.queues())
-        queues, left = list(dict.fromkeys(options["queues"])), 0
+        queues, left, asked = list(dict.fromkeys(options["queues"])), 0, False
         for queue in queues:
             try:
                 self._switch(queue, options)
+            except SecondPersonNeeded as needed:
+                asked = True
+                self.ask(needed)
             except Outdated as refusal:
                 left += 1
                 self.say(str(refusal))
         self._report([one for one in controls.queue_states() if one.queue in queues], options)
+        if asked:
+            return Exit.ASKED
         return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
 
     def _switch(self, queue: str, options: Options) -> None:

@@ -9,12 +9,15 @@ from django.db import router, transaction
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS
 
-LOOKS = ("view", "view_group", "view_run", "view_status", "view_queue", "view_key", "view_outbox", "view_audit")
+LOOKS = (
+    *("view", "view_group", "view_run", "view_status", "view_queue", "view_key", "view_outbox"),
+    *("view_audit", "view_request"),
+)
 """Permissions to look. The audit log shows users their own actions, unless they may see those of others."""
 ONCALL = (
     *LOOKS,
     *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "control"),
-    *("pause_queue", "send_waiting", "unblock", "retry"),
+    *("pause_queue", "send_waiting", "unblock", "retry", "approve"),
 )
 ROLES: Mapping[str, tuple[str, ...]] = {
     "support": (*LOOKS, "reveal", "requeue", "hold", "note"),

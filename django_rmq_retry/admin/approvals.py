@@ -1,0 +1,254 @@
+"""The admin of acts that wait for a second person: the list, and the page on which one is approved or rejected."""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+from django.contrib import admin, messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.admin import broker_look, labels
+from django_rmq_retry.admin.choice import LeftOut, left_out, sample, with_seen_examples
+from django_rmq_retry.admin.contents import TEXT_LIMIT
+from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
+from django_rmq_retry.admin.queues import Standing
+from django_rmq_retry.admin.requeue_form import targets_of
+from django_rmq_retry.breakers import table
+from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
+from django_rmq_retry.models.parked import OPEN, resolution_text
+from django_rmq_retry.parked import approvals
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.edit import proposed
+from django_rmq_retry.parked.edit_many import PathChange, fits
+from django_rmq_retry.parked.findings import Terms, report
+from django_rmq_retry.parked.four_eyes import Wish
+from django_rmq_retry.parked.items import under_way
+from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
+from django_rmq_retry.parked.selection import number_in
+
+MOST_DECIDED = 50
+"""The most decided requests that the list shows; the audit log has all of them."""
+MOST_PATHS = 100
+NOTHING_LEFT_OUT = LeftOut()
+CHANGED = gettext_lazy("Nothing is done: the message has changed since this was asked for.")
+
+Context = dict[str, Any]
+
+
+@admin.register(ApprovalRequest)
+class ApprovalRequestAdmin(Pages):
+    sees = "view_request"
+
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """Hide the list from the index where no act needs a second person."""
+        return super().get_model_perms(request) if settings().four_eyes else {}
+
+    def own_urls(self) -> list[URLPattern]:
+        return [
+            self.own_url("<int:pk>/approve/", "approve", require_POST(self.approve_view)),
+            self.own_url("<int:pk>/reject/", "reject", require_POST(self.reject_view)),
+        ]
+
+    def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
+        now = database_clock.now(database())
+        known = list(approvals.rows().exclude(pk__in=approvals.waiting().values("pk")).order_by("-pk")[:MOST_DECIDED])
+        return self.page(
+            request,
+            "approvalrequest/list.html",
+            title=_("Waiting for a second person"),
+            waiting=list(approvals.waiting()),
+            decided=[(one, one.state_at(now)) for one in known],
+            used=bool(settings().four_eyes),
+        )
+
+    def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        number = number_in(object_id)
+        return self._shown(request, _found(-1 if number is None else number))
+
+    @migrated
+    @needs("view_request", "approve")
+    def approve_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        known = _found(pk)
+        left = _left_out(request, known)
+        if left.unchecked:
+            return self._shown(request, known, wrong=left.unchecked)
+        try:
+            done = approvals.approve(pk, Actor.of_request(request), remark=request.POST.get("remark", ""))
+        except NotAllowed as refused:
+            return self.refused(request, str(refused))
+        except Refused as refused:
+            return self._shown(request, _found(pk), wrong=str(refused))
+        messages.success(request, _("%(request)s is approved.") % {"request": done})
+        return self._back(done)
+
+    @migrated
+    @needs("view_request")
+    def reject_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        known = _found(pk)
+        why = "" if _is_mine(request, known) else refusal(request, "approve")
+        if why:
+            return self.refused(request, why)
+        try:
+            known = approvals.reject(pk, Actor.of_request(request), reason=request.POST.get("reason", ""))
+            messages.success(request, _("%(request)s is rejected. Nothing was done.") % {"request": known})
+        except Refused as refused:
+            messages.warning(request, str(refused))
+        return HttpResponseRedirect(self.address("approvalrequest_change", pk))
+
+    def _back(self, known: ApprovalRequest) -> HttpResponse:
+        """Lead to what the act has made: the requeue run, the only message, or the request."""
+        chosen = list(Wish.of(known).selection.revisions)
+        if known.run is not None:
+            return HttpResponseRedirect(self.address("requeuerun_change", known.run))
+        if known.act == GatedAct.EDIT and known.state == RequestState.DONE:
+            return HttpResponseRedirect(self.address("parkedmessage_change", chosen[0]))
+        return HttpResponseRedirect(self.address("approvalrequest_change", known.pk))
+
+    def _shown(self, request: HttpRequest, known: ApprovalRequest, *, wrong: str = "") -> HttpResponse:
+        now, wish = database_clock.now(database()), Wish.of(known)
+        waits, mine = known.waits(now), _is_mine(request, known)
+        stuck = known.state == RequestState.APPROVED
+        shown = _SHOWN[known.act](request, known, wish) if waits or stuck else {}
+        title = _("%(request)s: %(act)s") % {"request": known, "act": known.get_act_display()}
+        return self.page(
+            request,
+            "approvalrequest/request.html",
+            title=title,
+            status=422 if wrong else 200,
+            known=known,
+            state=known.state_at(now),
+            waits=waits,
+            stuck=stuck,
+            mine=mine,
+            chosen=labels.chosen(wish.selection.facts(), known.subject),
+            reason=resolution_text(known.reason) if known.act == GatedAct.DISCARD else known.reason,
+            why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",
+            why_not_reject="" if mine else refusal(request, "approve"),
+            wrong={"all": wrong} if wrong else {},
+            typed=request.POST,
+            asks=True,
+            **{"left": NOTHING_LEFT_OUT, **shown},
+        )
+
+
+def _found(number: int) -> ApprovalRequest:
+    known = ApprovalRequest.objects.using(database()).filter(pk=number).first()
+    if known is None:
+        raise Http404(_("There is no request %(number)s.") % {"number": number})
+    return known
+
+
+def _is_mine(request: HttpRequest, known: ApprovalRequest) -> bool:
+    return known.by_user_id is not None and known.by_user_id == request.user.pk
+
+
+def _left_out(request: HttpRequest, known: ApprovalRequest) -> LeftOut:
+    """Return the keys of the request, of which the second person has to check the doubtful ones too."""
+    if known.act not in (GatedAct.DISCARD, GatedAct.REQUEUE):
+        return NOTHING_LEFT_OUT
+    try:
+        return left_out(request, Wish.of(known).selection)
+    except Refused:
+        # The list of keys is gone; the act refuses it.
+        return NOTHING_LEFT_OUT
+
+
+def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
+    rows = wish.selection.queryset().filter(state__in=OPEN, pk__gt=known.place)
+    return {
+        "part_of_act": "discard",
+        "left_now": rows.count(),
+        "under_way": under_way(wish.selection.queryset()),
+        "left": _left_out(request, known),
+        "sample": sample(request, wish.selection),
+    }
+
+
+def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
+    terms = Terms(
+        target=wish.terms["target"],
+        include=wish.terms["include"],
+        confirmed_permanent=wish.terms["confirmed_permanent"],
+    )
+    found, look = report(wish.selection, terms), broker_look.look()
+    return {
+        "part_of_act": "requeue",
+        "report": found,
+        "findings": [with_seen_examples(request, one) for one in found.findings],
+        "terms": wish.terms,
+        "under_way": under_way(wish.selection.queryset()),
+        "look": look,
+        "levels": targets_of(found.queues, look),
+        "left": _left_out(request, known),
+        "sample": sample(request, wish.selection),
+    }
+
+
+def _edit(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
+    message = ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
+    if message is None:
+        return {"hidden": CHANGED}
+    hidden = refusal(request, *approvals.VERBS[known.act], message=message)
+    if hidden:
+        return {"hidden": hidden}
+    if message.revision not in wish.selection.revisions.values():
+        return {"hidden": CHANGED, "message": message}
+    proposal = proposed(message, body=wish.body, properties=wish.properties)
+    known_id = decode_properties(contents(message).raw).message_id
+    new_id = decode_properties(wish.properties).message_id
+    lengths = accumulate(len(line.text) + 2 for line in proposal.difference)
+    lines = [line for line, length in zip(proposal.difference, lengths, strict=True) if length <= TEXT_LIMIT]
+    return {
+        "part_of_act": "edit",
+        "message": message,
+        "proposal": proposal,
+        "new_id": new_id if new_id != known_id else "",
+        "differing": lines,
+        "paths": proposal.paths[:MOST_PATHS],
+        "more_paths": max(len(proposal.paths) - MOST_PATHS, 0),
+        "cut": len(lines) < len(proposal.difference),
+    }
+
+
+def _edit_many(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
+    hidden = refusal(request, *approvals.VERBS[known.act])
+    if hidden:
+        return {"hidden": hidden}
+    change = PathChange(**wish.terms["change"])
+    try:
+        results = fits(
+            wish.selection,
+            change,
+            allowed=lambda message: refusal(request, *approvals.VERBS[known.act], message=message),
+        )
+    except Refused as refused:
+        return {"hidden": str(refused)}
+    return {
+        "part_of_act": "edit_many",
+        "change": change,
+        "meant": [one for one in results if not one.why],
+        "left_edits": [(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
+    }
+
+
+def _close_breaker(_request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
+    queue = wish.terms["queue"]
+    return {"part_of_act": "breaker", "standing": Standing.of(table.states([queue])[queue], table.now())}
+
+
+_SHOWN: Mapping[str, Callable[[HttpRequest, ApprovalRequest, Wish], Context]] = {
+    GatedAct.DISCARD: _discard,
+    GatedAct.REQUEUE: _requeue,
+    GatedAct.EDIT: _edit,
+    GatedAct.EDIT_MANY: _edit_many,
+    GatedAct.CLOSE_BREAKER: _close_breaker,
+}
+"""What is done if a request is approved, as its page shows it."""

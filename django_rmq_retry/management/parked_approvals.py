@@ -1,0 +1,159 @@
+"""``rmq_parked``: list the acts that wait for a second person, approve and reject them."""
+
+import getpass
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.contrib.auth import authenticate
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.arguments import plural
+from django_rmq_retry.management.arguments import add_limit
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, request_data
+from django_rmq_retry.management.parked_choice import refuse_doubtful, report_keys
+from django_rmq_retry.management.parked_edits import result_lines, show_proposal
+from django_rmq_retry.management.terminal import clock
+from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
+from django_rmq_retry.parked import approvals
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.edit import proposed
+from django_rmq_retry.parked.edit_many import PathChange, fits
+from django_rmq_retry.parked.findings import Terms, report
+from django_rmq_retry.parked.four_eyes import Wish
+from django_rmq_retry.parked.operators import Actor
+
+MOST_REQUESTS = 50
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    listed = add("approvals", show_requests, help="list the requests that wait for a second person")
+    listed.add_argument("--decided", action="store_true", help="also decided and expired ones")
+    add_limit(listed, "requests", MOST_REQUESTS)
+    approving = add("approve", approve, help="approve a request of another operator, which carries it out")
+    approving.add_argument("id", type=int, metavar="REQUEST", help="the number of the request")
+    approving.add_argument("--user", required=True, metavar="NAME", help="your account; its password is asked for")
+    approving.add_argument("--remark", default="", help="a remark, kept in the audit log")
+    approving.add_argument(
+        "--keys-checked", action="store_true", help="go on although keys of a list match no message, or several"
+    )
+    approving.add_argument("--dry-run", action="store_true", help="change nothing; show what would be done")
+    add_yes(approving)
+    rejecting = add("reject", reject, help="reject a request, or withdraw your own")
+    rejecting.add_argument("id", type=int, metavar="REQUEST", help="the number of the request")
+    rejecting.add_argument("--reason", required=True, help="the reason, kept in the audit log")
+
+
+def show_requests(command: RmqCommand, options: Options) -> Exit:
+    rows = approvals.rows().order_by("-pk") if options["decided"] else approvals.waiting()
+    known, now = list(rows[: options["limit"]]), database_clock.now(database())
+    if options["json"]:
+        command.document("parked_approvals/1", items=[request_data(one, now) for one in known])
+    elif known:
+        terminal = command.stdout.isatty()
+        head = ("REQUEST", "STATE", "ACT", "MESSAGES", "BY", "ASKED", "EXPIRES", "DECIDED BY", "SUBJECT", "REASON")
+        command.table([head, *(_cells(one, now, terminal=terminal) for one in known)], cut=True)
+    else:
+        command.say("No request matches." if options["decided"] else "Nothing waits for a second person.")
+    return Exit.DONE if known else Exit.NOTHING
+
+
+def _cells(one: ApprovalRequest, now: Any, *, terminal: bool) -> tuple[object, ...]:
+    who = f"{one.by} ({one.behalf})" if one.behalf else one.by
+    times = (clock(at, terminal=terminal) for at in (one.asked_at, one.expires_at))
+    state = request_data(one, now)["state"]
+    return one.pk, state, one.act, one.count, who, *times, one.decided_by or "-", one.subject, one.reason
+
+
+def approve(command: RmqCommand, options: Options) -> Exit:
+    request, wish = _found(options["id"])
+    command.say(f"{request}: {request.act} {plural(request.count, 'message')}, asked for by {request.by}")
+    for name in ("subject", "reason"):
+        if getattr(request, name):
+            command.say(f"  {name}: {getattr(request, name)}")
+    if request.state == RequestState.WAITING:
+        _PREVIEWS[request.act](command, wish)
+    if options["dry_run"]:
+        return Exit.DONE
+    if request.act in (GatedAct.DISCARD, GatedAct.REQUEUE):
+        refuse_doubtful(wish.selection, options)
+    command.confirm(f"Approve request {request.pk}?", yes=options["yes"])
+    done = approvals.approve(request.pk, _second(options["user"]), remark=options["remark"])
+    if options["json"]:
+        command.document("parked_approve/1", request=request_data(done, database_clock.now(database())))
+        return Exit.DONE
+    command.line(f"Request {done.pk} is approved and carried out.")
+    if done.run is not None:
+        command.say(f"To follow its messages: manage.py rmq_parked requeue-run {done.run}")
+    return Exit.DONE
+
+
+def reject(command: RmqCommand, options: Options) -> Exit:
+    done = approvals.reject(options["id"], Actor.of_shell(), reason=options["reason"])
+    if options["json"]:
+        command.document("parked_reject/1", request=request_data(done, database_clock.now(database())))
+    else:
+        command.line(f"Request {done.pk} is rejected. Nothing was done.")
+    return Exit.DONE
+
+
+def _found(number: int) -> tuple[ApprovalRequest, Wish]:
+    request = ApprovalRequest.objects.using(database()).filter(pk=number).first()
+    if request is None:
+        raise CommandError(f"There is no request {number}.", returncode=Exit.NOTHING)
+    return request, Wish.of(request)
+
+
+def _second(name: str) -> Actor:
+    """Return the second person, who proves who it is by the password of an account."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        text = "No terminal to enter the password on; nothing was done. Approve the request in the admin."
+        raise CommandError(text, returncode=Exit.UNCONFIRMED)
+    user = authenticate(username=name, password=getpass.getpass(f"Password of {name}: "))
+    if user is None:
+        raise CommandError("The name or the password is wrong; nothing was done.", returncode=Exit.UNCONFIRMED)
+    return Actor(name=user.get_username(), user_id=user.pk, behalf=Actor.of_shell().behalf, source="cli")
+
+
+def _of_discard(command: RmqCommand, wish: Wish) -> None:
+    report_keys(command, wish.selection)
+    command.say(f"Discards {plural(wish.selection.queryset().count(), 'message')}, which will never be handled.")
+
+
+def _of_requeue(command: RmqCommand, wish: Wish) -> None:
+    report_keys(command, wish.selection)
+    names = ("target", "include", "confirmed_permanent")
+    found = report(wish.selection, Terms(**{name: wish.terms[name] for name in names}))
+    for one in found.findings:
+        command.say(f"  {one.count} {one.name.replace('_', ' ')}, {'left out' if one.left_out else 'sent'}")
+    for queue, count in found.queues:
+        command.say(f"  {count} to {queue}")
+    command.say(f"Requeues {found.sendable} of {plural(found.total, 'message')}.")
+
+
+def _of_edit(command: RmqCommand, wish: Wish) -> None:
+    message = ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
+    if message is not None and message.revision in wish.selection.revisions.values():
+        show_proposal(command, proposed(message, body=wish.body, properties=wish.properties))
+    else:
+        command.say("The message has changed since it was asked for, so it cannot be edited so.")
+
+
+def _of_edit_many(command: RmqCommand, wish: Wish) -> None:
+    change = PathChange(**wish.terms["change"])
+    for line in result_lines(change, fits(wish.selection, change)):
+        command.say(line)
+
+
+def _of_breaker(command: RmqCommand, wish: Wish) -> None:
+    command.say(f"Closes the breaker of queue {wish.terms['queue']}, which is consumed again.")
+
+
+_PREVIEWS: Mapping[str, Callable[[RmqCommand, Wish], None]] = {
+    GatedAct.DISCARD: _of_discard,
+    GatedAct.REQUEUE: _of_requeue,
+    GatedAct.EDIT: _of_edit,
+    GatedAct.EDIT_MANY: _of_edit_many,
+    GatedAct.CLOSE_BREAKER: _of_breaker,
+}

@@ -1,0 +1,88 @@
+"""The model for acts that wait for a second person."""
+
+from datetime import datetime
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
+
+
+class GatedAct(models.TextChoices):
+    """What an operator asks for, as one of the acts of the setting FOUR_EYES."""
+
+    EDIT = "edit", _("Edit a message")
+    EDIT_MANY = "edit_many", _("Edit many messages")
+    DISCARD = "discard", pgettext_lazy("action", "Discard")
+    REQUEUE = "requeue", pgettext_lazy("action", "Requeue")
+    CLOSE_BREAKER = "close_breaker", _("Close a breaker")
+
+
+class RequestState(models.TextChoices):
+    WAITING = "waiting", _("Waits for a second person")
+    APPROVED = "approved", _("Approved, not finished yet")
+    DONE = "done", _("Approved and carried out")
+    REJECTED = "rejected", _("Rejected")
+
+
+class ApprovalRequest(models.Model):
+    """An act that one operator asked for and that a second one approves or rejects.
+
+    The row says exactly what is done if it is approved; the audit log has its seal.
+    """
+
+    act = models.CharField(max_length=13, choices=GatedAct.choices)
+    state = models.CharField(max_length=8, choices=RequestState.choices, default=RequestState.WAITING)
+    count = models.PositiveIntegerField(default=1)
+    subject = models.CharField(max_length=255, blank=True)
+    reason = models.CharField(max_length=255, blank=True)
+    wish = models.TextField(editable=False)
+    """The selection and the terms, as JSON: the text, and not its values, is sealed."""
+    body = models.BinaryField(default=b"", editable=False)
+    properties = models.BinaryField(default=b"", editable=False)
+    """The edited message, until the request is decided."""
+    seal = models.CharField(max_length=64, editable=False)
+    asked = models.PositiveBigIntegerField(default=0, editable=False)
+    """The number of the action in the audit log that holds the same seal."""
+
+    by_user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
+    )
+    by = models.CharField(max_length=150)
+    behalf = models.CharField(max_length=255, blank=True)
+    ip = models.GenericIPAddressField(null=True, blank=True)
+    source = models.CharField(max_length=10)
+    asked_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    decided_by_user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
+    )
+    decided_by = models.CharField(max_length=150, blank=True)
+    decided_at = models.DateTimeField(null=True, blank=True)
+    remark = models.CharField(max_length=255, blank=True)
+    """The reason of a rejection, or the remark of an approval."""
+    place = models.PositiveBigIntegerField(default=0, editable=False)
+    """The last message that was looked at; a discard goes on behind it after its process was killed."""
+    changed = models.PositiveIntegerField(default=0)
+    run = models.PositiveBigIntegerField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("approval request")
+        verbose_name_plural = _("approval requests")
+        default_permissions = ("view",)
+        permissions = (("approve_approvalrequest", _("Can approve and reject the acts of other operators")),)
+        indexes = (models.Index(fields=["state", "expires_at"], name="rmq_approval_state"),)
+
+    def __str__(self) -> str:
+        return str(_("Request %(number)s") % {"number": self.pk})
+
+    def waits(self, now: datetime) -> bool:
+        """Return True if it can still be approved: it expires without a process that ends it."""
+        return self.state == RequestState.WAITING and self.expires_at > now
+
+    def state_at(self, now: datetime) -> str:
+        """Return its state in the reader's language."""
+        if self.state == RequestState.WAITING and not self.waits(now):
+            return str(_("Expired"))
+        return str(self.get_state_display())

@@ -1,0 +1,367 @@
+"""Acts that need a second person: asked for, approved, rejected, and carried out.
+
+Everything that is checked before an act is checked again when it is approved, for both persons. The act itself is that
+of one person, who also has an approval.
+
+Locks are taken in one order: the request, then what the act locks.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import Action, ApprovalRequest, GatedAct, MessageVersion, OperatorAction, RequestState
+from django_rmq_retry.parked import controls, edit, edit_many, requeue
+from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
+from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.edit_many import PathChange
+from django_rmq_retry.parked.findings import MOST_EDITED, Terms, report
+from django_rmq_retry.parked.four_eyes import Wish, seal_of
+from django_rmq_retry.parked.key_lists import mark_kept
+from django_rmq_retry.parked.operators import (
+    NEEDED,
+    Actor,
+    Allowed,
+    Approval,
+    NotAllowed,
+    NothingChosen,
+    Outdated,
+    Refused,
+    refusal,
+    requeue_refusal,
+)
+from django_rmq_retry.statements import locking
+
+log = logging.getLogger("django_rmq_retry")
+
+GOING_ON_SECONDS = 1.0
+"""Seconds for which a consumer goes on with a discard whose process was killed, before it does other work."""
+LEFT_BEHIND = timedelta(seconds=30)
+"""The time after which an approved act that is not finished has lost its process."""
+VERBS: Mapping[str, tuple[str, ...]] = {
+    GatedAct.EDIT: ("view", *NEEDED["edit"]),
+    GatedAct.EDIT_MANY: ("view", *NEEDED["bulk_edit"]),
+    GatedAct.DISCARD: ("discard",),
+    GatedAct.REQUEUE: ("requeue",),
+    GatedAct.CLOSE_BREAKER: ("pause_queue",),
+}
+"""The permissions of each act; both persons need them."""
+
+
+def rows() -> QuerySet[ApprovalRequest]:
+    return ApprovalRequest.objects.using(database()).defer("body", "properties", "wish")
+
+
+def waiting() -> QuerySet[ApprovalRequest]:
+    """Return the requests that can still be approved, the oldest first."""
+    due = rows().filter(state=RequestState.WAITING, expires_at__gt=database_clock.now(database()))
+    return due.order_by("pk")
+
+
+@transaction_of(ApprovalRequest)
+def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
+    """Ask for the approval of an act; return the request that waits already if it is the same one."""
+    if wish.selection.count:
+        wish.selection.check(wish.selection.queryset().count())
+    using, now = database(), database_clock.now(database())
+    request = ApprovalRequest(
+        act=wish.act,
+        count=wish.count,
+        subject=short(wish.subject, 255),
+        reason=short(wish.reason, 255),
+        wish=wish.text,
+        body=wish.body,
+        properties=wish.properties,
+        by_user_id=actor.user_id,
+        by=actor.name,
+        behalf=actor.behalf,
+        ip=actor.ip,
+        source=actor.source,
+        asked_at=now,
+        expires_at=now + timedelta(seconds=settings().four_eyes.expire_after),
+    )
+    request.seal = seal_of(request)
+    same = locking(waiting().filter(seal=request.seal)).first()
+    if same is not None:
+        return same
+    _empty_expired()
+    request.save(using=using, force_insert=True)
+    mark_kept(wish.selection.filter)
+    chosen = {"selection": wish.selection.facts()} if wish.selection.count else {}
+    sealed = {"seal": request.seal, "expires": request.expires_at.isoformat()}
+    asked = _log(request, actor, Action.ASK, reason=request.reason, **sealed, **chosen)
+    request.asked = asked.number
+    request.save(using=using, update_fields=["asked"])
+    return request
+
+
+def _empty_expired() -> None:
+    """Delete the contents of edits that nobody approved in time."""
+    late = rows().filter(state=RequestState.WAITING, expires_at__lte=database_clock.now(database()))
+    late.filter(act=GatedAct.EDIT).update(body=b"", properties=b"")
+
+
+def _log(request: ApprovalRequest, actor: Actor, action: Action, *, reason: str, **facts: object) -> OperatorAction:
+    selection = Wish.of(request).selection
+    return log_action(
+        actor,
+        action,
+        reason=reason,
+        messages=list(selection.revisions),
+        group=selection.group,
+        run=request.run,
+        subject=request.subject,
+        count=request.count,
+        facts={"request": request.pk, "act": str(request.act), **facts},
+    )
+
+
+def approve(number: int, actor: Actor, *, remark: str = "") -> ApprovalRequest:
+    """Approve a request and carry the act out; ``actor`` is the second person, who has an account.
+
+    If the process is killed, the act is done or not done. Only a discard of many messages may be done in part: a
+    consumer, or a second call, goes on with it.
+    """
+    if _decide(number, actor, remark).state == RequestState.APPROVED:
+        while _next_slice(number):
+            pass
+    return ApprovalRequest.objects.using(database()).get(pk=number)
+
+
+@transaction_of(ApprovalRequest)
+def _decide(number: int, actor: Actor, remark: str) -> ApprovalRequest:
+    request = _locked(number)
+    if request.state != RequestState.APPROVED:
+        _check_waits(request)
+    _check_seal(request)
+    why = why_not(request, actor)
+    if why:
+        raise NotAllowed(why)
+    if request.state == RequestState.APPROVED:
+        return request
+    now = database_clock.now(database())
+    request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, 255)
+    request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
+    _CARRY_OUT[request.act](request, Wish.of(request))
+    # After the act, because acts lock messages before the audit log.
+    _log(request, actor, Action.APPROVE, reason=remark, asked_by=request.by)
+    request.save(using=database())
+    return request
+
+
+@transaction_of(ApprovalRequest)
+def reject(number: int, actor: Actor, *, reason: str) -> ApprovalRequest:
+    """Reject a request; who asked for it may withdraw it so."""
+    if not reason.strip():
+        raise Refused(_("Enter a reason: whoever asked for it must learn why."))
+    request = _locked(number)
+    _check_waits(request)
+    request.state, request.decided_at = RequestState.REJECTED, database_clock.now(database())
+    request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
+    request.remark = short(reason.strip(), 255)
+    _log(request, actor, Action.REJECT, reason=reason, asked_by=request.by)
+    request.body = request.properties = b""
+    request.save(using=database())
+    return request
+
+
+def _locked(number: int) -> ApprovalRequest:
+    request = locking(ApprovalRequest.objects.using(database()).filter(pk=number)).first()
+    if request is None:
+        raise NothingChosen(_("There is no request %(number)s.") % {"number": number})
+    return request
+
+
+def _check_waits(request: ApprovalRequest) -> None:
+    if request.waits(database_clock.now(database())):
+        return
+    if request.state == RequestState.WAITING:
+        raise Outdated(_("Nothing was done: %(request)s has expired. Ask for it again.") % {"request": request})
+    text = _("Nothing was done: %(request)s was approved by %(name)s already.")
+    if request.state == RequestState.REJECTED:
+        text = _("Nothing was done: %(request)s was rejected by %(name)s.")
+    raise Outdated(text % {"request": request, "name": request.decided_by})
+
+
+def _check_seal(request: ApprovalRequest) -> None:
+    """Refuse a request whose row is not what the audit log says was asked for."""
+    asked = OperatorAction.objects.using(database()).filter(number=request.asked, action=Action.ASK).first()
+    facts = asked.details if asked is not None else {}
+    known = (facts.get("request"), facts.get("seal"), facts.get("expires"))
+    # An account may be deleted, but not become another one.
+    same = asked is not None and (request.by_user_id is None or str(request.by_user_id) == asked.actor_key)
+    if not same or known != (request.pk, seal_of(request), request.expires_at.isoformat()):
+        text = _("Nothing was done: by the audit log, %(request)s is not what was asked for.")
+        raise Outdated(text % {"request": request})
+
+
+def why_not(request: ApprovalRequest, actor: Actor) -> str:
+    """Return why this person must not approve it, or why its author must not do it any more; empty if both may."""
+    if request.by_user_id is not None and request.by_user_id == actor.user_id:
+        return _("You asked for this yourself. Another person has to approve it.")
+    if "cli" in (request.source, actor.source) and _names(request.by, request.behalf) & _names(
+        actor.name, actor.behalf
+    ):
+        return _(
+            "This was asked for under the same name. Another person has to approve it, on the page of the request."
+        )
+    second, author = _account(actor.user_id), _account(request.by_user_id)
+    if second is None:
+        return _("Only a person with an account can approve a request.")
+    why = refusal(second, "approve") or _why_not_do(request, second)
+    if why or request.source != "admin":
+        return why
+    if author is None:
+        return _("The account of %(name)s, who asked for this, no longer exists.") % {"name": request.by}
+    why = _why_not_do(request, author)
+    text = _("%(name)s, who asked for this, must not do it any more: %(why)s")
+    return text % {"name": request.by, "why": why} if why else ""
+
+
+def _names(name: str, behalf: str) -> set[str]:
+    """Return the names under which a person is known: of the account, and of the operating system's account."""
+    return {one.casefold() for one in (name, behalf.rpartition("@")[0]) if one}
+
+
+def _account(number: int | str | None) -> Any:
+    if number is None:
+        return None
+    return get_user_model()._default_manager.filter(pk=number).first()  # noqa: SLF001 - Django's own way
+
+
+def _why_not_do(request: ApprovalRequest, user: Any) -> str:
+    """Return why an account must not do what is asked for; rules for single messages are checked with the messages."""
+    if request.act == GatedAct.REQUEUE:
+        return requeue_refusal(user, request.count)
+    return next((why for verb in VERBS[request.act] if (why := refusal(user, verb))), "")
+
+
+def _allowed(request: ApprovalRequest) -> Allowed:
+    """Return the rules of the project for both persons, each with the permissions of this moment."""
+    users = [_account(request.decided_by_user_id)]
+    users += [_account(request.by_user_id)] if request.source == "admin" else []
+
+    def why_not_message(message: Any) -> str:
+        verbs = VERBS[request.act]
+        return next((why for user in users for verb in verbs if (why := refusal(user, verb, message))), "")
+
+    return why_not_message
+
+
+def _acting(request: ApprovalRequest) -> Actor:
+    """Return the author with the approval, as the originator of the act."""
+    approval = Approval(request=request.pk, by=request.decided_by, user_id=request.decided_by_user_id)
+    return Actor(
+        name=request.by,
+        user_id=request.by_user_id,
+        behalf=request.behalf,
+        ip=request.ip,
+        source=request.source,
+        approval=approval,
+    )
+
+
+def _edit(request: ApprovalRequest, wish: Wish) -> None:
+    [(number, revision)] = wish.selection.revisions.items()
+    message = locked_messages([number]).get(number)
+    if message is None or message.revision != revision:
+        raise Outdated(_("Nothing is done: the message has changed since this was asked for."))
+    why = _allowed(request)(message)
+    if why:
+        raise NotAllowed(why)
+    proposal = edit.proposed(message, body=wish.body, properties=wish.properties)
+    edit.store(number, _acting(request), proposal, version=wish.terms["version"], reason=request.reason)
+    _finish(request, changed=1)
+
+
+def _edit_many(request: ApprovalRequest, wish: Wish) -> None:
+    stored = edit_many.store_many(
+        PathChange(**wish.terms["change"]),
+        _acting(request),
+        revisions=wish.selection.revisions,
+        reason=request.reason,
+        allowed=_allowed(request),
+    )
+    _finish(request, changed=stored.edited)
+
+
+def _requeue(request: ApprovalRequest, wish: Wish) -> None:
+    terms = dict(wish.terms)
+    known = Terms(target=terms["target"], include=terms["include"], confirmed_permanent=terms["confirmed_permanent"])
+    sendable = report(wish.selection, known).sendable
+    if not sendable:
+        raise NothingChosen(_("Nothing is left to requeue."))
+    request.run = requeue.start(wish.selection, _acting(request), reason=request.reason, **terms).pk
+    _finish(request, changed=sendable)
+
+
+def _close_breaker(request: ApprovalRequest, wish: Wish) -> None:
+    controls.resume(wish.terms["queue"], _acting(request), reason=request.reason, seen=wish.terms["seen"])
+    _finish(request, changed=0)
+
+
+def _discard(_request: ApprovalRequest, wish: Wish) -> None:
+    """Let the slices follow, each in a transaction of its own: they may be many."""
+    wish.selection.check(wish.selection.queryset().count())
+
+
+def _finish(request: ApprovalRequest, *, changed: int) -> None:
+    request.state, request.changed = RequestState.DONE, changed
+    request.body = request.properties = b""
+
+
+_CARRY_OUT: Mapping[str, Callable[[ApprovalRequest, Wish], None]] = {
+    GatedAct.EDIT: _edit,
+    GatedAct.EDIT_MANY: _edit_many,
+    GatedAct.DISCARD: _discard,
+    GatedAct.REQUEUE: _requeue,
+    GatedAct.CLOSE_BREAKER: _close_breaker,
+}
+
+
+@transaction_of(ApprovalRequest)
+def _next_slice(number: int) -> bool:
+    """Discard the next messages of an approved request, and note how far it came; False after the last ones."""
+    request = _locked(number)
+    if request.state != RequestState.APPROVED:
+        return False
+    wish, rules = Wish.of(request), _allowed(request)
+    ids = slice_of(wish.selection, request.place)
+    if ids:
+        edited = MessageVersion.objects.using(database()).filter(at__gt=wish.selection.as_of)
+        changed: set[Any] = set(edited.values_list("message", flat=True)[:MOST_EDITED])
+        done = change_slice(
+            discarding(**wish.terms),
+            wish.selection,
+            _acting(request),
+            ids,
+            lambda message: _("It has changed meanwhile.") if message.pk in changed else rules(message),
+        )
+        request.place = ids[-1]
+        request.changed += done.changed
+    else:
+        request.state = RequestState.DONE
+    request.save(using=database(), update_fields=["place", "changed", "state"])
+    return bool(ids)
+
+
+def go_on() -> None:
+    """Go on with approved discards whose process was killed, for a moment."""
+    if not settings().four_eyes:
+        return
+    late = database_clock.now(database()) - LEFT_BEHIND
+    left = rows().filter(state=RequestState.APPROVED, decided_at__lt=late).order_by("pk")
+    until = time.monotonic() + GOING_ON_SECONDS
+    for number in left.values_list("pk", flat=True):
+        while time.monotonic() < until and _next_slice(number):
+            pass

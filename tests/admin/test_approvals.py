@@ -1,0 +1,274 @@
+"""Four eyes in the admin: who asks, who approves, what the second person sees, and what nobody sees."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_rmq_retry import Message
+from django_rmq_retry.admin import runs
+from django_rmq_retry.breakers.table import states
+from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.parked import key_lists
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.selection import EXCEPT, Selection
+from tests.admin import made
+from tests.admin.conftest import QUEUE, client_of, is_north
+from tests.admin.looking import Page
+from tests.admin.standstills import tripped
+from tests.admin.test_requeueing import press
+from tests.operators.test_approvals import MAY, of
+from tests.operators.test_approvals import trip as _trip
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+ADMIN = "/admin/rmq_retry/"
+REQUESTS = f"{ADMIN}approvalrequest/"
+LOOKS = ("view_approvalrequest", "view_requeuerun", "view_operatoraction", "view_all_operatoraction", "view_livestatus")
+ALL = (*MAY, *LOOKS, "view_queuecontrol")
+HOSTILE = "<script>alert(1)</script>\0\u202e"
+Asking = Callable[[Client], str]
+"""Asks for an act on the pages for it, and returns the address of the page that follows."""
+
+
+@pytest.fixture(autouse=True)
+def four_eyes(settings: Any) -> None:
+    limits = {"DISCARD": 2, "EDIT": 1, "REQUEUE": 2, "CLOSE_BREAKER": True}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}, "FOUR_EYES": limits}
+
+
+@pytest.fixture
+def ann() -> User:
+    return made.person("ann", *ALL)
+
+
+@pytest.fixture
+def bob() -> User:
+    return made.person("bob", *ALL)
+
+
+def place(response: Any) -> str:
+    return str(response.request["PATH_INFO"])
+
+
+def two() -> list[ParkedMessage]:
+    cause = made.group()
+    return [made.message(cause, business_key=f"PAY-{number}") for number in (1, 2)]
+
+
+def discarding(client: Client) -> str:
+    page = client.get(f"{ADMIN}parkedmessage/discard/", {"sel": made.selected(*two())})
+    return place(press(client, page, "Discard 2 messages", category="duplicate"))
+
+
+def requeueing(client: Client) -> str:
+    page = client.get(f"{ADMIN}requeuerun/preview/", {"sel": made.selected(*two())})
+    return place(press(client, page, "Requeue 2 messages", reason="the bank is back", rate="7"))
+
+
+def editing(client: Client) -> str:
+    one = two()[0]
+    page = client.get(f"{ADMIN}parkedmessage/{one.pk}/edit/")
+    text = page.context["text"].replace("100.00", "99.00")
+    review = press(client, page, "Review the changes", text=text, reason="wrong amount")
+    return place(press(client, review, "Store and preview"))
+
+
+def editing_many(client: Client) -> str:
+    page = client.get(f"{ADMIN}parkedmessage/edit/", {"sel": made.selected(*two())})
+    shown = press(client, page, "Preview each result", path="amount", act="set", value="99.00")
+    return place(press(client, shown, "Edit 2 messages", reason="wrong amount"))
+
+
+def closing(client: Client) -> str:
+    _trip()
+    form = {"queue": [QUEUE], "action": "resume", "reason": "the bank is back"}
+    return place(client.post(f"{ADMIN}queuecontrol/change_state/", form, follow=True))
+
+
+@pytest.fixture(autouse=True)
+def tripped_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The breaker that the scenes trip is that of this project's queue."""
+    monkeypatch.setattr("tests.operators.test_approvals.tripped", lambda _queue, circuit: tripped(QUEUE, circuit))
+
+
+def done() -> dict[str, bool]:
+    """What was done of all that could be asked for."""
+    return {
+        "discarding": ParkedMessage.objects.filter(state=State.DISCARDED).count() == 2,
+        "requeueing": RequeueRun.objects.filter(rate=7, total=2).exists(),
+        "editing": MessageVersion.objects.count() == 1,
+        "editing_many": MessageVersion.objects.count() == 2,
+        "closing": not states([QUEUE])[QUEUE].circuit.opened,
+    }
+
+
+WHAT_IS_DONE = {
+    "discarding": "2 messages will never be handled.",
+    "requeueing": "2 messages are sent.",
+    "editing": "99.00",
+    "editing_many": "99.00",
+    "closing": "The breaker is closed and the queue is consumed again.",
+}
+each_act = pytest.mark.parametrize("asking", [discarding, requeueing, editing, editing_many, closing])
+
+
+@each_act
+def test_a_button_asks_and_a_second_person_approves(asking: Asking, ann: User, bob: User) -> None:
+    name = asking.__name__
+    asked = asking(client_of(ann))
+    own = client_of(ann).get(asked)
+    before = done()[name]
+    second = client_of(bob)
+    status = second.get(f"{ADMIN}livestatus/")
+    there = next(link for words, link in Page(status).links.items() if words.startswith("Open the request"))
+    page = second.get(there)
+    approved = press(second, page, "Approve", remark="seen")
+    lists = Page(second.get(REQUESTS)).text
+
+    assert asked == there == f"{REQUESTS}{ApprovalRequest.objects.get().pk}/change/"
+    assert "You asked for this yourself." in Page(own).text
+    assert "1 request has waited for a second person" in Page(status).text
+    assert WHAT_IS_DONE[name] in Page(page).text
+    assert (before, approved.status_code, done()[name]) == (False, 200, True)
+    assert "is approved." in Page(approved).text
+    assert "Approved and carried out" in lists
+    assert "Nothing waits for a second person." in lists
+
+
+@each_act
+def test_the_page_before_says_that_a_second_person_is_needed(asking: Asking, ann: User, settings: Any) -> None:
+    client, seen = client_of(ann), []
+    pages = {
+        "discarding": "parkedmessage/discard",
+        "requeueing": "requeuerun/preview",
+        "editing_many": "parkedmessage/edit",
+    }
+    for limits in (settings.RMQ_RETRY["FOUR_EYES"], {"REQUEUE": 10**6}):
+        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": limits}
+        name = asking.__name__
+        if name == "closing":
+            page = client.get(f"{ADMIN}queuecontrol/")
+        elif name == "editing":
+            form = client.get(f"{ADMIN}parkedmessage/{two()[0].pk}/edit/")
+            page = press(client, form, "Review the changes", text="{}", reason="r")
+        else:
+            page = client.get(f"{ADMIN}{pages[name]}/", {"sel": made.selected(*two())})
+            if name == "editing_many":
+                page = press(client, page, "Preview each result", path="amount", act="set", value="1")
+        seen.append("second person has to approve" in Page(page).text)
+
+    assert seen == [True, False]
+
+
+@each_act
+def test_a_second_person_rejects_with_a_reason(asking: Asking, ann: User, bob: User) -> None:
+    asked = asking(client_of(ann))
+    second = client_of(bob)
+    refused = press(second, second.get(asked), "Reject", reason=" ")
+    rejected = press(second, second.get(asked), "Reject", reason="paid already")
+    page = Page(client_of(ann).get(asked))
+    late = second.post(f"{REQUESTS}{ApprovalRequest.objects.get().pk}/approve/")
+
+    assert (rejected.status_code, late.status_code) == (200, 422)
+    assert "Enter a reason" in Page(refused).text
+    assert "paid already" in page.text
+    assert "Rejected" in page.text
+    assert [form for form in page.forms if "approve" in form.action] == []
+    assert not done()[asking.__name__]
+
+
+def test_an_own_request_cannot_be_approved_by_its_address_either(ann: User, page: Client, lead: User) -> None:
+    for user, client in ((ann, client_of(ann)), (lead, page)):
+        asked = discarding(client)
+        answer = client.post(asked.replace("change", "approve"))
+        withdrawn = press(client, client.get(asked), "Withdraw", reason="wrong ones")
+
+        assert (answer.status_code, "You asked for this yourself." in Page(answer).text) == (403, True)
+        assert (withdrawn.status_code, ApprovalRequest.objects.latest("pk").decided_by) == (200, user.username)
+    assert not done()["discarding"]
+
+
+def test_both_names_are_told_of_the_run_of_the_message_and_in_the_audit_log(
+    ann: User, bob: User, sent: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "CLICK_SECONDS", 5.0)
+    asked = requeueing(client_of(ann))
+    second = client_of(bob)
+    run = place(press(second, second.get(asked), "Approve"))
+    page = second.get(run)
+    press(second, page, "Continue here")
+    one = ParkedMessage.objects.filter(state=State.REQUEUED).first()
+    assert one is not None
+    message = second.get(f"{ADMIN}parkedmessage/{one.pk}/change/")
+    act = OperatorAction.objects.get(action="requeue")
+
+    assert len(sent) == 2
+    for shown in (page, second.get(run), message, second.get(f"{ADMIN}operatoraction/{act.pk}/change/")):
+        assert "ann, approved by bob" in Page(shown).text
+    assert "ann, approved by bob" in Page(second.get(f"{ADMIN}operatoraction/")).text
+
+
+def test_the_second_person_ticks_the_doubtful_keys_too(ann: User, bob: User) -> None:
+    some = two()
+    keys = key_lists.store(["PAY-9"], of(ann), key_lists.look_up(["PAY-9"]))
+    chosen = Selection.of_filter({"group": some[0].group_id, "state": ["parked"], EXCEPT: key_lists.list_filter(keys)})
+    request = made.asked(lambda actor: discard(chosen, actor, category="test"), of(ann))
+    second, there = client_of(bob), f"{REQUESTS}{request.pk}/change/"
+    refused = press(second, second.get(there), "Approve")
+    mark = refused.context["left"].mark
+    approved = press(second, refused, "Approve", checked=mark)
+
+    assert (refused.status_code, approved.status_code) == (422, 200)
+    assert "Check 1 key that matches no message or several, and tick it: PAY-9." in Page(refused).text
+    assert done()["discarding"]
+
+
+def test_a_request_shows_no_message_and_no_body_that_its_reader_may_not_see(ann: User, settings: Any) -> None:
+    discarded, edited = discarding(client_of(ann)), editing(client_of(ann))
+    reader = client_of(made.person("reader", "view_approvalrequest"))
+    hidden = [Page(reader.get(one)).text for one in (discarded, edited, REQUESTS)]
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}, "PERMIT": is_north}}
+    south = client_of(made.person("south", *ALL))
+    hidden += [Page(south.get(one)).text for one in (discarded, edited, REQUESTS)]
+
+    assert [text for text in hidden if "PAY-1" in text or "99.00" in text] == []
+    assert "You need the permission" in hidden[1]
+
+
+@each_act
+def test_hostile_texts_are_shown_inert(asking: Asking, ann: User, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = made.message
+    monkeypatch.setattr(
+        made, "message", lambda *args, **fields: real(*args, **{**fields, "business_key": HOSTILE.replace("\0", "")})
+    )
+    asked = asking(client_of(ann))
+    ApprovalRequest.objects.update(by=HOSTILE.replace("\0", ""))
+    second = client_of(bob)
+    shown = [second.get(asked).content.decode(), second.get(REQUESTS).content.decode()]
+    rejected = second.post(asked.replace("change", "reject"), {"reason": HOSTILE})
+    shown += [second.get(asked).content.decode(), second.get(REQUESTS).content.decode()]
+
+    assert (rejected.status_code, ApprovalRequest.objects.get().state) == (302, "rejected")
+    assert [page for page in shown if "<script>alert" in page or "\u202e" in page] == []
+
+
+def test_where_no_act_needs_a_second_person_the_index_does_not_name_it(page: Client, settings: Any) -> None:
+    def named() -> bool:
+        return "approvalrequest" in page.get(ADMIN).content.decode()
+
+    used = named()
+    settings.RMQ_RETRY = {name: value for name, value in settings.RMQ_RETRY.items() if name != "FOUR_EYES"}
+
+    assert (used, named()) == (True, False)
+    assert "In this project no act needs a second person" in Page(page.get(REQUESTS)).text
+
+
+def test_several_requests_are_one_finding(ann: User, page: Client) -> None:
+    for asking in (discarding, requeueing):
+        asking(client_of(ann))
+    status = Page(page.get(f"{ADMIN}livestatus/"))
+
+    assert "2 requests wait for a second person, the oldest for" in status.text
+    assert status.links["Waiting for a second person"] == REQUESTS

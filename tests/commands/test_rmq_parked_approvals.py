@@ -1,0 +1,174 @@
+"""Four eyes by commands: they ask instead of acting, and who approves proves who it is."""
+
+import getpass
+import os
+import pwd
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from django_rmq_retry.breakers.table import states
+from django_rmq_retry.management import parked_approvals
+from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.operators import Actor
+from tests.admin.made import person
+from tests.commands.running import Exit, Ran, Terminal, run
+from tests.operators.made import QUEUE, again, record
+from tests.operators.test_approvals import MAY, trip
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
+PASSWORD = "correct horse"
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture(autouse=True)
+def four_eyes(settings: Any) -> None:
+    limits = {"DISCARD": 2, "EDIT": 1, "REQUEUE": 2, "CLOSE_BREAKER": True}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}, "FOUR_EYES": limits}
+
+
+@pytest.fixture
+def bob() -> User:
+    bob = person("bob", *MAY)
+    bob.set_password(PASSWORD)
+    bob.save()
+    return bob
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A terminal on which this is typed at the prompt for a password."""
+    words = [PASSWORD]
+    monkeypatch.setenv("LOGNAME", ME)
+    monkeypatch.setattr(parked_approvals, "sys", SimpleNamespace(stdin=Terminal(), stderr=Terminal()))
+    monkeypatch.setattr(getpass, "getpass", lambda _prompt: words[0])
+    return words
+
+
+def two() -> list[str]:
+    return [str(record(body=b'{"amount": "8,50"}', content_type="application/json").pk) for _ in range(2)]
+
+
+def asked(name: str) -> Ran:
+    """Ask for an act by its command."""
+    words = {
+        "discard": ("rmq_parked", "discard", *two(), "--category", "duplicate", "--yes"),
+        "requeue": ("rmq_parked", "requeue", *two(), "--planned", "--yes"),
+        "edit": ("rmq_parked", "edit", two()[0], "--header", "a=b", "--yes", "--reason", "INC-553"),
+        "edit_many": ("rmq_parked", "edit", *two(), "--set", "amount=8.50", "--yes", "--reason", "INC-553"),
+        "resume": ("rmq_queue", "resume", QUEUE, "--reason", "the bank is back"),
+    }
+    if name == "resume":
+        trip()
+    return run(*words[name])
+
+
+def done(name: str) -> bool:
+    return {
+        "discard": ParkedMessage.objects.filter(state=State.DISCARDED).count() == 2,
+        "requeue": RequeueRun.objects.filter(total=2).exists(),
+        "edit": MessageVersion.objects.count() == 1,
+        "edit_many": MessageVersion.objects.count() == 2,
+        "resume": not states([QUEUE])[QUEUE].circuit.opened,
+    }[name]
+
+
+ACTS = ("discard", "requeue", "edit", "edit_many", "resume")
+
+
+@pytest.mark.usefixtures("typed", "bob")
+@pytest.mark.parametrize("name", ACTS)
+def test_a_command_asks_and_another_account_approves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = asked(name)
+    before, number = done(name), ApprovalRequest.objects.get().pk
+    monkeypatch.setattr(operators, "account", lambda _login: "bob")
+    monkeypatch.setattr(getpass, "getuser", lambda: "bob")
+    shown = run("rmq_parked", "approve", str(number), "--user", "bob", "--dry-run")
+    listed = run("rmq_parked", "approvals").lines
+    approved = run("rmq_parked", "approve", str(number), "--user", "bob", "--yes", "--keys-checked")
+    acts = run("rmq_audit", "list").out
+
+    assert (said.code, before) == (Exit.ASKED, False)
+    assert f"Nothing was done yet. Request {number} waits for a second person until " in said.err
+    assert (shown.code, "asked for by" in shown.err) == (Exit.DONE, True)
+    assert (listed[1][0], listed[1][1]) == (str(number), "waiting")
+    assert (approved.code, done(name)) == (Exit.DONE, True)
+    assert f"{ME}, approved by bob" in acts
+    assert run("rmq_parked", "approvals").code == Exit.NOTHING
+    assert run("rmq_parked", "approvals", "--decided").lines[1][1] == "done"
+
+
+@pytest.mark.usefixtures("bob")
+@pytest.mark.parametrize("name", ACTS)
+def test_a_rejected_act_is_not_done(name: str) -> None:
+    asked(name)
+    number = str(ApprovalRequest.objects.get().pk)
+    rejected = run("rmq_parked", "reject", number, "--reason", "paid already")
+    again_rejected = run("rmq_parked", "reject", number, "--reason", "paid already")
+
+    assert (rejected.code, again_rejected.code, done(name)) == (Exit.DONE, Exit.DRIFT, False)
+    assert ApprovalRequest.objects.get().remark == "paid already"
+
+
+@pytest.mark.parametrize("words", ["wrong", ""])
+def test_nobody_approves_by_another_name_without_its_password(words: str, typed: list[str], bob: User) -> None:
+    asked("discard")
+    typed[0] = words
+    ran = run("rmq_parked", "approve", str(ApprovalRequest.objects.get().pk), "--user", bob.username, "--yes")
+
+    assert (ran.code, ran.err.splitlines()[-1]) == (
+        Exit.UNCONFIRMED,
+        "The name or the password is wrong; nothing was done.",
+    )
+    assert not done("discard")
+
+
+def test_without_a_terminal_nobody_can_enter_a_password(bob: User) -> None:
+    asked("discard")
+    ran = run("rmq_parked", "approve", str(ApprovalRequest.objects.get().pk), "--user", bob.username, "--yes")
+
+    assert (ran.code, "No terminal to enter the password on" in ran.err) == (Exit.UNCONFIRMED, True)
+    assert not done("discard")
+
+
+@pytest.mark.usefixtures("typed", "bob")
+def test_the_shell_that_asked_approves_nothing_whatever_name_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody")
+    asked("discard")
+    monkeypatch.setenv("LOGNAME", "bob")
+    request = ApprovalRequest.objects.get()
+    ran = run("rmq_parked", "approve", str(request.pk), "--user", "bob", "--yes")
+
+    assert (request.by, request.behalf.partition("@")[0]) == ("somebody", ME)
+    assert (ran.code, "under the same name" in ran.err) == (Exit.UNCONFIRMED, True)
+    assert not done("discard")
+
+
+@pytest.mark.usefixtures("typed")
+def test_an_account_needs_its_permissions_in_a_shell_too() -> None:
+    asked("discard")
+    dan = person("dan", "approve_approvalrequest")
+    dan.set_password(PASSWORD)
+    dan.save()
+    ran = run("rmq_parked", "approve", str(ApprovalRequest.objects.get().pk), "--user", "dan", "--yes")
+
+    assert ran.code == Exit.UNCONFIRMED
+    assert not done("discard")
+
+
+def test_of_several_queues_those_without_an_open_breaker_are_resumed() -> None:
+    trip()
+    ran = run("rmq_queue", "resume", QUEUE)
+
+    assert (ran.code, ApprovalRequest.objects.get().subject) == (Exit.ASKED, QUEUE)
+
+
+def test_fewer_messages_are_discarded_at_once() -> None:
+    one = record()
+    ran = run("rmq_parked", "discard", str(one.pk), "--category", "test")
+
+    assert (ran.code, again(one).state) == (Exit.DONE, State.DISCARDED)
+    assert OperatorAction.objects.get().who == Actor.of_shell().name
