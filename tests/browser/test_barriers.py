@@ -52,7 +52,7 @@ PAGES = {
     "preview of one first": f"{RUN}/preview/?group=1&canary=1",
     "preview of what is permanent": f"{RUN}/preview/?group={MALFORMED}",
     "preview of nothing": f"{RUN}/preview/?sel=made-up",
-    "preview of what waits": f"{RUN}/waiting/?queue=payments.charge",
+    "preview of what waits": f"{RUN}/waiting/?queue=payments.main",
     "runs": f"{RUN}/",
     **{f"run {state}": f"{RUN}/{1 + place}/change/" for place, state in enumerate(RunState)},
     "audit": f"{AUDIT}/",

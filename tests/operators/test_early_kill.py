@@ -34,7 +34,7 @@ from tests.tooling.owned import routed
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("own", "project")
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own", "project")]
 NAMES = [f"m{number}" for number in range(12)]
 
 
