@@ -17,7 +17,7 @@ from tests.parked.arrivals import ticket_in
 from tests.parked.made import copy_failed, copy_succeeded
 
 HANDLERS = ("transfer", "card")
-PARKED, PAID, MALFORMED = 400, 30, 12
+PARKED, PAID, MALFORMED = 200, 30, 12
 """Payments that the gateway did not take; those of them that were made in another way; others that cannot be read."""
 
 

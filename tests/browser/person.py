@@ -75,9 +75,9 @@ class Person:
         self.clicks += 1
         self.page.get_by_label(label).first.select_option(label=option)
 
-    def sees(self, words: str) -> None:
+    def sees(self, words: str, *, seconds: float = 60) -> None:
         """Wait until the page has this text."""
-        self.page.locator("main").get_by_text(words).first.wait_for()
+        self.page.locator("main").get_by_text(words).first.wait_for(timeout=seconds * 1000)
 
     def barriers(self) -> list[str]:
         """Return the findings of axe, and of horizontal scrolling, in each look."""

@@ -30,7 +30,7 @@ def test_the_incident_is_over_after_fifteen_clicks_and_one_paste_and_nobody_is_p
     lead.write("Reason", "INC-553: the bank is back")
     lead.write(f"Type {rest} to confirm", str(rest))
     lead.click(f"Send one now, the other {rest - 1} after it was processed")
-    lead.sees("Finished")
+    lead.sees("Finished", seconds=300)
     first = lead.page.inner_text(".rmq-outcomes")
 
     lead.click("Error groups", within="#nav-sidebar, #content")
@@ -45,7 +45,7 @@ def test_the_incident_is_over_after_fifteen_clicks_and_one_paste_and_nobody_is_p
     lead.click(f"Edit {MALFORMED} messages")
     lead.click(f"Requeue {MALFORMED} messages")
     clicks, pastes = lead.clicks, lead.pastes
-    lead.sees("Finished")
+    lead.sees("Finished", seconds=300)
     second = lead.page.inner_text(".rmq-outcomes")
     lead.click("Error groups", within="#nav-sidebar, #content")
     lead.sees("Nothing is parked.")
