@@ -62,7 +62,8 @@ def test_all_that_wait_are_sent_and_the_audit_log_tells_who_and_why(waiting: Blo
     told = run("rmq_queue", "send-waiting", QUEUE, "--yes", "--wait", "0", "--rate", "100", "--reason", "bank is back")
 
     assert told.code == Exit.PARTLY
-    assert "Requeue run 1 (waiting for outcomes): 3 waiting for outcome." in told.out
+    number = RequeueRun.objects.get().pk
+    assert f"Requeue run {number} (waiting for outcomes): 3 waiting for outcome." in told.out
     assert f"No consumer reads {QUEUE!r}" in told.err
     has(waiting, WAITING, 0)
     has(waiting, QUEUE, 3)
