@@ -31,6 +31,7 @@ from django_rmq_retry.parked.key_lists import (
 from django_rmq_retry.parked.key_text import parse, written
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
+from django_rmq_retry.templatetags.rmq_retry import counted
 
 MOST_CHECKED = 2000
 """The most messages of a filter for which the project's rules are called before the request is sent."""
@@ -93,7 +94,7 @@ class LeftOut:
             ("fyi", not_among, elsewhere),
             ("fyi", match_several, several),
         ]
-        return [(kind, text % {"count": len(some)}, some[:MOST_KEYS_SHOWN]) for kind, text, some in lines if some]
+        return [(kind, counted(text, count=len(some)), some[:MOST_KEYS_SHOWN]) for kind, text, some in lines if some]
 
     @property
     def listed_lines(self) -> list[tuple[str, Sequence[str]]]:
@@ -113,7 +114,7 @@ class LeftOut:
             len(twice),
         )
         lines = ((not_found, none), (match_several, twice))
-        return [(text % {"count": len(some)}, some[:MOST_KEYS_SHOWN]) for text, some in lines if some]
+        return [(counted(text, count=len(some)), some[:MOST_KEYS_SHOWN]) for text, some in lines if some]
 
     @property
     def doubtful(self) -> list[str]:
@@ -142,7 +143,7 @@ class LeftOut:
             len(keys),
         )
         named = ", ".join(short(key, 80) for key in keys[:MOST_KEYS_NAMED])
-        return text % {"count": len(keys), "keys": named + "…" * (len(keys) > MOST_KEYS_NAMED)}
+        return counted(text, count=len(keys), keys=named + "…" * (len(keys) > MOST_KEYS_NAMED))
 
 
 def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
@@ -198,7 +199,7 @@ def again(request: HttpRequest, selection: Selection) -> str:
     return f"{request.path}?{_query(request, fresh)}"
 
 
-def counted(selection: Selection) -> int:
+def present_count(selection: Selection) -> int:
     """Return the number of messages now.
 
     Raise Refused if the selection has grown or is empty, unless all of its messages were left out.
@@ -234,7 +235,7 @@ def unchecked(request: HttpRequest, selection: Selection) -> str:
         "The project's rules were checked for the %(count)d oldest messages. Others that they forbid are "
         "left out when the requeue run sends them."
     )
-    return text % {"count": MOST_CHECKED}
+    return counted(text, count=MOST_CHECKED)
 
 
 def asking(
@@ -248,6 +249,7 @@ def asking(
         selection=selection,
         token=selection.token(),
         sample=sample(request, selection),
+        alone=selection.alone,
         typed=request.POST or request.GET,
         wrong={"all": wrong} if wrong else {},
         **context,
@@ -273,6 +275,12 @@ def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[
     """Return the oldest messages, without those that the user may not see."""
     rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
     return [row for row in rows if not refusal(request, "view", message=row)]
+
+
+def named_alone(request: HttpRequest, selection: Selection, text: str, count: int) -> str:
+    """Return a text with the name of the only message; empty if there are several, or the user may not see it."""
+    alone = sample(request, selection) if count == 1 else []
+    return text % {"name": alone[0]} if alone else ""
 
 
 def seen_by(request: HttpRequest) -> Visible | None:

@@ -11,7 +11,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin.choice import LeftOut, asking, choosing, counted, forbidden, sample
+from django_rmq_retry.admin.choice import LeftOut, asking, choosing, forbidden, named_alone, present_count
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
@@ -22,6 +22,7 @@ from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.outcomes import decided_meanwhile, outcome_of
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.templatetags.rmq_retry import counted
 
 SPANS: tuple[tuple[str, Any], ...] = (
     ("30m", gettext_lazy("for 30 minutes")),
@@ -49,11 +50,11 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
             "%(count)d messages were discarded (reason: %(why)s). They can be restored until %(day)s.",
             done.changed,
         )
-        facts = {"count": done.changed, "why": resolution_text(category), "day": f"{until:%Y-%m-%d}"}
-        return sentence % facts + _rest(done)
+        facts = {"why": resolution_text(category), "day": f"{until:%Y-%m-%d}"}
+        return counted(sentence, count=done.changed, **facts) + _rest(done)
 
-    count = counted(selection)
-    label = ngettext("Discard %(count)d message", "Discard %(count)d messages", count) % {"count": count}
+    count = present_count(selection)
+    label = counted(ngettext("Discard %(count)d message", "Discard %(count)d messages", count), count=count)
     keys = None
     if count <= MOST_COUNTED:
         keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
@@ -82,10 +83,11 @@ def holding(pages: Pages, request: HttpRequest, selection: Selection, left: Left
             "%(count)d messages are on hold until %(when)s.",
             done.changed,
         )
-        return text % {"count": done.changed, "when": f"{timezone.localtime(until):%Y-%m-%d %H:%M}"} + _rest(done)
+        when = f"{timezone.localtime(until):%Y-%m-%d %H:%M}"
+        return counted(text, count=done.changed, when=when) + _rest(done)
 
-    count = counted(selection)
-    label = ngettext("Hold %(count)d message", "Hold %(count)d messages", count) % {"count": count}
+    count = present_count(selection)
+    label = counted(ngettext("Hold %(count)d message", "Hold %(count)d messages", count), count=count)
     context: dict[str, Any] = {"title": _("Hold %(name)s"), "button": label, "count": count, "spans": SPANS}
     return _decided(pages, request, selection, "hold", change, left=left, **context)
 
@@ -117,8 +119,7 @@ def _decided(
             wrong = str(refused)
             if isinstance(refused, NothingChosen):
                 wrong = f"{wrong} {decided_meanwhile(selection)}".strip()
-    alone = sample(request, selection) if context["count"] == 1 else []
-    context["title"] = title % {"name": alone[0]} if alone else context["button"]
+    context["title"] = named_alone(request, selection, title, context["count"]) or context["button"]
     return asking(pages, request, verb, selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 
@@ -179,7 +180,7 @@ def _rest(done: Done) -> str:
         "%(count)d were not changed: they had changed meanwhile, or a rule of the project forbids the change.",
         left,
     )
-    return " " + text % {"count": left} if left else ""
+    return " " + counted(text, count=left) if left else ""
 
 
 def _back(pages: Pages, request: HttpRequest, selection: Selection) -> str:

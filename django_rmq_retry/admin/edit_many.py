@@ -16,6 +16,7 @@ from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange,
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, Actor, Refused
 from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
+from django_rmq_retry.templatetags.rmq_retry import counted
 
 SALT = "django_rmq_retry.edit_many"
 ACTS = (
@@ -59,7 +60,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
     return pages.page(
         request,
         "parkedmessage/edit_many.html",
-        title=title % {"count": selection.count},
+        title=counted(title, count=selection.count),
         status=422 if wrong else 200,
         token=selection.token(),
         acts=ACTS,
@@ -68,7 +69,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         meant=meant,
         left=[(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
         shown=dumps([asdict(change), list(revisions.items())], salt=SALT, compress=True) if meant else "",
-        button=many % {"count": len(meant)},
+        button=counted(many, count=len(meant)),
         most=MOST_EDITED,
         forbidden=why_not,
         wrong={"all": wrong} if wrong else {},
@@ -95,7 +96,7 @@ def _stored(pages: Pages, request: HttpRequest, change: PathChange) -> HttpRespo
         allowed=lambda message: _why_not(request, message),
     )
     text = ngettext("%(count)d message was edited.", "%(count)d messages were edited.", done.edited)
-    messages.success(request, text % {"count": done.edited})
+    messages.success(request, counted(text, count=done.edited))
     left = len(revisions) - done.edited
     if left:
         text = ngettext(
@@ -103,7 +104,7 @@ def _stored(pages: Pages, request: HttpRequest, change: PathChange) -> HttpRespo
             "%(count)d were left out, because they had changed meanwhile.",
             left,
         )
-        messages.warning(request, text % {"count": left})
+        messages.warning(request, counted(text, count=left))
     edited = Selection.of_filter({"edited_at": done.at.isoformat()})
     words = urlencode({"sel": edited.token(), "reason": reason})
     return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{words}")

@@ -8,7 +8,16 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin.choice import MOST_CHECKED, LeftOut, asking, choosing, counted, forbidden, named
+from django_rmq_retry.admin.choice import (
+    MOST_CHECKED,
+    LeftOut,
+    asking,
+    choosing,
+    forbidden,
+    named,
+    named_alone,
+    present_count,
+)
 from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages, needs, refusal, saved_as
 from django_rmq_retry.models import RequeueRun
@@ -16,6 +25,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import Payload, audit_lines, early_lines, export, run_lines
+from django_rmq_retry.templatetags.rmq_retry import counted
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson; charset=utf-8"}
 VERBS = ("view", "export")
@@ -28,7 +38,7 @@ MOST_LEFT_OUT = 1000
 @choosing(gettext_lazy("Export"))
 def messages(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponseBase:
     """Export messages as a table, or as lines with their contents."""
-    count = counted(selection)
+    count = present_count(selection)
     why_not, wrong = _forbidden(request, selection, count), left.wrong
     if request.method == "POST" and "leave_out" not in request.POST and not wrong:
         try:
@@ -38,7 +48,9 @@ def messages(pages: Pages, request: HttpRequest, selection: Selection, left: Lef
         except Refused as refused:
             wrong = str(refused)
     label = ngettext("Export %(count)d message", "Export %(count)d messages", count)
-    context = {"title": label % {"count": count}, "count": count, "no_whole": refusal(request, "view_payload")}
+    button = counted(label, count=count)
+    title = named_alone(request, selection, _("Export %(name)s"), count) or button
+    context = {"title": title, "button": button, "count": count, "no_whole": refusal(request, "view_payload")}
     return asking(pages, request, "export", selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 
@@ -98,7 +110,7 @@ def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
             return pages.refused(request, _("There is no such export format."))
         return _file(audit_lines(rows.order_by(), Actor.of_request(request), form=form), "audit", form)
     label = ngettext("Export %(count)d action", "Export %(count)d actions", count)
-    return pages.page(request, "operatoraction/export.html", title=label % {"count": count})
+    return pages.page(request, "operatoraction/export.html", title=counted(label, count=count))
 
 
 def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str]) -> Selection:

@@ -16,10 +16,9 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look, labels
 from django_rmq_retry.admin.labels import (
-    COLUMNS,
+    IN_GROUP,
     LEFT_OUT,
     cards,
-    cells,
     is_permanent,
     plain_words,
     trends_of,
@@ -136,8 +135,10 @@ class ErrorGroupAdmin(Pages):
             types=types,
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=under_way(parked),
-            rows=[(one, cells(one)) for one in newest if not refusal(request, "view", message=one)],
-            columns=COLUMNS,
+            rows=[
+                (one, [cell(one) for cell in IN_GROUP]) for one in newest if not refusal(request, "view", message=one)
+            ],
+            columns=[cell.short_description for cell in IN_GROUP],
             **activity(request, group=group.pk),
         )
 

@@ -14,6 +14,7 @@ from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matc
 from django_rmq_retry.parked.key_text import MOST_KEYS, parse, written
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
+from django_rmq_retry.templatetags.rmq_retry import counted
 
 MOST_MATCHES_SHOWN = 20
 """The most messages of one key that a page names; the export has all."""
@@ -102,7 +103,7 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) 
     )
     return [
         Button(
-            label=label % {"count": some.count},
+            label=counted(label, count=some.count),
             address=f"{pages.address(page)}?{urlencode({'sel': some.token(), **carried})}",
             why=refusal(request, verb, count=some.count),
             kind="main" if verb == "requeue" else "",

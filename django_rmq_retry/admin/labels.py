@@ -142,11 +142,8 @@ def parked(message: ParkedMessage) -> SafeString:
 
 
 CELLS: tuple[Any, ...] = (status, key, kind, failure, queue, attempts, parked)
-COLUMNS = tuple(cell.short_description for cell in CELLS)
-
-
-def cells(message: ParkedMessage) -> list[Any]:
-    return [cell(message) for cell in CELLS]
+IN_GROUP = tuple(cell for cell in CELLS if cell is not failure)
+"""The cells of a message on the page of its group, which has the error."""
 
 
 def cut(text: str, most: int = LONGEST_CELL) -> str:

@@ -26,7 +26,7 @@ from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_records
+from django_rmq_retry.parked.selection import narrowed, number_in, numbers_of, queues_with_records
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 MOST_NEWER = 100
@@ -238,6 +238,19 @@ class MessagePaginator(CappedPaginator):
         return "state" if self.object_list.model is ParkedMessage else "pk"  # type: ignore[attr-defined]  # of rows
 
 
+def found(request: HttpRequest, asked: str) -> list[int]:
+    """Return the records with the ID of a search, which is looked up once for each request."""
+    known: dict[str, list[int]] = request.__dict__.setdefault("rmq_found", {})
+    if asked not in known:
+        known[asked] = numbers_of(asked)
+    return known[asked]
+
+
+def searched(request: HttpRequest, asked: str) -> dict[str, Any]:
+    """Return what a search means as a filter: an ID that is stored, else how one begins."""
+    return {"search" if found(request, asked) else "begins": asked} if asked else {}
+
+
 class MessageList(ChangeList):
     """The list, whose filters also form a selection; rows that the project's rules withhold are left out."""
 
@@ -247,8 +260,13 @@ class MessageList(ChangeList):
     same: tuple[str, ...] = ()
     """Columns that say the same in each row, so that they say nothing."""
 
+    begins = False
+    """True if no ID is exactly the text of the search, but some begin with it."""
+
     def get_results(self, request: HttpRequest) -> None:
         self.as_of = timezone.now()
+        self.searched = searched(request, self.query.strip())
+        self.begins = "begins" in self.searched
         last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]
         self.queryset = self.queryset.annotate(newest=Subquery(last))
         super().get_results(request)
@@ -276,7 +294,7 @@ class MessageList(ChangeList):
 
     def words(self) -> dict[str, Any]:
         """Return the filter of all messages that this list would show on all its pages."""
-        filters: dict[str, Any] = {"search": self.query} if self.query else {}
+        filters = dict(self.searched)
         for spec in self.filter_specs:
             if isinstance(spec, Word):
                 filters |= spec.meaning()

@@ -34,7 +34,7 @@ from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.key_lists import alike, look_up, store
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.selection import Selection, narrowed, numbers_of
+from django_rmq_retry.parked.selection import Selection, narrowed
 
 FORMS = (
     ("discard/", "discard", decisions.discarding),
@@ -78,7 +78,8 @@ class ParkedMessageAdmin(Pages):
     list_filter = FILTERS
     search_fields = ("message_id__exact",)
     search_help_text = _(
-        "A business key, message id, correlation id or number such as #17, written out. Several keys make a list."
+        "A business key or message id, or how it begins, a correlation id, or a number such as #17. "
+        "Several keys make a list."
     )
     ordering = ("-parked_at", "-pk")
     sortable_by = (CELLS[-1],)
@@ -108,8 +109,7 @@ class ParkedMessageAdmin(Pages):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[ParkedMessage], search_term: str
     ) -> tuple[QuerySet[ParkedMessage], bool]:
-        asked = search_term.strip()
-        return (narrowed(queryset, {"search": asked}) if asked else queryset), False
+        return narrowed(queryset, message_list.searched(request, search_term.strip())), False
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
         """Open the message if it is the only one that the search finds, else show the list.
@@ -118,7 +118,7 @@ class ParkedMessageAdmin(Pages):
         """
         asked = request.GET.get("q", "").strip()
         if asked and request.method == "GET":
-            numbers = numbers_of(asked)
+            numbers = message_list.found(request, asked)
             if len(numbers) == 1 and self._may_open(request, numbers[0]):
                 return HttpResponseRedirect(self.address("parkedmessage_change", numbers[0]))
             address = "" if numbers else self._otherwise(request, asked)

@@ -16,6 +16,7 @@ from django_rmq_retry.admin.choice import (
     choosing,
     forbidden,
     kept_back,
+    named_alone,
     sample,
     unchecked,
     with_seen_examples,
@@ -32,6 +33,7 @@ from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.outcomes import decided_meanwhile
 from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
 from django_rmq_retry.parked.selection import EXCEPT, Selection
+from django_rmq_retry.templatetags.rmq_retry import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +115,13 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     look = broker_look.look()
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
+    alone = named_alone(request, selection, _("Requeue %(name)s"), found.total)
     queues = registry.topology().queues
     others = [finding for finding in found.findings if finding.name != "permanent"]
     return pages.page(
         request,
         "requeuerun/preview.html",
-        title=title % {"count": found.total},
+        title=alone or counted(title, count=found.total),
         status=422 if wrong else 200,
         selection=selection,
         chosen=labels.chosen(selection.facts()),
@@ -130,7 +133,8 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         report=found,
         findings=[(with_seen_examples(request, finding), finding.name in wish.include) for finding in others],
         permanent=next((finding for finding in found.findings if finding.name == "permanent"), None),
-        button=many % {"count": found.sendable},
+        button=counted(many, count=found.sendable),
+        alone=selection.alone,
         others=found.sendable - 1,
         why_not_one=refusal(request, "requeue"),
         unchecked=unchecked(request, selection),

@@ -24,7 +24,7 @@ from django_rmq_retry.parked.drive import DRIVEN, drive, driver_name
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_clock, run_badge, run_outcome
 
 SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
@@ -160,7 +160,7 @@ class RequeueRunAdmin(Pages):
                 add(_("Speed up to %(rate)d per second") % {"rate": faster}, "slow", values={"rate": faster})
             add(_("Stop"), "stop", kind="danger")
         if run.failed and not run.retries_of:
-            label = _("Requeue the %(count)d that failed again…") % {"count": run.failed}
+            label = counted(_("Requeue the %(count)d that failed again…"), count=run.failed)
             again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
             buttons.append(Button(label=label, address=again, why=refusal(request, "requeue", count=run.failed)))
         export = self.address("requeuerun_export", run.pk)

@@ -65,8 +65,14 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
     # Who looks for one message wants to find it, whatever became of it.
-    named = any(options[name] for name in ("search", "key", "message_id", "correlation_id"))
-    chosen = selection_of(options, states=",".join(State.values) if named else State.PARKED, narrow=False)
+    named = any(options[name] for name in ("search", "key", "message_id", "correlation_id", "begins"))
+    states = ",".join(State.values) if named else State.PARKED
+    chosen = selection_of(options, states=states, narrow=False)
+    if options["search"] and not chosen.count and not options["begins"]:
+        begun = selection_of({**options, "search": None, "begins": options["search"]}, states=states, narrow=False)
+        if begun.count:
+            command.say(f"No key or id is exactly {short(options['search'], 80)}. These begin with it.")
+            chosen = begun
     report_keys(command, chosen)
     rows = chosen.queryset().select_related("group").prefetch_related("keys").defer("body", "properties")
     after, limit = _place(options["after"]), options["limit"]

@@ -415,6 +415,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("value", models.CharField(max_length=255, verbose_name="business key")),
+                ("folded", models.CharField(editable=False, max_length=255)),
                 (
                     "message",
                     models.ForeignKey(
@@ -990,7 +991,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="parkedmessage",
-            index=models.Index(fields=["message_id"], name="rmq_msg_id"),
+            index=models.Index(fields=["message_id"], name="rmq_msg_id", opclasses=["varchar_pattern_ops"]),
         ),
         migrations.AddIndex(
             model_name="parkedmessage",
@@ -1011,6 +1012,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="businesskey",
             index=models.Index(fields=["value"], name="rmq_key_value"),
+        ),
+        migrations.AddIndex(
+            model_name="businesskey",
+            index=models.Index(fields=["folded"], name="rmq_key_folded", opclasses=["varchar_pattern_ops"]),
         ),
         migrations.AddConstraint(
             model_name="businesskey",

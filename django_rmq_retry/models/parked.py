@@ -263,7 +263,7 @@ class ParkedMessage(models.Model):
             models.Index(fields=["state", "reason"], name="rmq_msg_reason"),
             models.Index(fields=["state", "cycle"], name="rmq_msg_cycle"),
             models.Index(fields=["-parked_at", "-id", "group"], name="rmq_msg_parked"),
-            models.Index(fields=["message_id"], name="rmq_msg_id"),
+            models.Index(fields=["message_id"], name="rmq_msg_id", opclasses=["varchar_pattern_ops"]),
             models.Index(fields=["correlation_id"], name="rmq_msg_correlation"),
             models.Index(fields=["resolved_at"], name="rmq_msg_resolved"),
         )
@@ -277,16 +277,43 @@ class ParkedMessage(models.Model):
         return self.state in OPEN
 
 
+KEY_LENGTH = 255
+
+
+def folded(key: str) -> str:
+    """Return a key as it is compared if upper and lower case are ignored."""
+    return key.casefold()[:KEY_LENGTH]
+
+
+class FoldedValue(models.CharField):  # type: ignore[type-arg]  # it is generic in the stubs only
+    """The row's ``value``, folded."""
+
+    def pre_save(self, model_instance: Any, add: bool) -> str:  # noqa: FBT001 - Django's signature
+        text = folded(model_instance.value)
+        setattr(model_instance, self.attname, text)
+        return text
+
+    def deconstruct(self) -> tuple[str, str, Any, Any]:
+        """Return a plain column for migrations."""
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django.db.models.CharField", args, kwargs
+
+
 class BusinessKey(models.Model):
     """A business key by which a message is found, such as the number of a payment or an account."""
 
     message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="keys", db_index=False)
-    value = models.CharField(_("business key"), max_length=255)
+    value = models.CharField(_("business key"), max_length=KEY_LENGTH)
+    folded = FoldedValue(max_length=KEY_LENGTH, editable=False)
 
     class Meta:
         default_permissions = ()
         constraints = (models.UniqueConstraint(fields=["message", "value"], name="rmq_key_once"),)
-        indexes = (models.Index(fields=["value"], name="rmq_key_value"),)
+        indexes = (
+            models.Index(fields=["value"], name="rmq_key_value"),
+            # Only with this class PostgreSQL finds texts by how they begin; other databases ignore it.
+            models.Index(fields=["folded"], name="rmq_key_folded", opclasses=["varchar_pattern_ops"]),
+        )
 
     def __str__(self) -> str:
         return self.value

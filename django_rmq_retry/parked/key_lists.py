@@ -11,10 +11,12 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import BusinessKey, ItemState, KeyList, ListedKey, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED
+from django_rmq_retry.statements import BulkInsert
 
 MOST_FOUND = 50_000
 """Largest number of messages that the keys of one list may name."""
@@ -23,6 +25,7 @@ KEYS_AT_ONCE = 500
 TIDIED_LISTS = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
 T = TypeVar("T")
+insert = BulkInsert(ListedKey, ("list_id", "place", "value", "message"))
 UNSETTLED = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
 
 Visible = Callable[[ParkedMessage], bool]
@@ -138,20 +141,23 @@ def _rows(numbers: Sequence[int]) -> Any:
 
 
 def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list[str]]:
-    """Return, for keys that are not stored, stored ones in upper case, in lower case, or with an initial capital.
+    """Return, for keys that are not stored, stored business keys that differ from them in case only.
 
-    Any other spelling would require a search of all keys.
+    Message IDs are found in upper case, in lower case, or with an initial capital: they have no index without case.
     """
     by_fold: dict[str, list[str]] = {}
     for key in missing:
-        by_fold.setdefault(key.casefold(), []).append(key)
+        by_fold.setdefault(folded(key), []).append(key)
     spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
-    near = {value for value, _record in _stored(sorted(spelled)) if value.casefold() in by_fold} - set(missing)
-    spellings: dict[str, list[str]] = {}
-    for value in sorted(look_up(sorted(near), seen)):
-        for key in by_fold[value.casefold()]:
-            spellings.setdefault(key, []).append(value)
-    return spellings
+    near = {value for value, _record in _stored(sorted(spelled)) if folded(value) in by_fold}
+    for some in _chunks(sorted(by_fold)):
+        keys = BusinessKey.objects.using(database()).filter(folded__in=some)
+        near.update(keys.values_list("value", flat=True)[: MOST_FOUND + 1])
+    alike: dict[str, list[str]] = {}
+    for value in sorted(look_up(sorted(near - set(missing)), seen)):
+        for key in by_fold.get(folded(value), ()):
+            alike.setdefault(key, []).append(value)
+    return alike
 
 
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
@@ -163,11 +169,9 @@ def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] 
         stored = KeyList(created_at=now, by=actor.name, by_key=by_key, count=len(keys))
         stored.save(using=using)
         rows = [
-            ListedKey(list=stored, place=place, value=key, message=record)
-            for place, key in enumerate(keys)
-            for record in named.get(key) or (None,)
+            (stored.pk, place, key, record) for place, key in enumerate(keys) for record in named.get(key) or (None,)
         ]
-        ListedKey.objects.using(using).bulk_create(rows, batch_size=1000)
+        insert(rows, using=using)
     return stored
 
 

@@ -25,10 +25,12 @@ from django_rmq_retry.models import (
     RequeueItem,
     State,
 )
+from django_rmq_retry.models.parked import folded
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 
 Narrowing = Callable[[Any], Q]
+LAST_CHARACTER = "\U0010ffff"
 MOST_SEARCHED_IDS = 1000
 """Largest number of records of one ID that a query lists; if there are more, it searches all messages."""
 LISTED, EXCEPT = "keys", "except_keys"
@@ -140,6 +142,29 @@ def _any_id(value: Any) -> Q:
     return _key(text) | Q(message_id=text) | Q(correlation_id=text) | (Q() if number is None else Q(pk=number))
 
 
+def beginning(field: str, text: str) -> Q:
+    """Match texts by how they begin, in the form for which this database uses an index of the field."""
+    vendor = connections[database()].vendor
+    if vendor == "sqlite":
+        return Q(**{f"{field}__gte": text, f"{field}__lt": text + LAST_CHARACTER})
+    return Q(**{f"{field}__{'istartswith' if vendor == 'mysql' else 'startswith'}": text})
+
+
+def _begun(text: str) -> tuple[QuerySet[BusinessKey, tuple[Any, ...]], QuerySet[ParkedMessage, tuple[Any, ...]]]:
+    keys = BusinessKey.objects.using(database()).order_by().filter(beginning("folded", folded(text)))
+    records = ParkedMessage.objects.using(database()).order_by().filter(beginning("message_id", text))
+    return keys.values_list("message"), records.values_list("pk")
+
+
+def _begins(value: Any) -> Q:
+    """Match business keys and message IDs by how they begin; case is ignored in business keys."""
+    keys, records = _begun(str(value))
+    numbers = [row[0] for row in keys.union(records)[: MOST_SEARCHED_IDS + 1]]
+    if len(numbers) <= MOST_SEARCHED_IDS:
+        return Q(pk__in=numbers or [0])
+    return Q(pk__in=keys) | Q(pk__in=records)
+
+
 def number_in(text: str) -> int | None:
     """Return the number in a text if it can be a row's number: longer ones fit in no column."""
     return int(text) if text.isdecimal() and len(text) < 19 else None  # noqa: PLR2004 - a bigint has 19 digits
@@ -227,6 +252,12 @@ FIELDS: Mapping[str, Field] = {
         "TEXT",
         "with this business key, message id or correlation id",
     ),
+    "begins": Field(
+        _begins,
+        pgettext_lazy("filter", "key or id begins with"),
+        "TEXT",
+        "with a business key or message id that begins so; case is ignored in keys",
+    ),
     "failed_of_run": Field(
         _failed_of_run,
         pgettext_lazy("filter", "failed again in requeue run"),
@@ -302,6 +333,11 @@ class Selection:
     def named(self) -> bool:
         """True if the records are named one by one."""
         return bool(self.revisions) or not self.filter
+
+    @property
+    def alone(self) -> bool:
+        """True if it is one message, named by its number."""
+        return len(self.revisions) == 1 and not self.filter
 
     def leaving_out(self, listed: Mapping[str, int] | None) -> "Selection":
         """Return this frozen selection without the messages that a list names; all of it if there is no list."""

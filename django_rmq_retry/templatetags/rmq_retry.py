@@ -225,15 +225,15 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     if run.state != RunState.FINISHED:
         return run.state, run.get_state_display()
     if run.failed:
-        text = _("%(failed)d of %(sent)d failed again") % {"failed": run.failed, "sent": run.sent}
+        text = counted(_("%(failed)d of %(sent)d failed again"), failed=run.failed, sent=run.sent)
         return ItemState.FAILED, text
     silent = run.sent - run.processed
     if run.unconfirmed:
         text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
-        return ItemState.UNCONFIRMED, text % {"count": run.unconfirmed}
+        return ItemState.UNCONFIRMED, counted(text, count=run.unconfirmed)
     if run.sent and silent > 0:
         text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
-        return RunState.WAITING, text % {"count": silent}
+        return RunState.WAITING, counted(text, count=silent)
     return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 

@@ -192,7 +192,7 @@ def test_a_large_body_is_cut_on_the_page_and_whole_in_the_download(page: Client)
         (b"[" * 8000 + b"]" * 8000, "too deeply to be formatted", "too deeply to find its confidential fields"),
         (b'{"a":' * 8000 + b"1" + b"}" * 8000, "too deeply to be formatted", "too deeply to find"),
         (b"[" * 100 + b"1," * 30_000 + b"1" + b"]" * 100, "too deeply to be formatted", "too deeply to be formatted"),
-        (b"[" + b'{"pan":1},' * 50_000 + b"1]", "Only its beginning is shown.", "49900 more fields are hidden."),
+        (b"[" + b'{"pan":1},' * 50_000 + b"1]", "Only its beginning is shown.", "49,900 more fields are hidden."),
     ],
 )
 def test_a_hostile_body_cannot_make_the_page_huge_or_slow(page: Client, body: bytes, whole: str, masked: str) -> None:

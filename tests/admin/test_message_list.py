@@ -30,6 +30,10 @@ def shown(response: Any) -> set[str]:
     return {word for word in Page(response).text.split() if word.startswith("PAY-")}
 
 
+def keys_of(response: Any) -> set[str]:
+    return {row.business_key for row in response.context["cl"].result_list}
+
+
 def selection(response: Any) -> Selection:
     """The values that an action passes to the page that asks for confirmation."""
     return Selection.read(parse_qs(urlsplit(response.headers["Location"]).query)["sel"][0])
@@ -126,9 +130,42 @@ def test_a_search_ignores_case_takes_several_keys_and_says_where_it_looked(page:
     assert "A list of keys" in Page(several).text
     assert [f"#{number}" in Page(several).text for number in (one.pk, two.pk)] == [True, True]
     assert "PAY-9" in Page(several).text
-    assert "Searched: business keys, message ids, correlation ids and numbers" in Page(neither).text
+    assert "Searched: business keys and message ids, also by how they begin, correlation ids and" in Page(neither).text
     assert "operatoraction/?q=PAY-7%20PAY-9" in neither.content.decode()
     assert KeyList.objects.count() == 1
+
+
+def test_the_beginning_of_a_key_or_id_finds_what_begins_with_it(page: Client) -> None:
+    for key, state in (("PAY-80007", State.PARKED), ("pay-80008", State.PROCESSED), ("XPAY-80009", State.PARKED)):
+        made.message(business_key=key, state=state, message_id=f"id-{key}")
+    begun = page.get(LIST, {"q": "pay-8000"})
+    by_id = page.get(LIST, {"q": "id-X"})
+    exact = page.get(LIST, {"q": "PAY-80007"})
+
+    assert keys_of(begun) == {"PAY-80007", "pay-80008"}
+    assert "No business key or id is exactly “pay-8000”." in Page(begun).text
+    assert keys_of(by_id) == {"XPAY-80009"}
+    assert exact.status_code == 302
+
+
+@pytest.mark.parametrize("text", ["PAY_8", "PAY%", "100%", "Ä-Straße", "\\", "'"])
+def test_the_beginning_of_a_key_is_no_pattern(page: Client, text: str) -> None:
+    made.message(business_key=f"{text}-1")
+    made.message(business_key="PAY-8-1")
+    made.message(business_key="PAYX8-1")
+
+    assert keys_of(page.get(LIST, {"q": text.swapcase()})) == {f"{text}-1"}
+
+
+def test_an_action_on_what_a_beginning_found_takes_no_more_and_says_so(page: Client) -> None:
+    for number in range(3):
+        made.message(business_key=f"PAY-800{number}")
+    made.message(business_key="PAY-9")
+    ticked = {"action": "discard", "select_across": "1", "_selected_action": "1"}
+    asks = page.post(f"{LIST}?q=PAY-800", ticked, follow=True)
+
+    assert asks.context["selection"].filter["begins"] == "PAY-800"
+    assert asks.context["count"] == 3
 
 
 def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:

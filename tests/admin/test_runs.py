@@ -96,7 +96,7 @@ def test_the_remaining_time_uses_the_measured_rate(page: Client) -> None:
     )
     text = shown(page, run)
 
-    assert "10110 of 12013 sent · 50 per second · measured: about 10.0 per second · 3 min 1" in text
+    assert "10,110 of 12,013 sent · 50 per second · measured: about 10.0 per second · 3 min 1" in text
 
 
 def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> None:

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 from django.core import signing
+from django.db import connection, transaction
 from django.utils import timezone
 
-from django_rmq_retry.models import MessageVersion, ParkedMessage, State
+from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage, State
 from django_rmq_retry.parked import findings, selection
 from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import Selection, beginning
 from tests.operators.made import group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -110,6 +111,43 @@ class TestSelection:
 
         assert Selection.of_filter(words).queryset().get() == one
         assert Selection.of_filter({**words, "without": [one.pk]}).count == 0
+
+
+@pytest.mark.parametrize("rows", [BusinessKey.objects, ParkedMessage.objects])
+def test_a_beginning_is_found_by_an_index(rows: Any) -> None:
+    field, index = ("folded", "rmq_key_folded") if rows.model is BusinessKey else ("message_id", "rmq_msg_id")
+    record(keys=[f"key-{number}" for number in range(300)])
+    begun = rows.order_by().filter(beginning(field, "key-29")).values("pk")
+    with transaction.atomic(), connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # It reads a small table as a whole unless that is forbidden.
+            cursor.execute("SET LOCAL enable_seqscan = off")
+        plan = begun.explain()
+
+    assert index in plan
+    assert "SCAN" not in plan.upper().replace("INDEX SCAN", "").replace("INDEX ONLY SCAN", "").replace("HEAP SCAN", "")
+
+
+def test_a_beginning_ignores_case_in_keys_only() -> None:
+    one, two = record(key="PAY-80007", message_id="Id-1"), record(key="pay-80008", message_id="id-2")
+    record(key="PAY-9", message_id="x-3")
+
+    found = {
+        text: set(Selection.of_filter({"begins": text}).queryset()) for text in ("Pay-8", "Id-", "PAY-80007x", "%")
+    }
+
+    assert found["Pay-8"] == {one, two}
+    assert one in found["Id-"]
+    assert found["PAY-80007x"] == found["%"] == set()
+
+
+def test_a_beginning_that_very_many_have_is_not_listed_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MOST_SEARCHED_IDS", 2)
+    for number in range(3):
+        record(key=f"PAY-{number}")
+    record(key="X")
+
+    assert Selection.of_filter({"begins": "pay-"}).count == 3
 
 
 class TestReport:

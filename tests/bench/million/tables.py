@@ -29,6 +29,7 @@ FRAMES = [
     {"file": "payments/handlers.py", "line": 41, "function": "transfer", "code": "gateway.post(order)", "own": True},
     {"file": "bank/gateway.py", "line": 17, "function": "post", "code": "raise GatewayTimeout(host)", "own": True},
 ]
+ACCOUNT = "'account:' || id % 70000"
 CHAIN = json.dumps([{"error": "GatewayTimeout", "text": "no answer within 30 s", "frames": FRAMES}])
 PROPERTIES = encode_properties(
     Properties(content_type="application/json", delivery_mode=2, headers=Headers.of({"tenant": "north", "try": 4}))
@@ -113,12 +114,12 @@ _MESSAGES = Table(
 _PAYMENTS = Table(
     model=BusinessKey,
     source="rmq_retry_parkedmessage",
-    values={"message_id": "id", "value": "business_key"},
+    values={"message_id": "id", "value": "business_key", "folded": "lower(business_key)"},
 )
 _ACCOUNTS = Table(
     model=BusinessKey,
     source="rmq_retry_parkedmessage WHERE id % 5 = 0",
-    values={"message_id": "id", "value": "'account:' || id % 70000"},
+    values={"message_id": "id", "value": ACCOUNT, "folded": ACCOUNT},
 )
 _ATTEMPTS = Table(
     model=Attempt,
