@@ -78,8 +78,7 @@ class ParkedMessageAdmin(Pages):
     list_filter = FILTERS
     search_fields = ("message_id__exact",)
     search_help_text = _(
-        "A business key or message id, or how it begins, a correlation id, or a number such as #17. "
-        "Several keys make a list."
+        "A business key or message id, or how it begins, or a number such as #17. Several keys make a list."
     )
     ordering = ("-parked_at", "-pk")
     sortable_by = (CELLS[-1],)

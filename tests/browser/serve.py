@@ -21,6 +21,7 @@ from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
+    GatedAct,
     ItemReason,
     ItemState,
     MessageVersion,
@@ -31,9 +32,12 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
+from django_rmq_retry.parked.approvals import ask
 from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.key_lists import look_up, store
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
@@ -122,6 +126,16 @@ def fill() -> None:
     consumers(evil)
     keys = ["ONE-0", "one-1", "absent", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
     store(keys, Actor(name="lead", user_id=lead.pk), look_up(keys))
+    chosen = Selection.of_ids([long.pk, whole.pk])
+    wish = Wish(
+        act=GatedAct.DISCARD,
+        count=chosen.count,
+        subject=chosen.description,
+        reason="duplicate: INC-553",
+        selection=chosen,
+        terms={"category": "duplicate", "text": "INC-553"},
+    )
+    ask(wish, Actor(name="support", user_id=support.pk, source="admin"))
 
 
 def consumers(evil: str) -> None:

@@ -64,6 +64,8 @@ PAGES = {
     "consumers": f"{ADMIN}/consumerprocess/",
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
+    "second persons": f"{ADMIN}/approvalrequest/",
+    "an act for a second person": f"{ADMIN}/approvalrequest/1/change/",
     "blocked keys": f"{ADMIN}/blockedkey/",
     "unblock a key": f"{ADMIN}/blockedkey/1/unblock/",
 }
@@ -75,6 +77,8 @@ ANSWERS = {
         "requeuerun_send",
         "parkedmessage_newer",
         "queuecontrol_change_state",
+        "approvalrequest_approve",
+        "approvalrequest_reject",
     ),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""

@@ -149,4 +149,4 @@ def test_a_command_without_a_running_broker_names_what_to_start() -> None:
     ran = run("rmq_status")
 
     assert ran.code == Exit.UNREACHABLE
-    assert "manage.py rmq_broker" in ran.err
+    assert "manage.py rmq_broker" in ran.out
