@@ -158,7 +158,11 @@ def _begun(text: str) -> tuple[QuerySet[BusinessKey, tuple[Any, ...]], QuerySet[
 
 def _begins(value: Any) -> Q:
     """Match business keys and message IDs by how they begin; case is ignored in business keys."""
-    keys, records = _begun(str(value))
+    text = str(value)
+    if not text.strip() or not folded(text):
+        # Every key begins with an empty text, such as that of a shell variable that is not set.
+        return Q(pk__in=[0])
+    keys, records = _begun(text)
     numbers = [row[0] for row in keys.union(records)[: MOST_SEARCHED_IDS + 1]]
     if len(numbers) <= MOST_SEARCHED_IDS:
         return Q(pk__in=numbers or [0])

@@ -150,6 +150,14 @@ def test_a_beginning_that_very_many_have_is_not_listed_by_number(monkeypatch: py
     assert Selection.of_filter({"begins": "pay-"}).count == 3
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_beginning_chooses_no_message(text: str) -> None:
+    """A variable of the shell that is not set must not choose all messages."""
+    record(key="PAY-1")
+
+    assert Selection.of_filter({"begins": text}).count == 0
+
+
 class TestReport:
     def test_the_report_counts_each_finding_with_examples(self, settings: Any) -> None:
         settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
