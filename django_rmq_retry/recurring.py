@@ -1,9 +1,16 @@
 """A thread that does the same again and again, and the failures of which only the first is logged."""
 
+import os
+import socket
 import threading
 from contextlib import suppress
 
 from django.db import connections
+
+
+def thread_name(prefix: str) -> str:
+    """Return a name for this thread, such as the holder of a lease; no two threads on any hosts have the same one."""
+    return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
 
 
 class Recurring:

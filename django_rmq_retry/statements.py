@@ -1,6 +1,6 @@
 """Statements that Django does not offer: the first write of a transaction, locks of rows, and bulk inserts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -8,9 +8,16 @@ from django.db import connections
 from django.db.models import BinaryField, DateTimeField, Model, QuerySet
 
 M = TypeVar("M", bound=Model)
+V = TypeVar("V")
 
 ROWS_AT_ONCE = 100
 """Rows of one statement, if the driver does not choose their number itself."""
+
+
+def in_slices(values: Collection[V], most: int) -> Iterator[list[V]]:
+    """Yield the values in parts: no statement takes any number of them."""
+    rest = list(values)
+    return (rest[start : start + most] for start in range(0, len(rest), most))
 
 
 def write_first(model: type[Model], using: str) -> None:

@@ -59,12 +59,14 @@ class ApprovalRequestAdmin(Pages):
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         now = database_clock.now(database())
-        known = list(approvals.rows().exclude(pk__in=approvals.waiting().values("pk")).order_by("-pk")[:MOST_DECIDED])
+        known = list(
+            approvals.requests().exclude(pk__in=approvals.open_requests().values("pk")).order_by("-pk")[:MOST_DECIDED]
+        )
         return self.page(
             request,
             "approvalrequest/list.html",
             title=_("Waiting for a second person"),
-            waiting=list(approvals.waiting()),
+            waiting=list(approvals.open_requests()),
             decided=[(one, one.state_at(now)) for one in known],
             used=bool(settings().four_eyes),
         )

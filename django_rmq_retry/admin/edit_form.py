@@ -13,7 +13,7 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.message_page import beyond_forms, of_message
 from django_rmq_retry.admin.pages import Pages
-from django_rmq_retry.admin.requeue_form import Wish, targets_of
+from django_rmq_retry.admin.requeue_form import RequeueForm, targets_of
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
 from django_rmq_retry.models import ParkedMessage
@@ -90,7 +90,7 @@ def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: st
     """Redirect to a requeue run on the preview's default terms, or to the preview if a decision is left."""
     if "send" in request.POST and _ready(report(selection), broker_look.look()):
         try:
-            run = start(selection, Actor.of_request(request), **Wish(reason=reason).options("now"))
+            run = start(selection, Actor.of_request(request), **RequeueForm(reason=reason).options("now"))
             return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
         except Refused as refused:
             messages.warning(request, str(refused))

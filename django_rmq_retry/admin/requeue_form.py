@@ -37,7 +37,9 @@ from django_rmq_retry.templatetags.rmq_retry import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RequeueForm:
+    """What an operator has entered before messages are requeued."""
+
     rate: float = 20.0
     max_depth: int | None = 1000
     stop_at: float | None = STOP_AT
@@ -50,7 +52,7 @@ class Wish:
     typed: str = ""
 
     @classmethod
-    def read(cls, request: HttpRequest) -> "Wish":
+    def read(cls, request: HttpRequest) -> "RequeueForm":
         """Read the submitted form; a number that is invalid is replaced by its default."""
         form = request.POST if request.method == "POST" else request.GET
         if request.method != "POST" and "rate" not in form:
@@ -89,7 +91,7 @@ class Wish:
 @choosing(gettext_lazy("Requeue"))
 def preview(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Show the messages to send and the objections; start the requeue run if that button was pressed."""
-    wish = Wish.read(request)
+    wish = RequeueForm.read(request)
     terms = replace(wish.terms, kept_back=kept_back(request, "requeue", selection))
     found = report(selection, terms)
     why_not = forbidden(request, selection, "requeue")
@@ -176,16 +178,19 @@ def number(text: str | None, otherwise: float) -> float:
     return value if 0 <= value < float("inf") else otherwise
 
 
-def _wrong(wish: Wish, findings: RequeueReport) -> dict[str, str]:
-    """Return the messages for fields that have to be filled in first."""
+def unconfirmed(*, chosen: int, sent: int, reason: str, typed: str) -> dict[str, str]:
+    """Return the messages for fields that a large run needs: a reason, and the number of messages."""
     wrong = {}
-    if findings.total > REASON_FROM and not wish.reason:
+    if chosen > REASON_FROM and not reason:
         wrong["reason"] = _("Enter a reason: it is required for more than %(count)d messages.") % {"count": REASON_FROM}
-    if findings.sendable > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(findings.sendable):
-        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": findings.sendable}
-    if not findings.sendable:
-        wrong["all"] = _("Nothing is left to requeue.")
+    if sent > TYPED_FROM and typed.replace(",", "").replace(" ", "") != str(sent):
+        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": sent}
     return wrong
+
+
+def _wrong(wish: RequeueForm, findings: RequeueReport) -> dict[str, str]:
+    wrong = unconfirmed(chosen=findings.total, sent=findings.sendable, reason=wish.reason, typed=wish.typed)
+    return wrong if findings.sendable else {**wrong, "all": _("Nothing is left to requeue.")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

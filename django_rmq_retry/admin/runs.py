@@ -20,10 +20,11 @@ from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.models import EarlyRetry, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
-from django_rmq_retry.parked.drive import DRIVEN, drive, driver_name
+from django_rmq_retry.parked.drive import DRIVEN, drive
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
+from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_clock, run_badge, run_outcome
 
 SLICE_SECONDS = 0.5
@@ -94,7 +95,7 @@ class RequeueRunAdmin(Pages):
         _found(str(pk))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
         seconds = SLICE_SECONDS if scripted else CLICK_SECONDS
-        run = drive(pk, driver_name("page"), for_seconds=seconds, outcomes=scripted)
+        run = drive(pk, thread_name("page"), for_seconds=seconds, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:

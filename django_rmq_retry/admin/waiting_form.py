@@ -9,7 +9,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, needs
-from django_rmq_retry.admin.requeue_form import number, targets_of
+from django_rmq_retry.admin.requeue_form import number, targets_of, unconfirmed
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
@@ -23,8 +23,8 @@ from django_rmq_retry.publishing import broker_connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What the form says."""
+class WaitingForm:
+    """What an operator has entered before waiting retries are sent."""
 
     queue: str
     wanted: RetryFilter
@@ -35,7 +35,7 @@ class Wish:
     typed: str
 
     @classmethod
-    def read(cls, form: QueryDict, *, posted: bool) -> "Wish":
+    def read(cls, form: QueryDict, *, posted: bool) -> "WaitingForm":
         groups = [pk for text in form.getlist("group") if (pk := number_in(text)) is not None]
         wanted = RetryFilter(
             key=tuple(parse(form.get("keys", ""))),
@@ -60,7 +60,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Show which retries wait, why and until when; start the run if its button was pressed."""
     posted = request.method == "POST"
     try:
-        wish = Wish.read(request.POST if posted else request.GET, posted=posted)
+        wish = WaitingForm.read(request.POST if posted else request.GET, posted=posted)
     except Refused as refused:
         return pages.refused(request, str(refused), status=422)
     if wish.queue not in controls.queues():
@@ -99,7 +99,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     )
 
 
-def _looked(wish: Wish) -> tuple[WaitingReport | None, str, str]:
+def _looked(wish: WaitingForm) -> tuple[WaitingReport | None, str, str]:
     """Return what waits; without it why these retries cannot be sent, or why the broker does not tell."""
     try:
         ways_back(wish.queue)
@@ -113,7 +113,7 @@ def _looked(wish: Wish) -> tuple[WaitingReport | None, str, str]:
         return None, "", str(error)
 
 
-def _start(request: HttpRequest, wish: Wish, found: WaitingReport) -> Any:
+def _start(request: HttpRequest, wish: WaitingForm, found: WaitingReport) -> Any:
     return early.start(
         wish.queue,
         Actor.of_request(request),
@@ -126,12 +126,6 @@ def _start(request: HttpRequest, wish: Wish, found: WaitingReport) -> Any:
     )
 
 
-def _wrong(wish: Wish, found: WaitingReport) -> dict[str, str]:
-    wrong = {}
-    if found.count > REASON_FROM and not wish.reason:
-        wrong["reason"] = _("Enter a reason: it is required for more than %(count)d messages.") % {"count": REASON_FROM}
-    if found.count > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(found.count):
-        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": found.count}
-    if not found.count:
-        wrong["all"] = _("No retry waits any more.")
-    return wrong
+def _wrong(wish: WaitingForm, found: WaitingReport) -> dict[str, str]:
+    wrong = unconfirmed(chosen=found.count, sent=found.count, reason=wish.reason, typed=wish.typed)
+    return wrong if found.count else {**wrong, "all": _("No retry waits any more.")}

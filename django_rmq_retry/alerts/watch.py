@@ -17,8 +17,7 @@ from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.messages.texts import one_line, short
 from django_rmq_retry.models import AlertWatch
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.drive import driver_name
-from django_rmq_retry.recurring import LastingFailures, Recurring
+from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -75,7 +74,7 @@ class AlertWatcher(Recurring):
 
     def look(self) -> None:
         """Look once and send what is due, if this process has or gets the lease."""
-        self._name = self._name or short(driver_name(NAME), 255)
+        self._name = self._name or short(thread_name(NAME), 255)
         row = self._held()
         if row is None:
             return

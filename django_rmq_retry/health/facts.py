@@ -30,7 +30,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
-from django_rmq_retry.parked.approvals import waiting
+from django_rmq_retry.parked.approvals import open_requests
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.groups import GROWTH_SPAN
 from django_rmq_retry.publishing import outbox_rows
@@ -58,7 +58,7 @@ class ParkedCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class LargestCause:
     """The largest cause of parked messages: the error groups of one error, wherever it was raised."""
 
     title: str
@@ -84,7 +84,7 @@ class BlockedCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Approvals:
+class ApprovalCounts:
     """Requests that wait for a second person."""
 
     count: int = 0
@@ -99,7 +99,7 @@ class Survey:
     seconds: float
     """Seconds until the database's first answer."""
     parked: ParkedCounts
-    cause: Cause | None = None
+    cause: LargestCause | None = None
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
     processes: tuple[ConsumerProcess, ...] = ()
@@ -114,7 +114,7 @@ class Survey:
     """Queues that an operator has paused or a breaker has stopped."""
     halted: tuple[QueueControl, ...] = ()
     """Strict-order queues that are stopped because their first message fails."""
-    approvals: Approvals = Approvals()
+    approvals: ApprovalCounts = ApprovalCounts()
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
 
@@ -156,7 +156,7 @@ def survey(*, page: bool = False) -> Survey:
         apart=apart,
         stopped=tuple(QueueControl.objects.filter(stopped).order_by("queue")),
         halted=halted(),
-        approvals=approvals() if settings().four_eyes else Approvals(),
+        approvals=approvals() if settings().four_eyes else ApprovalCounts(),
         declared=tuple(rows()) if page or Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
 
@@ -196,7 +196,7 @@ def parked_in(queues: Iterable[str]) -> dict[str, int]:
     return {name: count for row in found for name, count in zip(names, row, strict=True)}
 
 
-def largest_cause(now: datetime) -> Cause | None:
+def largest_cause(now: datetime) -> LargestCause | None:
     """Return the error with the most parked messages, those of muted groups last; three queries."""
     held = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by()
     on_hold = dict(held.values_list("group").annotate(count=Count("pk")))
@@ -215,7 +215,7 @@ def largest_cause(now: datetime) -> Cause | None:
     # Count("pk") would need a column that the index of a group's queues does not have.
     counted = inside.values_list("queue").annotate(n=Count("*"), lately=Max(Subquery(newest))).order_by("-n", "queue")
     queues = list(counted[:MOST_PLACES])
-    return Cause(
+    return LargestCause(
         title=title,
         count=count,
         places={queue: number for queue, number, _lately in queues},
@@ -239,11 +239,11 @@ def outbox() -> PendingRows:
     )
 
 
-def approvals() -> Approvals:
+def approvals() -> ApprovalCounts:
     """Count the requests that wait for a second person."""
-    totals = waiting().order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
+    totals = open_requests().order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
     only = totals["first"] if totals["count"] == 1 else None
-    return Approvals(count=totals["count"], oldest=totals["oldest"], only=only)
+    return ApprovalCounts(count=totals["count"], oldest=totals["oldest"], only=only)
 
 
 def outbox_if_read() -> PendingRows | None:

@@ -46,7 +46,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
 
 
 def show_requests(command: RmqCommand, options: Options) -> Exit:
-    rows = approvals.rows().order_by("-pk") if options["decided"] else approvals.waiting()
+    rows = approvals.requests().order_by("-pk") if options["decided"] else approvals.open_requests()
     known, now = list(rows[: options["limit"]]), database_clock.now(database())
     if options["json"]:
         command.document("parked_approvals/1", items=[request_data(one, now) for one in known])

@@ -28,13 +28,14 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
-from django_rmq_retry.parked.drive import DRIVEN, Drive, driver_name
+from django_rmq_retry.parked.drive import DRIVEN, Drive
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.recurring import thread_name
 
 MOST_RUNS = 50
 BAR_WIDTH = 24
@@ -55,19 +56,23 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     add_limit(runs, "requeue runs", MOST_RUNS)
 
 
-def _add_requeue(add: Callable[..., CommandParser]) -> None:
-    parser = add("requeue", requeue, help="send messages back to their queues, as a requeue run")
-    add_choice(parser)
-    option = parser.add_argument
-    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
-    option("--max-depth", type=int, metavar="N", help="wait while the target queue has more than N messages")
-    option(
+def add_guard(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--stop-at",
         type=percent,
         default=STOP_AT,
         metavar="N%",
         help="pause when more than this percentage fails again; 20%% by default, 100%% switches this guard off",
     )
+
+
+def _add_requeue(add: Callable[..., CommandParser]) -> None:
+    parser = add("requeue", requeue, help="send messages back to their queues, as a requeue run")
+    add_choice(parser)
+    option = parser.add_argument
+    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
+    option("--max-depth", type=int, metavar="N", help="wait while the target queue has more than N messages")
+    add_guard(parser)
     option(
         "--to",
         default="",
@@ -327,7 +332,7 @@ class Follower:
         waiting_since: float | None = None
         try:
             while True:
-                drive = drive or Drive(self._run, driver_name("rmq_parked"))
+                drive = drive or Drive(self._run, thread_name("rmq_parked"))
                 with self._whole():
                     pause = drive.step()
                 run = RequeueRun.objects.get(pk=self._run)

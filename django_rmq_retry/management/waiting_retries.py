@@ -8,17 +8,17 @@ from django_rmq_retry.breakers.queue_state import FLOWING
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_option, add_yes, check_known
 from django_rmq_retry.management.parked_choice import confirm_number
 from django_rmq_retry.management.parked_runs import (
+    add_guard,
     add_wait,
     follow,
     guard_text,
-    percent,
     report_run,
     say_unread,
 )
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.parked import controls, early
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_rate
+from django_rmq_retry.parked.requeue import GUARD_OFF, checked_rate
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report
 from django_rmq_retry.publishing import broker_connections
 
@@ -38,13 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
         told = f"{text}; repeatable"
         chosen.add_argument(f"--{name}", type=kind, action="append", default=[], metavar=metavar, help=told)
     option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
-    option(
-        "--stop-at",
-        type=percent,
-        default=STOP_AT,
-        metavar="N%",
-        help="pause when more than this percentage fails again; 20%% by default, 100%% switches this guard off",
-    )
+    add_guard(parser)
     option("--canary", action="store_true", help="send one message, and the others after it was processed")
     option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
     add_wait(parser)

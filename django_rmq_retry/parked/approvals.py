@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
@@ -39,6 +38,7 @@ from django_rmq_retry.parked.operators import (
     Refused,
     refusal,
     requeue_refusal,
+    user_of,
 )
 from django_rmq_retry.statements import locking
 
@@ -58,13 +58,13 @@ VERBS: Mapping[str, tuple[str, ...]] = {
 """The permissions of each act; both persons need them."""
 
 
-def rows() -> QuerySet[ApprovalRequest]:
+def requests() -> QuerySet[ApprovalRequest]:
     return ApprovalRequest.objects.using(database()).defer("body", "properties", "wish")
 
 
-def waiting() -> QuerySet[ApprovalRequest]:
+def open_requests() -> QuerySet[ApprovalRequest]:
     """Return the requests that can still be approved, the oldest first."""
-    due = rows().filter(state=RequestState.WAITING, expires_at__gt=database_clock.now(database()))
+    due = requests().filter(state=RequestState.WAITING, expires_at__gt=database_clock.now(database()))
     return due.order_by("pk")
 
 
@@ -91,7 +91,7 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
         expires_at=now + timedelta(seconds=settings().four_eyes.expire_after),
     )
     request.seal = seal_of(request)
-    same = locking(waiting().filter(seal=request.seal)).first()
+    same = locking(open_requests().filter(seal=request.seal)).first()
     if same is not None:
         return same
     _empty_expired()
@@ -107,7 +107,7 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
 
 def _empty_expired() -> None:
     """Delete the contents of edits that nobody approved in time."""
-    late = rows().filter(state=RequestState.WAITING, expires_at__lte=database_clock.now(database()))
+    late = requests().filter(state=RequestState.WAITING, expires_at__lte=database_clock.now(database()))
     late.filter(act=GatedAct.EDIT).update(body=b"", properties=b"")
 
 
@@ -215,7 +215,7 @@ def why_not(request: ApprovalRequest, actor: Actor) -> str:
         return _(
             "This was asked for under the same name. Another person has to approve it, on the page of the request."
         )
-    second, author = _account(actor.user_id), _account(request.by_user_id)
+    second, author = user_of(actor.user_id), user_of(request.by_user_id)
     if second is None:
         return _("Only a person with an account can approve a request.")
     why = refusal(second, "approve") or _why_not_do(request, second)
@@ -233,12 +233,6 @@ def _names(name: str, behalf: str) -> set[str]:
     return {one.casefold() for one in (name, behalf.rpartition("@")[0]) if one}
 
 
-def _account(number: int | str | None) -> Any:
-    if number is None:
-        return None
-    return get_user_model()._default_manager.filter(pk=number).first()  # noqa: SLF001 - Django's own way
-
-
 def _why_not_do(request: ApprovalRequest, user: Any) -> str:
     """Return why an account must not do what is asked for; rules for single messages are checked with the messages."""
     if request.act == GatedAct.REQUEUE:
@@ -248,8 +242,8 @@ def _why_not_do(request: ApprovalRequest, user: Any) -> str:
 
 def _allowed(request: ApprovalRequest) -> Allowed:
     """Return the rules of the project for both persons, each with the permissions of this moment."""
-    users = [_account(request.decided_by_user_id)]
-    users += [_account(request.by_user_id)] if request.source == "admin" else []
+    users = [user_of(request.decided_by_user_id)]
+    users += [user_of(request.by_user_id)] if request.source == "admin" else []
 
     def why_not_message(message: Any) -> str:
         verbs = VERBS[request.act]
@@ -355,12 +349,12 @@ def _next_slice(number: int) -> bool:
     return bool(ids)
 
 
-def go_on() -> None:
+def finish_left_discards() -> None:
     """Go on with approved discards whose process was killed, for a moment."""
     if not settings().four_eyes:
         return
     late = database_clock.now(database()) - LEFT_BEHIND
-    left = rows().filter(state=RequestState.APPROVED, decided_at__lt=late).order_by("pk")
+    left = requests().filter(state=RequestState.APPROVED, decided_at__lt=late).order_by("pk")
     until = time.monotonic() + GOING_ON_SECONDS
     for number in left.values_list("pk", flat=True):
         while time.monotonic() < until and _next_slice(number):

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from django.contrib.auth import get_user_model
-
 from django_rmq_retry.amqp.contracts import Cause, PublishResult, unanswered, unwritable
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
@@ -17,7 +15,7 @@ from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.parked_copy import Original, requeued
 from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
 from django_rmq_retry.parked.claims import Claim, ClaimResult
-from django_rmq_retry.parked.operators import refusal
+from django_rmq_retry.parked.operators import refusal, user_of
 from django_rmq_retry.publishing import broker_connections
 
 GRACE_SECONDS = 2.0
@@ -88,8 +86,7 @@ def _refusal(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
     checked += [run.approved_by_user_id] if run.approved_by else []
     if None in checked:
         return ItemReason.ACCOUNT_GONE
-    accounts = get_user_model()._default_manager  # noqa: SLF001 - Django's own way
-    users = [accounts.filter(pk=one).first() for one in checked if one is not None]
+    users = [user_of(one) for one in checked]
     if any(user is None or refusal(user, "requeue", message) for user in users):
         return ItemReason.REFUSED
     return None

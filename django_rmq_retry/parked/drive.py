@@ -3,8 +3,6 @@
 A driver may be killed anywhere: its lease expires, and the next driver continues with the unclaimed items.
 """
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -106,11 +104,6 @@ class RunPace:
     def wait(self, rate: float) -> float:
         """Return the seconds until the next slice can send a message."""
         return max(SLICE_SECONDS, (1.0 - self._room) / rate) if rate > 0 else SLICE_SECONDS
-
-
-def driver_name(prefix: str) -> str:
-    """Return a name for a driver in this thread; no two threads on any hosts have the same one."""
-    return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
 
 
 class Drive:

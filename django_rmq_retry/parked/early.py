@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 
-from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
@@ -22,10 +21,11 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, ItemState, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
-from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal
-from django_rmq_retry.parked.waiting import Retry, RetryFilter, chosen, parts, retries_of, ways_back, work_queue_of
+from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal, user_of
+from django_rmq_retry.parked.waiting import RetryFilter, WaitingRetry, chosen, retries_of, ways_back, work_queue_of
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.statements import in_slices
 
 HELD_SECONDS = 20.0
 """Seconds for which retries are held unacked, at the run's rate: they do not expire meanwhile."""
@@ -93,7 +93,7 @@ class EarlySender:
         self._seconds = HELD_SECONDS if seconds is None else min(seconds, HELD_SECONDS)
         self._opened: AbstractContextManager[Session | None] | None = None
         self._withdrawal: Withdrawal | None = None
-        self._held: list[Retry] = []
+        self._held: list[WaitingRetry] = []
 
     def send(self, run: RequeueRun, most: int) -> int:
         """Send up to ``most`` retries; return their number, 0 if none is left.
@@ -121,13 +121,13 @@ class EarlySender:
         if opened is not None:
             opened.__exit__(None, None, None)
 
-    def _taken(self, run: RequeueRun) -> list[Retry]:
+    def _taken(self, run: RequeueRun) -> list[WaitingRetry]:
         wanted = RetryFilter.of(run.selection.get("filter", {}))
         # Nothing is held while the first one has no outcome.
         alone = run.canary and not run.processed
         most = 1 if alone else max(1, min(math.ceil(run.rate * self._seconds), MOST_HELD))
         first = MOST_LOOKED_AT if wanted else most
-        work_queue, known = work_queue_of(run.retries_of), dict[int, Retry]()
+        work_queue, known = work_queue_of(run.retries_of), dict[int, WaitingRetry]()
 
         def choose(seen: Sequence[Withdrawn]) -> Collection[int]:
             fit = chosen(list(retries_of(work_queue, seen)), wanted)
@@ -149,7 +149,7 @@ class EarlySender:
             self._withdrawal = Withdrawal(session)
         return self._withdrawal
 
-    def _sent(self, run: RequeueRun, part: Sequence[Retry]) -> int:
+    def _sent(self, run: RequeueRun, part: Sequence[WaitingRetry]) -> int:
         _claim(run, part)
         confirmed, failed = self._open().send([one.withdrawn for one in part])
         tags = {one.tag for one in confirmed}
@@ -167,8 +167,7 @@ def settle(run: RequeueRun, *, ended: bool = False) -> None:
         rows.filter(state=ItemState.CLAIMED).update(state=ItemState.SENT)
     sent = list(rows.filter(state=ItemState.SENT).values_list("pk", "identity", "sent_at"))
     ends: dict[ItemState, list[int]] = {ItemState.PROCESSED: [], ItemState.FAILED: []}
-    for start_at in range(0, len(sent), MOST_HELD):
-        some = sent[start_at : start_at + MOST_HELD]
+    for some in in_slices(sent, MOST_HELD):
         since = min(at for _pk, _identity, at in some)
         attempts = Attempt.objects.using(database()).filter(identity__in=[name for _, name, _ in some])
         found: dict[str, list[tuple[datetime, str]]] = {}
@@ -193,21 +192,20 @@ def _check(run: RequeueRun) -> None:
     """Refuse if the operator who started the run in the admin may not send retries any more."""
     if run.source != "admin":
         return
-    account = run.by_user_id
-    user = None if account is None else get_user_model()._default_manager.filter(pk=account).first()  # noqa: SLF001 - Django's own way
+    user = user_of(run.by_user_id)
     why = _("The account that started it no longer exists.") if user is None else refusal(user, "send_waiting")
     if why:
         raise NotAllowed(why)
 
 
-def _unsent(run: RequeueRun, retries: Sequence[Retry]) -> list[Retry]:
+def _unsent(run: RequeueRun, retries: Sequence[WaitingRetry]) -> list[WaitingRetry]:
     """Return the retries that this run has not sent, and that have not failed again since it was started.
 
     Messages that cannot be told apart are sent once: the others wait until they are due.
     """
     once = list({one.identity: one for one in reversed(retries)}.values())[::-1]
     gone: set[str] = set()
-    for some in parts([one.identity for one in once]):
+    for some in in_slices([one.identity for one in once], MOST_HELD):
         sent = rows_of(run).filter(identity__in=some).exclude(state=ItemState.CLAIMED)
         later = Attempt.objects.using(database()).filter(identity__in=some, started_at__gt=run.created_at)
         gone |= {*sent.values_list("identity", flat=True), *later.values_list("identity", flat=True)}
@@ -215,7 +213,7 @@ def _unsent(run: RequeueRun, retries: Sequence[Retry]) -> list[Retry]:
 
 
 @transaction_of(RequeueRun)
-def _claim(run: RequeueRun, part: Sequence[Retry]) -> None:
+def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> None:
     """Write the rows before the messages are sent; a row may be left from a driver that was killed."""
     now, names = database_clock.now(database()), [one.identity for one in part]
     rows_of(run).filter(identity__in=names).update(sent_at=now)

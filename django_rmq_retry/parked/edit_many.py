@@ -105,7 +105,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class EditsStored:
     at: datetime
     edited: int
     left: tuple[Fit, ...]
@@ -130,7 +130,7 @@ def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = 
 
 def store_many(
     change: PathChange, actor: Actor, *, revisions: Mapping[int, int], reason: str, allowed: Allowed | None = None
-) -> Stored:
+) -> EditsStored:
     """Store the change for messages that are as they were when it was shown, in one transaction with its audit row."""
     if change.wrong:
         raise Refused(change.wrong)
@@ -142,7 +142,7 @@ def store_many(
 @transaction_of(ParkedMessage)
 def _store(
     change: PathChange, actor: Actor, revisions: Mapping[int, int], reason: str, allowed: Allowed | None
-) -> Stored:
+) -> EditsStored:
     using, now = database(), database_clock.now(database())
     made = [_fit(row, change, revisions[pk], allowed) for pk, row in locked_messages(list(revisions)).items()]
     meant = [(one.message, one.proposal) for one in made if one.proposal is not None]
@@ -176,7 +176,7 @@ def _store(
         count=len(meant),
         facts={"change": change.facts()},
     )
-    return Stored(at=now, edited=len(meant), left=tuple(one for one in made if one.why))
+    return EditsStored(at=now, edited=len(meant), left=tuple(one for one in made if one.why))
 
 
 def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: Allowed | None) -> Fit:

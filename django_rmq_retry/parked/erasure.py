@@ -37,6 +37,7 @@ from django_rmq_retry.parked.audit import ERASED, acts_on, log_action, spans
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import look_up
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused
+from django_rmq_retry.statements import in_slices
 
 ERASED_AT_ONCE = 500
 """Messages of one transaction, and keys of one statement."""
@@ -90,7 +91,10 @@ class _Part:
 
 def traces(keys: Sequence[str]) -> Traces:
     """Return what an erasure of these keys would empty; raise Refused if it cannot be done yet."""
-    subject = _subject(keys)
+    return _traces_of(_subject(keys))
+
+
+def _traces_of(subject: _Subject) -> Traces:
     return _counted(subject, [_part(subject, some) for some in _slices(subject)])
 
 
@@ -101,7 +105,7 @@ def erase(keys: Sequence[str], actor: Actor, *, reason: str) -> Traces:
     if any(_named_in(reason, keys)):
         raise Refused(_("The reason is kept, so it must not contain what is erased. Name the request instead."))
     subject = _subject(keys)
-    counts = traces(keys)
+    counts = _traces_of(subject)
     if not any((counts.messages, counts.actions, counts.runs, counts.listed, counts.former, counts.early)):
         raise NothingChosen(_("Nothing is stored about these keys."))
     for some in _slices(subject):
@@ -112,7 +116,7 @@ def erase(keys: Sequence[str], actor: Actor, *, reason: str) -> Traces:
 def _subject(keys: Sequence[str]) -> _Subject:
     using = database()
     numbers = sorted({one for some in look_up(keys).values() for one in some})
-    own = {value for some in _slices_of(numbers) for value in _keys_of(some)}
+    own = {value for some in in_slices(numbers, ERASED_AT_ONCE) for value in _keys_of(some)}
     known = {*keys, *(own - _shared(own, set(numbers)))}
     former = FormerName.objects.using(using)
     deleted = {one for rows in _having(former, "value", known) for one in rows.values_list("message", flat=True)}
@@ -158,18 +162,13 @@ def _check(numbers: Sequence[int], keys: Collection[str]) -> None:
 
 def _slices(subject: _Subject) -> Iterator[Sequence[int]]:
     """Yield the messages in parts; one empty part if only names are left of them."""
-    yield from _slices_of(subject.numbers) if subject.numbers else [()]
-
-
-def _slices_of(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (numbers[start : start + ERASED_AT_ONCE] for start in range(0, len(numbers), ERASED_AT_ONCE))
+    yield from in_slices(subject.numbers, ERASED_AT_ONCE) if subject.numbers else [()]
 
 
 def _having(rows: "QuerySet[Any] | Any", column: str, values: Collection[Any]) -> Iterator[Any]:
     """Yield the rows with one of these values, by as many statements as they need."""
-    known = sorted(values)
-    for start in range(0, len(known), ERASED_AT_ONCE):
-        yield rows.filter(**{f"{column}__in": known[start : start + ERASED_AT_ONCE]})
+    for some in in_slices(sorted(values), ERASED_AT_ONCE):
+        yield rows.filter(**{f"{column}__in": some})
 
 
 def _part(subject: _Subject, numbers: Sequence[int]) -> _Part:

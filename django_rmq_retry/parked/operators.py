@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from django.contrib.auth import get_user_model
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -115,6 +116,13 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "bulk_edit": ("edit", "view_payload", "requeue", "bulk_edit"),
 }
 """Actions that need more than one permission."""
+
+
+def user_of(number: int | str | None) -> Any:
+    """Return the user with this primary key; None if there is none any more."""
+    if number is None:
+        return None
+    return get_user_model()._default_manager.filter(pk=number).first()  # noqa: SLF001 - Django's own way
 
 
 def account(otherwise: str) -> str:

@@ -16,7 +16,7 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
-from django_rmq_retry.parked.drive import drive, driver_name, restart_rate
+from django_rmq_retry.parked.drive import drive, restart_rate
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
@@ -24,6 +24,7 @@ from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import outbox
+from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.topology.declarations import Role
 
 FASTEST_RATE = 10_000.0
@@ -228,7 +229,7 @@ def requeue(
     run = start(Selection.of_ids(ids), actor, reason=reason, **{"rate": 100.0, **options})
 
     def send() -> RequeueRun:
-        return drive(run.pk, driver_name("code"), for_seconds=wait, outcomes=False)
+        return drive(run.pk, thread_name("code"), for_seconds=wait, outcomes=False)
 
     if outbox.current.open_transaction() is None:
         return send()

@@ -1,4 +1,4 @@
-"""The thread that drives requeue runs in a consumer."""
+"""The thread of a consumer that drives requeue runs, ends holds and claims in time, and finishes approved discards."""
 
 import logging
 import time
@@ -10,11 +10,11 @@ from django.db.models import Q
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
-from django_rmq_retry.parked.approvals import go_on
+from django_rmq_retry.parked.approvals import finish_left_discards
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
-from django_rmq_retry.parked.drive import SLICE_SECONDS, TO_DRIVE, Drive, driver_name
-from django_rmq_retry.recurring import LastingFailures, Recurring
+from django_rmq_retry.parked.drive import SLICE_SECONDS, TO_DRIVE, Drive
+from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -72,11 +72,11 @@ class RunDriver(Recurring):
             self._chores_at = now + self._chores
             end_expired_claims()
             unhold_due()
-            go_on()
+            finish_left_discards()
         if now >= self._look_at:
             self._look_at = now + self._look
             for run in undriven(MOST_RUNS - len(self._drives)):
-                self._drives.setdefault(run, (Drive(run, driver_name("rmq_consume")), now))
+                self._drives.setdefault(run, (Drive(run, thread_name("rmq_consume")), now))
         for run, (one, at) in list(self._drives.items()):
             if self.stopping.is_set():
                 return

@@ -26,6 +26,7 @@ from django_rmq_retry.parked.attempts import waiting
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.policies.carriers import Carrier, Native
+from django_rmq_retry.statements import in_slices
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role
 
 READ_AT_ONCE = 500
@@ -56,7 +57,7 @@ class RetryFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
+class WaitingRetry:
     """A waiting retry as an operator knows it."""
 
     withdrawn: Withdrawn
@@ -71,7 +72,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class RetryCause:
     """The retries that wait because of one error, and when the first and the last of them are due."""
 
     error: str
@@ -86,7 +87,7 @@ class WaitingReport:
 
     queue: str
     count: int
-    causes: tuple[Cause, ...]
+    causes: tuple[RetryCause, ...]
     """By their last attempts; empty if no attempts are recorded."""
 
     @property
@@ -122,7 +123,7 @@ def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
     rows = waiting(now, overdue=timedelta(0)).filter(queue=queue)
     if wanted.key:
         identities = list(_looked_for(session, ways, wanted))
-        known = [row for some in parts(identities) for row in rows.filter(identity__in=some)]
+        known = [row for some in in_slices(identities, READ_AT_ONCE) for row in rows.filter(identity__in=some)]
         return WaitingReport(queue=queue, count=len(identities), causes=_causes_of(known))
     causes = _counted(_narrowed(rows, wanted))
     held = [counted(session, None, way.queue) for way in ways]
@@ -130,12 +131,12 @@ def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
     return WaitingReport(queue=queue, count=count, causes=causes)
 
 
-def retries_of(work_queue: WorkQueue, seen: Iterable[Withdrawn]) -> Iterator[Retry]:
+def retries_of(work_queue: WorkQueue, seen: Iterable[Withdrawn]) -> Iterator[WaitingRetry]:
     for one in seen:
         delivery = at_origin(one.delivery, came_by=one.delivery)
         subscription = work_queue.presumed(delivery)
         known = message_id(delivery) or ""
-        yield Retry(
+        yield WaitingRetry(
             withdrawn=one,
             identity=attempt_identity(delivery.queue, known, delivery.body),
             message_id=known,
@@ -144,14 +145,14 @@ def retries_of(work_queue: WorkQueue, seen: Iterable[Withdrawn]) -> Iterator[Ret
         )
 
 
-def chosen(retries: Sequence[Retry], wanted: RetryFilter) -> list[Retry]:
+def chosen(retries: Sequence[WaitingRetry], wanted: RetryFilter) -> list[WaitingRetry]:
     """Return those of the retries that meet all conditions."""
     fit = [one for one in retries if _fits(one, wanted)]
     if not (wanted.error or wanted.group):
         return fit
     rows = _narrowed(waiting(database_clock.now(database())), wanted)
     known: set[str] = set()
-    for some in parts([one.identity for one in fit]):
+    for some in in_slices([one.identity for one in fit], READ_AT_ONCE):
         known.update(rows.filter(identity__in=some).values_list("identity", flat=True))
     return [one for one in fit if one.identity in known]
 
@@ -183,7 +184,7 @@ def _way(queue: str, waiting_queue: QueueDeclaration) -> WayBack:
     return WayBack(queue=waiting_queue.name, work=queue, exchange=exchange, key=None if key is None else str(key))
 
 
-def _fits(retry: Retry, wanted: RetryFilter) -> bool:
+def _fits(retry: WaitingRetry, wanted: RetryFilter) -> bool:
     named = not wanted.key or not set(wanted.key).isdisjoint((retry.message_id, *retry.keys))
     return named and (not wanted.handler or retry.handler in wanted.handler)
 
@@ -195,17 +196,17 @@ def _narrowed(rows: QuerySet[Attempt], wanted: RetryFilter) -> QuerySet[Attempt]
     return rows.filter(fingerprint__in=groups) if wanted.group else rows
 
 
-def _counted(rows: QuerySet[Attempt]) -> tuple[Cause, ...]:
+def _counted(rows: QuerySet[Attempt]) -> tuple[RetryCause, ...]:
     found = rows.order_by().values("error").annotate(count=Count("pk"), first=Min("next_at"), last=Max("next_at"))
-    return tuple(Cause(**row) for row in found.order_by("-count", "error"))
+    return tuple(RetryCause(**row) for row in found.order_by("-count", "error"))
 
 
-def _causes_of(rows: Sequence[Attempt]) -> tuple[Cause, ...]:
+def _causes_of(rows: Sequence[Attempt]) -> tuple[RetryCause, ...]:
     found: dict[str, list[datetime]] = {}
     for row in rows:
         if row.next_at is not None:
             found.setdefault(row.error, []).append(row.next_at)
-    causes = [Cause(error=error, count=len(at), first=min(at), last=max(at)) for error, at in found.items()]
+    causes = [RetryCause(error=error, count=len(at), first=min(at), last=max(at)) for error, at in found.items()]
     return tuple(sorted(causes, key=lambda cause: (-cause.count, cause.error)))
 
 
@@ -225,9 +226,3 @@ def _looked_for(session: Session, ways: Sequence[WayBack], wanted: RetryFilter) 
     finally:
         withdrawal.end()
     return found
-
-
-def parts(names: Collection[str]) -> Iterator[list[str]]:
-    rest = list(names)
-    for start in range(0, len(rest), READ_AT_ONCE):
-        yield rest[start : start + READ_AT_ONCE]

@@ -35,7 +35,7 @@ from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.controls import pause, resume, unblock
 from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.parked.waiting import Cause, WaitingReport
+from django_rmq_retry.parked.waiting import RetryCause, WaitingReport
 from django_rmq_retry.policies import Circuit
 from django_rmq_retry.topology import Role
 from tests.admin import made
@@ -320,7 +320,10 @@ def test_every_admin_page_is_translated(page: Client) -> None:
 
 def test_the_page_of_waiting_retries_and_its_run_are_translated(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     due = timezone.now() + timedelta(minutes=3)
-    causes = (Cause(error="A", count=1100, first=due, last=due), Cause(error="B", count=1, first=due, last=due))
+    causes = (
+        RetryCause(error="A", count=1100, first=due, last=due),
+        RetryCause(error="B", count=1, first=due, last=due),
+    )
     waits = WaitingReport(queue=QUEUE, count=1101, causes=causes)
     monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (waits, "", ""))
     address = f"{RUNS}waiting/?queue={QUEUE}"

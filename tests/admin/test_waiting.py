@@ -15,7 +15,7 @@ from django_rmq_retry.models import EarlyRetry, ItemState, OperatorAction, Reque
 from django_rmq_retry.parked import early
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.controls import pause
-from django_rmq_retry.parked.waiting import Cause, RetryFilter, WaitingReport
+from django_rmq_retry.parked.waiting import RetryCause, RetryFilter, WaitingReport
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
@@ -35,7 +35,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[RetryFilter]:
     asked: list[RetryFilter] = []
     now = timezone.now()
     causes = tuple(
-        Cause(error=error, count=count, first=now + timedelta(minutes=1), last=now + timedelta(minutes=9))
+        RetryCause(error=error, count=count, first=now + timedelta(minutes=1), last=now + timedelta(minutes=9))
         for error, count in (("GatewayTimeout", 30), (EVIL, 10))
     )
 

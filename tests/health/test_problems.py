@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.health.facts import BlockedCounts, Cause, ParkedCounts, Survey
+from django_rmq_retry.health.facts import BlockedCounts, LargestCause, ParkedCounts, Survey
 from django_rmq_retry.health.problems import (
     Limits,
     Queues,
@@ -148,7 +148,7 @@ def halted(at: Any) -> dict[str, Any]:
     return {"halted": (QueueControl(queue="q", halted_at=at, halted_attempt=7, halted_error="NotCovered."),)}
 
 
-GATEWAY = Cause(
+GATEWAY = LargestCause(
     title="GatewayTimeout",
     count=4000,
     places={"transfer": 2000, "card": 2000},

@@ -198,7 +198,7 @@ def test_a_rejected_act_is_never_done(made: Callable[[], Scene], ann: Actor, bob
 def test_an_expired_request_is_approved_by_nobody(made: Callable[[], Scene], ann: Actor, bob: Actor) -> None:
     scene = made()
     request = asked(scene.do, ann)
-    in_time = approvals.waiting().count()
+    in_time = approvals.open_requests().count()
     ApprovalRequest.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     with pytest.raises(Outdated, match="has expired"):
         approve(request.pk, bob)
@@ -206,7 +206,7 @@ def test_an_expired_request_is_approved_by_nobody(made: Callable[[], Scene], ann
         reject(request.pk, bob, reason="too late")
 
     assert not scene.done()
-    assert (in_time, approvals.waiting().count()) == (1, 0)
+    assert (in_time, approvals.open_requests().count()) == (1, 0)
     assert request.state_at(request.expires_at) == "Expired"
 
 

@@ -167,7 +167,7 @@ def test_a_discard_goes_on_where_who_approved_it_was_killed(
         actions.restore(Selection.of_ids([restored.pk]), ann)
     if goes_on == "a consumer" and step in COMMITTED:
         ApprovalRequest.objects.update(decided_at=timezone.now() - timedelta(minutes=1))
-        approvals.go_on()
+        approvals.finish_left_discards()
     else:
         approve(request.pk, bob)
     told = Counter(

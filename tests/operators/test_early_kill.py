@@ -20,8 +20,9 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import EarlyRetry, ItemState, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import early
-from django_rmq_retry.parked.drive import Drive, drive, driver_name
+from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.policies.carriers import Hop
+from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.declared import declare, has, ready
 from tests.operators.dying_early import STEPS, WAITING, WAITS_SECONDS, WORK, declared
@@ -97,7 +98,7 @@ def test_a_killed_sender_loses_nothing_and_the_next_one_goes_on(
     RequeueRun.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
     wait_until(lambda: ready(wired, WORK) + ready(wired, WAITING) >= len(NAMES), what="all are back")
 
-    run = drive(run.pk, driver_name("heir"), for_seconds=20, outcomes=False)
+    run = drive(run.pk, thread_name("heir"), for_seconds=20, outcomes=False)
 
     found = names_in(wired, WORK) + names_in(wired, WAITING)
     assert set(found) == set(NAMES)
@@ -115,7 +116,7 @@ def test_a_broker_that_is_killed_and_restarted_pauses_the_run_and_loses_nothing(
             waiting(channel)
         private_node.flush()
         run = early.start(WORK, ANN, count=len(NAMES), rate=10, stop_at=None)
-        driver = Drive(run.pk, driver_name("test"))
+        driver = Drive(run.pk, thread_name("test"))
         try:
             wait_until(lambda: driver.step() is not None and sent(run) >= 2, what="some are sent")
             private_node.kill()

@@ -39,7 +39,7 @@ def result(one: ParkedMessage, change: PathChange) -> Fit:
     return fits(Selection.of_ids([one.pk]), change)[0]
 
 
-def stored(some: Sequence[ParkedMessage], change: PathChange = COMMA, **more: Any) -> edit_many.Stored:
+def stored(some: Sequence[ParkedMessage], change: PathChange = COMMA, **more: Any) -> edit_many.EditsStored:
     return store_many(change, ANN, revisions={one.pk: one.revision for one in some}, **{"reason": "comma", **more})
 
 
