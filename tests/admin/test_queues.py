@@ -1,5 +1,6 @@
 """The page of the queues: who stands still and why; pausing and resuming, with a reason and a time, written down."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_stalled_queue_is_on_the_status_page(page: Client) -> None:
     pause(QUEUE, ANN, reason="bank is closed")
     text = Page(page.get(STATUS)).text
 
-    assert f"! Queue '{QUEUE}' has been paused for 0 s by ann: bank is closed." in text
+    assert re.search(rf"! Queue '{QUEUE}' has been paused for \d+ s by ann: bank is closed\.", text)
     assert "No problems found." not in text
 
 
