@@ -20,6 +20,10 @@ from django_rmq_retry.messages.stamp import NO_STAMP, Stamp
 
 MOST_LOOKED_AT = 5000
 """The most messages of one waiting queue that are looked at, and unacked, at a time."""
+MOST_BYTES = 64 * 1024 * 1024
+"""The size of the bodies at which a look ends; what is behind them waits until it is due."""
+FIRST_FETCHED = 32
+"""Messages that are fetched before their size is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,19 @@ class Withdrawal:
         self._copies.end()
 
     def _look(self, way: WayBack, depth: int) -> list[Withdrawn]:
-        """Return the first ``depth`` messages of a waiting queue, or all that it has; they are unacked."""
+        """Return the first ``depth`` messages of a waiting queue, unacked; fewer if it ends, or if they are large."""
+        seen: list[Withdrawn] = []
+        size, asked = 0, min(depth, FIRST_FETCHED)
+        while asked:
+            part = self._fetch(way, asked)
+            seen += part
+            size += sum(len(one.delivery.body) for one in part)
+            room = (MOST_BYTES - size) * len(seen) // max(size, 1)
+            asked = max(0, min(depth - len(seen), room)) if len(part) == asked else 0
+        return seen
+
+    def _fetch(self, way: WayBack, depth: int) -> list[Withdrawn]:
+        """Return the next ``depth`` messages of a waiting queue, or all that it has left."""
         channel = self._copies.channel
         seen: list[Withdrawn] = []
         answers: list[object] = []

@@ -212,6 +212,8 @@ class Drive:
             sent = self._early.send(run, most) if most > 0 else 0
         except (BrokerUnreachable, BrokerRefused, Refusal, CopyFailed, Refused) as failed:
             return self._wait_after(run, failed)
+        if sent is None:
+            return 0.0
         if not sent:
             self._early.close()
             self._settle(run, ended=True)

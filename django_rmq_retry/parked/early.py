@@ -20,7 +20,7 @@ from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, ItemState, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, transaction_of
+from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal, user_of
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingRetry, chosen, retries_of, ways_back, work_queue_of
 from django_rmq_retry.policies.verdict import Kind
@@ -95,8 +95,8 @@ class EarlySender:
         self._withdrawal: Withdrawal | None = None
         self._held: list[WaitingRetry] = []
 
-    def send(self, run: RequeueRun, most: int) -> int:
-        """Send up to ``most`` retries; return their number, 0 if none is left.
+    def send(self, run: RequeueRun, most: int) -> int | None:
+        """Send up to ``most`` retries; return their number, 0 if none is left, None if the run must not go on here.
 
         Raise CopyFailed, Refusal or BrokerUnreachable if the broker does not take them; NotAllowed if the operator
         may not send them any more.
@@ -149,8 +149,10 @@ class EarlySender:
             self._withdrawal = Withdrawal(session)
         return self._withdrawal
 
-    def _sent(self, run: RequeueRun, part: Sequence[WaitingRetry]) -> int:
-        _claim(run, part)
+    def _sent(self, run: RequeueRun, part: Sequence[WaitingRetry]) -> int | None:
+        if not _claim(run, part):
+            self.close()
+            return None
         confirmed, failed = self._open().send([one.withdrawn for one in part])
         tags = {one.tag for one in confirmed}
         names = [one.identity for one in part if one.withdrawn.tag in tags]
@@ -213,8 +215,14 @@ def _unsent(run: RequeueRun, retries: Sequence[WaitingRetry]) -> list[WaitingRet
 
 
 @transaction_of(RequeueRun)
-def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> None:
-    """Write the rows before the messages are sent; a row may be left from a driver that was killed."""
+def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> bool:
+    """Write the rows before the messages are sent; a row may be left from a driver that was killed.
+
+    False if the run has been paused or stopped meanwhile, or if another driver has it.
+    """
+    present = locked_run(run.pk)
+    if present is None or present.driver != run.driver or present.state != RunState.RUNNING:
+        return False
     now, names = database_clock.now(database()), [one.identity for one in part]
     rows_of(run).filter(identity__in=names).update(sent_at=now)
     known = set(rows_of(run).filter(identity__in=names).values_list("identity", flat=True))
@@ -222,3 +230,4 @@ def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> None:
     EarlyRetry.objects.using(database()).bulk_create(
         [EarlyRetry(run=run, identity=one.identity, shown=short(one.shown, 255), sent_at=now) for one in new]
     )
+    return True

@@ -126,11 +126,16 @@ def user_of(number: int | str | None) -> Any:
 
 
 def account(otherwise: str) -> str:
-    """Return the account under which this process runs, by its user id, on systems that have such ids."""
+    """Return the account under which this process runs, by its user id; ``otherwise`` on systems without such ids."""
     try:
-        return import_module("pwd").getpwuid(os.getuid()).pw_name or otherwise
-    except (ImportError, AttributeError, KeyError):
+        accounts, number = import_module("pwd"), os.getuid()
+    except (ImportError, AttributeError):
         return otherwise
+    try:
+        return accounts.getpwuid(number).pw_name or f"uid:{number}"
+    except KeyError:
+        # Not a name from the environment, which everybody can change: an approval may depend on it.
+        return f"uid:{number}"
 
 
 def refusal(user: Any, verb: str, message: object = None) -> str:

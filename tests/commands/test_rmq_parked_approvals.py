@@ -5,6 +5,7 @@ import os
 import pwd
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.contrib.auth.models import User
@@ -111,6 +112,15 @@ def test_a_rejected_act_is_not_done(name: str) -> None:
 
     assert (rejected.code, again_rejected.code, done(name)) == (Exit.DONE, Exit.DRIFT, False)
     assert ApprovalRequest.objects.get().remark == "paid already"
+
+
+def test_a_user_id_without_a_name_is_its_number_and_not_what_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError))
+    monkeypatch.setenv("LOGNAME", "bob")
+
+    assert Actor.of_shell().behalf.startswith(f"uid:{os.getuid()}@")
 
 
 @pytest.mark.parametrize("words", ["wrong", ""])

@@ -9,11 +9,16 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, NackRequeue, Queue, RetryThenPark, handler
+from django_rmq_retry.amqp import withdrawal
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
-from django_rmq_retry.models import Attempt, OperatorAction, RequeueRun
+from django_rmq_retry.models import Attempt, EarlyRetry, OperatorAction, RequeueRun, RunState
+from django_rmq_retry.parked import early
+from django_rmq_retry.parked.drive import drive
+from django_rmq_retry.parked.early import EarlySender
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies.carriers import Hop
 from tests.amqp.declared import has
 from tests.commands.running import Exit, run
@@ -90,6 +95,41 @@ def test_nothing_that_fits_is_no_run(waiting: BlockingChannel) -> None:
     told = run("rmq_queue", "send-waiting", QUEUE, "--key", "\x00\x1b[2J'; --", "--yes")
 
     assert (told.code, RequeueRun.objects.count()) == (Exit.NOTHING, 0)
+    has(waiting, WAITING, 3)
+
+
+def test_a_look_ends_at_its_size_and_what_is_behind_it_waits(
+    waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withdrawal, "FIRST_FETCHED", 1)
+    monkeypatch.setattr(withdrawal, "MOST_BYTES", 2 * len(b"{}"))
+    behind = run("rmq_queue", "send-waiting", QUEUE, "--key", "c", "--yes", "--wait", "0")
+    has(waiting, WAITING, 3)
+    monkeypatch.setattr(withdrawal, "MOST_BYTES", 4 * len(b"{}"))
+    within = run("rmq_queue", "send-waiting", QUEUE, "--key", "c", "--yes", "--wait", "0")
+
+    assert (behind.code, within.code) == (Exit.NOTHING, Exit.PARTLY)
+    has(waiting, QUEUE, 1)
+    has(waiting, WAITING, 2)
+
+
+@pytest.mark.parametrize("meanwhile", [{"state": RunState.PAUSED}, {"driver": "another"}])
+def test_a_run_that_is_paused_or_taken_over_while_its_driver_looks_sends_nothing(
+    waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any]
+) -> None:
+    one = early.start(QUEUE, Actor(name="ann"), count=3, rate=100, stop_at=None)
+    later = timezone.now() + timedelta(minutes=1)
+    looking = EarlySender._taken
+
+    def taken(sender: EarlySender, of: RequeueRun) -> Any:
+        RequeueRun.objects.update(leased_until=later, **meanwhile)
+        return looking(sender, of)
+
+    monkeypatch.setattr(EarlySender, "_taken", taken)
+    drive(one.pk, "driver", for_seconds=20, outcomes=False)
+
+    assert EarlyRetry.objects.count() == 0
+    has(waiting, QUEUE, 0)
     has(waiting, WAITING, 3)
 
 
