@@ -1,7 +1,8 @@
 """Takes retries out of their waiting queues before they are due, and sends them on.
 
-A message that is looked at is unacked, so it does not expire. RabbitMQ keeps the place and the remaining time of a
-message that is requeued. A message that is not wanted therefore returns as if nobody had looked at it.
+A message that is looked at is unacked, so it does not expire. RabbitMQ keeps the remaining time of a message that is
+requeued, and in a classic queue its place. In a quorum queue without a delivery limit it goes behind those that nobody
+looked at, and becomes due after them if they wait for longer.
 """
 
 from collections.abc import Callable, Collection, Sequence
