@@ -25,9 +25,9 @@ def test_a_running_process_is_shown_with_its_facts(page: Client) -> None:
     text = shown(page)
 
     assert "worker-3:4711 child 2 ✓ running Version 0.1.0 2026.11 Queues a , b Busy threads 1/4 Waiting 7" in text
-    assert re.search(r"Started 3 h 0 min ago Last heartbeat \d+ s ago", text)
+    assert re.search(r"Started 3 h 0 min ago Last heartbeat \d s ago", text)
     assert "1 message in flight" in text
-    assert re.search(r"transfer Business key PAY-1 Attempt 3 In flight for 4 min \d+ s", text)
+    assert re.search(r"transfer Business key PAY-1 Attempt 3 In flight for 4 min ([5-9]|1\d) s", text)
     assert "beyond" not in text
 
 
@@ -97,7 +97,7 @@ def test_messages_of_a_queue_with_ack_auto_are_not_delivered_again(page: Client)
     assert (
         f'{AGAIN} It does not deliver messages of rates again, because ack="auto" has removed them from their queue.'
     ) in text
-    assert re.search(r'rate Business key EUR Attempt 1 In flight for \d+ s ✕ ack="auto"', text)
+    assert re.search(r'rate Business key EUR Attempt 1 In flight for \d s ✕ ack="auto"', text)
     assert text.count('✕ ack="auto"') == 1
 
 

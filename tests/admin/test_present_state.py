@@ -174,7 +174,7 @@ def test_the_status_is_not_green_after_all_consumers_were_killed(page: Client, m
     text = shown(page, "livestatus/")
 
     assert "1 thing needs you" in text
-    assert re.search(r"✕ No consumer is alive\. Last heartbeat \d+ s ago: vm:18494, vm:18496\.", text)
+    assert re.search(r"✕ No consumer is alive\. Last heartbeat (6[4-9]|7\d) s ago: vm:18494, vm:18496\.", text)
     assert "2 queues stand still, 0 messages ready." in text
     assert "No problems found." not in text
     assert "✓ OK" not in text
@@ -373,7 +373,7 @@ def test_beside_the_alarm_of_a_wrong_clock_ages_are_those_of_the_database(
     assert "✕ The clock of this host is 7 min ahead of the clock of database 'default'." in text
     assert "the oldest 3 h ago." in text
     assert "Parked 1 oldest 3 h 0 min ago" in text
-    assert re.search(r"checked \d+ s ago", text)
+    assert re.search(r"checked \d s ago", text)
 
 
 def test_rates_unknown_to_the_broker_are_dashes_or_no_column(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -495,7 +495,7 @@ class TestConsumers:
         assert found(paused, "error") == []
         [(area, problem, _)] = found(paused, "warning")
         assert area == "parked"
-        assert re.fullmatch(r"Queue 'payments\.charge' has been paused for \d+ s by ann\.", problem)
+        assert re.fullmatch(r"Queue 'payments\.charge' has been paused for (6\d|7\d) s by ann\.", problem)
 
     @pytest.mark.on_both
     def test_parked_queues_without_a_consumer_and_refused_messages_are_reported(
@@ -525,7 +525,8 @@ class TestConsumers:
         with CaptureQueriesContext(connection) as queries:
             [(_, problem, _)] = found(examined(), "warning")
 
-        assert problem.startswith(f"{MOST_PROCESSES - 1} consumers without a heartbeat for 30 s: web:1 (")
+        vanished = f"{MOST_PROCESSES - 1} consumers without a heartbeat for 30 s"
+        assert re.match(rf"{vanished}: web:1 \((4[2-9]|5\d) s", problem)
         read = [one["sql"] for one in queries if "rmq_retry_consumerprocess" in one["sql"]]
         assert read
         assert not any("in_flight" in one for one in read)
@@ -608,7 +609,7 @@ class TestParked:
         assert [problem for _, problem, _ in found(patient, "error")] == [errors[0][1], errors[2][1]]
         assert errors[1][1] in [problem for _, problem, _ in found(patient, "warning")]
         warned = [problem for _, problem, _ in found(ran, "warning")]
-        assert warned[0].startswith("1 consumer without a heartbeat for 30 s: web:3 (")
+        assert re.match(r"1 consumer without a heartbeat for 30 s: web:3 \((9[5-9]|10\d) s", warned[0])
         assert warned[1] == f"Requeue run {run.pk} has had no driver for 3 h."
 
     def test_a_growing_group_is_a_warning(self) -> None:
