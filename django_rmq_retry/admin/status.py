@@ -28,7 +28,7 @@ from django_rmq_retry.templatetags.rmq_retry import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Destination:
     """Where a button leads: its words, the name of the page, and the permission that the page needs."""
 
     label: Any
@@ -36,18 +36,18 @@ class Way:
     verb: str
 
 
-CONSUMERS = Way(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
-QUEUES = Way(label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue")
-GROUPS = Way(label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group")
-GROUP = Way(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group")
-RUN = Way(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
-OUTBOX = Way(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
-KEYS = Way(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
-REQUESTS = Way(
+CONSUMERS = Destination(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
+QUEUES = Destination(label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue")
+GROUPS = Destination(label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group")
+GROUP = Destination(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group")
+RUN = Destination(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
+OUTBOX = Destination(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
+KEYS = Destination(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
+REQUESTS = Destination(
     label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
 )
-REQUEST = Way(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
-WAYS: Mapping[Code, Way] = {
+REQUEST = Destination(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
+DESTINATIONS: Mapping[Code, Destination] = {
     **dict.fromkeys((Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE, Code.NO_CONSUMER, Code.IDLE), CONSUMERS),
     **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
     **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
@@ -78,18 +78,18 @@ class Need:
 
     @classmethod
     def of(cls, problem: Problem, request: HttpRequest, address: Callable[..., str]) -> "Need":
-        way = WAYS.get(problem.code)
-        if problem.subject and way is GROUPS:
-            way = GROUP
-        elif problem.subject and way is REQUESTS:
-            way = REQUEST
-        if way is None:
+        destination = DESTINATIONS.get(problem.code)
+        if problem.subject and destination is GROUPS:
+            destination = GROUP
+        elif problem.subject and destination is REQUESTS:
+            destination = REQUEST
+        if destination is None:
             return cls(problem=problem)
-        where = (problem.subject,) if way in (GROUP, RUN, REQUEST) else ()
+        where = (problem.subject,) if destination in (GROUP, RUN, REQUEST) else ()
         button = Button(
-            label=str(way.label),
-            address=address(way.page, *where),
-            why=refusal(request, way.verb),
+            label=str(destination.label),
+            address=address(destination.page, *where),
+            why=refusal(request, destination.verb),
             describes=visible(problem.subject),
         )
         return cls(problem=problem, buttons=(button,))

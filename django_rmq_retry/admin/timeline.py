@@ -110,7 +110,7 @@ def _lines(frames: list[Any]) -> Iterator[TraceLine]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class TimelineEvent:
     at: datetime
     kind: str
     title: str
@@ -133,7 +133,7 @@ def timeline(
     actions: Iterable[OperatorAction],
     items: Iterable[RequeueItem],
     retries: Iterable[EarlyRetry],
-) -> list[Event]:
+) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(actions), *_sent(items, attempts), *_sent_early(retries)]
     for place, attempt in enumerate(attempts):
@@ -145,32 +145,32 @@ def _end_of(attempt: Attempt) -> datetime:
     return attempt.started_at + timedelta(seconds=attempt.seconds)
 
 
-def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]:
+def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
     ended = next((_end_of(attempt) for attempt in attempts if attempt.verdict == "park"), None)
     if message.published_at:
-        yield Event(at=message.published_at, kind="published", title=_("Published"))
+        yield TimelineEvent(at=message.published_at, kind="published", title=_("Published"))
     text = message.detail or message.error_text
     at = message.parked_at
     if ended is not None and at <= ended < at + CLOCK_DIFFERENCE:
         at = ended + EVENT_STEP
     title = _("Parked: %(reason)s") % {"reason": reason_text(message.reason)}
-    yield Event(at=at, kind="parked", title=title, text=text)
+    yield TimelineEvent(at=at, kind="parked", title=title, text=text)
     if message.succeeded_at:
         # The clock of the host that handled it may differ: show the outcome after the attempt that caused it.
         done = [_end_of(one) for one in attempts if one.verdict == "ack"]
         at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < CLOCK_DIFFERENCE)])
-        yield Event(at=at + EVENT_STEP, kind="succeeded", title=_("Handled by its consumer"))
+        yield TimelineEvent(at=at + EVENT_STEP, kind="succeeded", title=_("Handled by its consumer"))
 
 
-def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
+def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
     ended = _end_of(attempt)
     succeeded = attempt.verdict == "ack"
     if attempt.wait:
         text = _("waits %(span)s for its next attempt") % {"span": rmq_span(attempt.wait)}
-        yield Event(at=ended + EVENT_STEP, kind="waited", title=text)
+        yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
     title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")
-    yield Event(
+    yield TimelineEvent(
         at=ended,
         kind="succeeded" if succeeded else "failed",
         title=title % values,
@@ -182,27 +182,29 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
     )
 
 
-def _actions(actions: Iterable[OperatorAction]) -> Iterator[Event]:
+def _actions(actions: Iterable[OperatorAction]) -> Iterator[TimelineEvent]:
     for action in actions:
         if action.action in CHANGING:
             title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
-            yield Event(at=action.at, kind="action", title=title, text=labels.action_reason(action))
+            yield TimelineEvent(at=action.at, kind="action", title=title, text=labels.action_reason(action))
 
 
-def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[Event]:
+def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
     for item in items:
         if item.sent_at:
             # The sender's clock may be ahead: the attempts of its own cycle began afterwards.
             began = [one.started_at - EVENT_STEP for one in attempts if item.cycle and one.cycle == item.cycle]
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
             title = _("Requeued by %(name)s") % {"name": item.run.who}
-            yield Event(at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id)
+            yield TimelineEvent(
+                at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id
+            )
 
 
-def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[Event]:
+def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:
     for retry in retries:
         title = _("Sent before it was due by %(name)s") % {"name": retry.run.by}
-        yield Event(at=retry.sent_at, kind="sent", title=title, run=retry.run_id)
+        yield TimelineEvent(at=retry.sent_at, kind="sent", title=title, run=retry.run_id)
 
 
 def activity(request: HttpRequest, *about: Q, most: int = MOST_ACTIONS_SHOWN, **fields: int) -> dict[str, Any]:

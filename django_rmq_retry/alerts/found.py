@@ -38,7 +38,7 @@ WHOLE = (Code.PARKED, Code.BLOCKED_NEAR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AlertFinding:
     """One problem in plain words and numbers."""
 
     key: str
@@ -55,7 +55,7 @@ class Finding:
     """True if it is unknown while the broker does not answer."""
 
     @classmethod
-    def of(cls, problem: Problem, *, of_queues: bool) -> "Finding":
+    def of(cls, problem: Problem, *, of_queues: bool) -> "AlertFinding":
         code = MILDER.get(problem.code, problem.code)
         return cls(
             key=code.name if code in WHOLE else f"{code.name} {problem.subject}",
@@ -75,7 +75,7 @@ class Finding:
 class Found:
     """The findings of one moment that the settings want to be told, the most harmful first."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AlertFinding, ...]
     blind: bool = False
     """True if the broker did not answer, so that nothing is known of its queues."""
 
@@ -104,14 +104,14 @@ def _levels(survey: Survey) -> tuple[Level, ...]:
         return gauged(Declarer(session, inspector), survey.declared).levels
 
 
-def _chosen(wanted: Alerts, survey: Survey, levels: tuple[Level, ...], away: Problem | None) -> Iterable[Finding]:
+def _chosen(wanted: Alerts, survey: Survey, levels: tuple[Level, ...], away: Problem | None) -> Iterable[AlertFinding]:
     now, least = database_clock.now(survey.alias), Severity[wanted.level.upper()]
     without_queues = [*([away] if away else []), *present(survey, now)]
     known = {problem.code for problem in without_queues}
-    found: dict[str, Finding] = {}
+    found: dict[str, AlertFinding] = {}
     for problem in without_queues if away else present(survey, now, levels):
         if problem.severity >= least and problem.code.name not in wanted.without:
-            finding = Finding.of(problem, of_queues=problem.code not in known)
+            finding = AlertFinding.of(problem, of_queues=problem.code not in known)
             found.setdefault(finding.key, finding)
     return found.values()
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from django_rmq_retry.alerts.found import Finding, Found
+from django_rmq_retry.alerts.found import AlertFinding, Found
 from django_rmq_retry.health.rules import Severity
 
 LASTS_SECONDS = 20.0
@@ -19,7 +19,7 @@ FIRST_WAIT_SECONDS = 10.0
 """Seconds before the second try; each later one waits twice as long."""
 
 
-class Event(StrEnum):
+class AlertEvent(StrEnum):
     BEGINS = "begins"
     WORSENS = "worsens"
     ENDS = "ends"
@@ -28,14 +28,14 @@ class Event(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    event: Event
+    event: AlertEvent
     id: str
     """The same for each try of one alert, so that a receiver recognizes one that comes twice."""
-    finding: Finding
+    finding: AlertFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """What one way knows of one finding; times are seconds of the epoch."""
 
     code: str
@@ -52,8 +52,8 @@ class Entry:
     tries: int = 0
     next_at: float = 0.0
 
-    def finding(self, key: str) -> Finding:
-        return Finding(
+    def finding(self, key: str) -> AlertFinding:
+        return AlertFinding(
             key=key,
             code=self.code,
             subject=self.subject,
@@ -68,9 +68,10 @@ class Ledger:
 
     def __init__(self, rows: Mapping[str, Mapping[str, Any]], *, window: float) -> None:
         # A newer version, which runs beside this one during a deployment, may know more.
-        known = Entry.__dataclass_fields__
+        known = LedgerEntry.__dataclass_fields__
         self._entries = {
-            key: Entry(**{name: value for name, value in row.items() if name in known}) for key, row in rows.items()
+            key: LedgerEntry(**{name: value for name, value in row.items() if name in known})
+            for key, row in rows.items()
         }
         self._window = window
 
@@ -101,14 +102,14 @@ class Ledger:
             if not entry.told_at or (entry.over and now >= entry.told_at + self._window):
                 del self._entries[key]
             elif not entry.over and self._free(entry, now):
-                yield _alert(Event.ENDS, entry.finding(key), entry)
+                yield _alert(AlertEvent.ENDS, entry.finding(key), entry)
 
-    def _free(self, entry: Entry, now: float) -> bool:
+    def _free(self, entry: LedgerEntry, now: float) -> bool:
         return now >= max(entry.next_at, entry.told_at + self._window if entry.told_at else 0.0)
 
     def sent(self, alert: Alert, now: float) -> None:
         finding, before = alert.finding, self._entries[alert.finding.key]
-        if alert.event is Event.ENDS:
+        if alert.event is AlertEvent.ENDS:
             self._entries[finding.key] = replace(before, told_at=now, over=True, tries=0, next_at=0.0)
         else:
             self._entries[finding.key] = _entry(finding, seen_at=before.seen_at, told_at=now)
@@ -121,15 +122,15 @@ class Ledger:
             wait = FIRST_WAIT_SECONDS * 2**before.tries
             self._entries[key] = replace(before, tries=before.tries + 1, next_at=now + wait)
             return False
-        if alert.event is Event.ENDS:
+        if alert.event is AlertEvent.ENDS:
             del self._entries[key]
         else:
             self._entries[key] = replace(before, tries=0, next_at=now + self._window)
         return True
 
 
-def _entry(finding: Finding, *, seen_at: float, told_at: float = 0.0) -> Entry:
-    return Entry(
+def _entry(finding: AlertFinding, *, seen_at: float, told_at: float = 0.0) -> LedgerEntry:
+    return LedgerEntry(
         code=finding.code,
         subject=finding.subject,
         severity=finding.severity,
@@ -141,16 +142,16 @@ def _entry(finding: Finding, *, seen_at: float, told_at: float = 0.0) -> Entry:
     )
 
 
-def _event(entry: Entry, finding: Finding) -> Event | None:
+def _event(entry: LedgerEntry, finding: AlertFinding) -> AlertEvent | None:
     """Return what a finding that lasts has to tell, if anything."""
     if entry.over:
         return None
     if not entry.told_at:
-        return Event.BEGINS
+        return AlertEvent.BEGINS
     worse = finding.severity > entry.severity or finding.count >= TIMES_WORSE * max(entry.count, 1)
-    return Event.WORSENS if worse else None
+    return AlertEvent.WORSENS if worse else None
 
 
-def _alert(event: Event, finding: Finding, entry: Entry) -> Alert:
+def _alert(event: AlertEvent, finding: AlertFinding, entry: LedgerEntry) -> Alert:
     facts = "\0".join([finding.key, event, repr(entry.seen_at), repr(entry.told_at)])
     return Alert(event=event, id=hashlib.sha256(facts.encode()).hexdigest()[:32], finding=finding)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from django_rmq_retry.alerts.found import Finding
+from django_rmq_retry.alerts.found import AlertFinding
 from django_rmq_retry.conf import Alerts
 from django_rmq_retry.health.rules import Area, Code
 
@@ -31,7 +31,7 @@ OF_AREA: Mapping[Area, str] = {
 """The sections for all other findings of an area; without one, the list of symptoms."""
 
 
-def runbook(wanted: Alerts, finding: Finding) -> str:
+def runbook(wanted: Alerts, finding: AlertFinding) -> str:
     """Return the project's page for this finding, else the section of this package's runbook."""
     own = wanted.runbook.filled({"code": finding.code, "subject": finding.subject}) if wanted.runbook else ""
     return own or _ours(finding.code)

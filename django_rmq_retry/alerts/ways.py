@@ -7,38 +7,43 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from urllib.request import Request
 
 from django.conf import settings as project
 from django.core import mail
 from django.db import connections
 
 from django_rmq_retry import __version__
-from django_rmq_retry.alerts.found import Finding
-from django_rmq_retry.alerts.ledger import Alert, Event
+from django_rmq_retry.alerts.found import AlertFinding
+from django_rmq_retry.alerts.ledger import Alert, AlertEvent
 from django_rmq_retry.alerts.runbook import runbook
 from django_rmq_retry.amqp.address import Secret
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import ADMINS, Settings
 from django_rmq_retry.database_clock import span
 from django_rmq_retry.health.rules import Severity
+from django_rmq_retry.http_requests import opener
 
 SEND_SECONDS = 10.0
 """Seconds for which one alert may take; a try that takes longer goes on, and none is made beside it."""
 TIMESTAMP, SIGNATURE, NUMBER = "Rmq-Retry-Timestamp", "Rmq-Retry-Signature", "Rmq-Retry-Alert"
 """The headers of the webhook."""
 STATUS_PAGE = "rmq_retry/livestatus/"
-WORDS = {Event.BEGINS: "begins", Event.WORSENS: "is worse", Event.ENDS: "is over", Event.TEST: "is a test"}
+WORDS = {
+    AlertEvent.BEGINS: "begins",
+    AlertEvent.WORSENS: "is worse",
+    AlertEvent.ENDS: "is over",
+    AlertEvent.TEST: "is a test",
+}
 
 TEST = Alert(
-    event=Event.TEST,
+    event=AlertEvent.TEST,
     id="test",
-    finding=Finding(
+    finding=AlertFinding(
         key="test",
         code="TEST",
         subject="",
@@ -104,26 +109,14 @@ class Mail:
         since = "" if finding.since is None else f"Since: {finding.since:%Y-%m-%d %H:%M:%S %Z}".rstrip()
         parts = (
             finding.text,
-            "" if alert.event is Event.ENDS else finding.why,
-            f"Repair: {finding.fix}" if finding.fix and alert.event is not Event.ENDS else "",
+            "" if alert.event is AlertEvent.ENDS else finding.why,
+            f"Repair: {finding.fix}" if finding.fix and alert.event is not AlertEvent.ENDS else "",
             since,
             f"Live status: {_page(self._settings)}" if _page(self._settings) else "",
-            f"Runbook: {runbook(self._settings.alerts, finding)}" if alert.event is not Event.ENDS else "",
+            f"Runbook: {runbook(self._settings.alerts, finding)}" if alert.event is not AlertEvent.ENDS else "",
             f"At most one alert of this finding is sent in {span(timedelta(seconds=window))}.",
         )
         return "\n\n".join(filter(None, parts)) + "\n"
-
-
-class _Staying(HTTPRedirectHandler):
-    """Follows no redirect: what is signed for one address is for no other."""
-
-    def redirect_request(self, *_redirect: Any, **_more: Any) -> None:
-        return None
-
-
-@cache
-def _opener() -> OpenerDirector:
-    return build_opener(_Staying)
 
 
 class Webhook:
@@ -151,7 +144,7 @@ class Webhook:
         }
         request = Request(self._url.reveal(), data=body, headers=headers, method="POST")  # noqa: S310  # settings: http(s)
         try:
-            with _opener().open(request, timeout=SEND_SECONDS) as answer:
+            with opener().open(request, timeout=SEND_SECONDS) as answer:
                 status = answer.status
         except HTTPError as error:
             error.close()

@@ -3,12 +3,10 @@
 import base64
 import time
 from dataclasses import dataclass
-from functools import cache
 from http.client import HTTPException, HTTPResponse
-from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from urllib.request import Request
 
 from django_rmq_retry.amqp.address import Secret
 from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, error_text
@@ -25,6 +23,7 @@ from django_rmq_retry.amqp.rows import (
     rows_of,
 )
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
+from django_rmq_retry.http_requests import opener
 
 UNAUTHORIZED = 401
 LARGEST_ANSWER_BYTES = 128 * 1024 * 1024
@@ -41,19 +40,6 @@ class StrangeAnswer(BrokerUnreachable):
         super().__init__(address, f"the management API answered something that is not {what} ({reason})")
         text = f"The management API at {address} answered something that is not {what}: {reason}."
         self.args = (f"{text} Check RMQ_RETRY['OPERATORS']['MANAGEMENT_URL'].",)
-
-
-class _Staying(HTTPRedirectHandler):
-    """Follows no redirect: Python would send the credentials to any address that an answer names."""
-
-    def redirect_request(self, *_redirect: Any, **_more: Any) -> None:
-        return None
-
-
-@cache
-def _opener() -> OpenerDirector:
-    """Make the opener at first use: it loads the system's CA certificates, and few processes need it."""
-    return build_opener(_Staying)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +104,7 @@ class Inspector:
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         try:
             until = time.monotonic() + LONGEST_ANSWER_TIMEOUTS * self.timeout
-            with _opener().open(request, timeout=self.timeout) as answer:
+            with opener().open(request, timeout=self.timeout) as answer:
                 return _whole(answer, until)
         except HTTPError as error:
             error.close()  # it holds the connection, and stays with the exception that is raised in its place

@@ -22,7 +22,7 @@ PAUSE_JITTER = 0.25
 """Jitter, as a fraction of the pause: copies that failed together are retried at different times."""
 
 
-class Copies:
+class CopiesInFlight:
     """The copies of one connection that are in flight. Used on its I/O thread only."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -105,7 +105,7 @@ class Settler:
         """True while a flush is requested that has not begun: it will send all that is passed in until then."""
         self._waiting: dict[Delivery, tuple[Timer, Settlement]] = {}
         self._stopping = False
-        self._copies = Copies(lambda: io.call(self.flush))
+        self._copies = CopiesInFlight(lambda: io.call(self.flush))
 
     @property
     def copying(self) -> bool:

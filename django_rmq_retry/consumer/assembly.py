@@ -197,7 +197,7 @@ def drainer() -> Drainer:
     """Build a drainer with a connection of its own, on the I/O thread of the process."""
     access, opened = settings().access(port_of=Keeper().port), broker_connections.current
     work_queues = registry.work_queues()
-    means = DrainerParts(
+    parts = DrainerParts(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
         parker=RecordStore(homes_of(work_queues), work_queues),
         aside=PutAside(),
@@ -214,7 +214,7 @@ def drainer() -> Drainer:
             Chore(name="Deletion of consumers that have vanished", every=MINUTE_SECONDS, run=delete_vanished),
         ),
     )
-    return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in parked_queues()], means)
+    return Drainer([Line(queue=name, prefetch=DRAINER_PREFETCH) for name in parked_queues()], parts)
 
 
 class PutAside:

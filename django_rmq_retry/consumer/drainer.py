@@ -126,14 +126,14 @@ class DrainerParts:
 class Drainer(Recurring):
     """Moves parked messages into the database on a thread of its own; several processes may drain the same queues."""
 
-    def __init__(self, lines: Sequence[Line], means: DrainerParts) -> None:
+    def __init__(self, lines: Sequence[Line], parts: DrainerParts) -> None:
         super().__init__("rmq-drainer")
         self._lines = tuple(lines)
-        self._means = means
+        self._parts = parts
         self._arrived: queue.SimpleQueue[tuple[int, Delivery] | None] = queue.SimpleQueue()
         self._session = 0
         """Grows when the connection is lost: the broker then redelivers the messages of earlier sessions."""
-        self._aside = Aside(means.aside)
+        self._aside = Aside(parts.aside)
         self._source: Source | None = None
         self._away = False
         self._drained = threading.Event()
@@ -182,29 +182,29 @@ class Drainer(Recurring):
 
     def at_end(self) -> None:
         self._close()
-        self._means.parker.close()
+        self._parts.parker.close()
 
     def _work(self) -> None:
         """Wait for the database, then drain until stop() is called or the database is down for too long."""
         if not self._ready():
             return
         self._drained.clear()
-        self._source = self._means.source()
+        self._source = self._parts.source()
         self._source.start(self._lines, self)
         while not self.stopping.is_set():
             batch = self._gathered() + self._aside.due()
             if not self._kept(batch):
                 log.error("Parked messages return to their queues: no database for %g s", GIVE_UP_SECONDS)
                 break
-            do_due(self._means.chores, self._means.around)
+            do_due(self._parts.chores, self._parts.around)
         self._close()
 
     def _ready(self) -> bool:
         """Wait until the database can store messages, before any is consumed; return False if stopped meanwhile."""
         wait = FIRST_WAIT_SECONDS
         while not self.stopping.is_set():
-            with self._means.around():
-                why = self._means.parker.outage()
+            with self._parts.around():
+                why = self._parts.parker.outage()
             if not why:
                 self._away = False
                 return True
@@ -237,8 +237,8 @@ class Drainer(Recurring):
         left = self._ours(batch)
         while left and not self.stopping.is_set():
             try:
-                with self._means.around():
-                    stored = self._means.parker.store(left)
+                with self._parts.around():
+                    stored = self._parts.parker.store(left)
             except StoreUnavailable as outage:
                 self._settle(outage.done)
                 left = [one for one in left if one not in outage.done]

@@ -18,7 +18,7 @@ from django_rmq_retry.topology.declarations import (
     matches,
     queue_of,
 )
-from django_rmq_retry.topology.drawings import Edge, Way
+from django_rmq_retry.topology.drawings import Edge, EdgeKind
 
 
 def layout(work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
@@ -212,13 +212,15 @@ def copies_of(work_queues: Iterable[WorkQueue]) -> list[Edge]:
     for work_queue in work_queues:
         work = (False, work_queue.queue.name)
         quarantine = [] if work_queue.quarantine is None else [work_queue.quarantine]
-        edges += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (work_queue.park, *quarantine)]
+        edges += [
+            Edge(source=work, target=(False, name), kind=EdgeKind.COPY) for name in (work_queue.park, *quarantine)
+        ]
         for subscription in work_queue.subscriptions:
             added = subscription.policy.via.additions(subscription.route).topology
             reached = {binding.destination for binding in added.bindings}
             unbound = [name for name in added.queues if name not in reached]
-            edges += [Edge(source=work, target=(False, name), way=Way.COPY) for name in unbound]
+            edges += [Edge(source=work, target=(False, name), kind=EdgeKind.COPY) for name in unbound]
             if subscription.policy.via.waits:
                 exchanges = {binding.source for binding in added.bindings}
-                edges += [Edge(source=work, target=(True, name), way=Way.COPY) for name in exchanges]
+                edges += [Edge(source=work, target=(True, name), kind=EdgeKind.COPY) for name in exchanges]
     return edges

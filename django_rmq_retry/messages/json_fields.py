@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class FieldSpan:
     """A value in a text."""
 
     path: Path
@@ -32,7 +32,7 @@ class Field:
 
 
 @dataclass(slots=True)
-class _Level:
+class _Container:
     path: Path
     start: int
     entry: int
@@ -42,14 +42,14 @@ class _Level:
     filled: bool = False
 
 
-def fields(text: str) -> Iterator[Field]:
+def fields(text: str) -> Iterator[FieldSpan]:
     """Yield the values of a checked JSON text, objects and arrays after their contents; raise TooDeep if they are."""
-    levels: list[_Level] = []
+    levels: list[_Container] = []
     for mark, start, stop in tokens(text):
         level = levels[-1] if levels else None
         if mark in "}]":
             ended = levels.pop()
-            yield Field(path=ended.path, start=ended.start, stop=stop, entry=ended.entry, leaf=not ended.filled)
+            yield FieldSpan(path=ended.path, start=ended.start, stop=stop, entry=ended.entry, leaf=not ended.filled)
         elif mark == "," and level:
             level.step = level.step + 1 if isinstance(level.step, int) else None
         elif mark == ":":
@@ -62,11 +62,11 @@ def fields(text: str) -> Iterator[Field]:
             if level:
                 level.filled = True
             if mark not in "{[":
-                yield Field(path=path, start=start, stop=stop, entry=entry, leaf=True)
+                yield FieldSpan(path=path, start=start, stop=stop, entry=entry, leaf=True)
             elif len(levels) == MOST_LEVELS:
                 raise TooDeep
             else:
-                levels.append(_Level(path, start, entry, 0 if mark == "[" else None))
+                levels.append(_Container(path, start, entry, 0 if mark == "[" else None))
 
 
 def written(path: Path) -> str:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.json_fields import Field, fields, is_number, path_of
+from django_rmq_retry.messages.json_fields import FieldSpan, fields, is_number, path_of
 from django_rmq_retry.messages.masking import HIDDEN, TooDeep, hides, is_json, without
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
@@ -254,7 +254,7 @@ def _replaced(value: str, change: PathChange) -> str:
     return value.replace(change.find, change.value)
 
 
-def _removed(text: str, one: Field) -> str:
+def _removed(text: str, one: FieldSpan) -> str:
     """Return the text without an entry and the comma that separated it."""
     start, stop = one.entry, one.stop
     rest = text[stop:].lstrip()

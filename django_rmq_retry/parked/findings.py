@@ -141,31 +141,31 @@ def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
     refused = Q()
     for _code, condition in objections:
         refused |= condition
-    counted = _counted(rows, refused, shown)
-    keys, shared = duplicates(rows.exclude(refused), counted.sums["sendable"])
+    totals = _totals(rows, refused, shown)
+    keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
     left_out = {code for code, _condition in objections}
     findings = [
-        _finding(name, counted.sums[name], rows.filter(condition), left_out)
+        _finding(name, totals.sums[name], rows.filter(condition), left_out)
         for name, condition in shown.items()
-        if counted.sums[name]
+        if totals.sums[name]
     ]
     if keys:
         # Search the table of business keys, which has an index: the message's own column has none.
         named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
         alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
         findings.append(_finding("duplicates", shared, alike, left_out))
-    sendable = counted.sums["sendable"]
+    sendable = totals.sums["sendable"]
     return RequeueReport(
-        total=counted.sums["total"],
+        total=totals.sums["total"],
         sendable=sendable,
         findings=tuple(findings),
-        oldest=counted.oldest,
-        newest=counted.newest,
-        queues=((terms.target, sendable),) if terms.target else counted.queues,
+        oldest=totals.oldest,
+        newest=totals.newest,
+        queues=((terms.target, sendable),) if terms.target else totals.queues,
     )
 
 
-class _Counted(NamedTuple):
+class _Totals(NamedTuple):
     """The totals of a selection, and its queues with the number of sendable messages, largest first."""
 
     sums: Mapping[str, int]
@@ -174,7 +174,7 @@ class _Counted(NamedTuple):
     queues: tuple[tuple[str, int], ...]
 
 
-def _counted(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q]) -> _Counted:
+def _totals(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q]) -> _Totals:
     """Count all rows in one query by queue: there are few queues, and the totals are the sums of their counts."""
     counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
     counts |= {name: Count("pk", filter=condition) for name, condition in shown.items()}
@@ -182,7 +182,7 @@ def _counted(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q]) 
     named: Any = {f"n_{name}": count for name, count in counts.items()}
     groups: list[Any] = list(rows.values("queue").annotate(**named, **spans))
     queues = sorted(((one["queue"], one["n_sendable"]) for one in groups if one["n_sendable"]), key=lambda one: -one[1])
-    return _Counted(
+    return _Totals(
         sums={name: sum(one[f"n_{name}"] for one in groups) for name in counts},
         oldest=min((one["oldest"] for one in groups), default=None),
         newest=max((one["newest"] for one in groups), default=None),

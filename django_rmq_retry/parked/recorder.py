@@ -237,11 +237,11 @@ def _refused(error: Exception) -> bool:
 class Writer:
     """Makes rows from drafts, and adds them to the table."""
 
-    def __init__(self, scribe: RowBuilder) -> None:
-        self._scribe = scribe
+    def __init__(self, builder: RowBuilder) -> None:
+        self._builder = builder
 
     def __call__(self, drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
-        rows = [self._scribe.row(draft) for draft in drafts]
+        rows = [self._builder.row(draft) for draft in drafts]
         records = {draft.ticket.record for draft in drafts if draft.ticket}
         if records:
             rows = _known(drafts, rows, records)

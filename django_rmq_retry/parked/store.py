@@ -343,13 +343,13 @@ class RecordStore:
         alias = self.alias
         # If the batch then fails, empty groups remain, which is harmless.
         groups = groups_of(arrivals, using=alias)
-        filing = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=database_clock.now(alias))
+        batch = BatchWriter(arrivals, groups, alias=alias, keys=self._keys.of, now=database_clock.now(alias))
         with transaction.atomic(using=alias):
             write_first(ParkedMessage, alias)
-            filing.write()
+            batch.write()
             self._committing = True
         if signals.recorded.receivers:
-            _announce(filing)
+            _announce(batch)
 
 
 def _marked_as_redelivered(arrivals: Sequence[Arrival]) -> list[Arrival]:
@@ -364,10 +364,10 @@ def _marked_as_redelivered(arrivals: Sequence[Arrival]) -> list[Arrival]:
     ]
 
 
-def _announce(written: BatchWriter) -> None:
+def _announce(batch: BatchWriter) -> None:
     """Send the signal for a committed batch. No error may leave this function: the batch would be stored again."""
     try:
-        known = {record.pk: record.group_id for record in written.records()}
+        known = {record.pk: record.group_id for record in batch.records()}
     except Exception:
         log.exception(
             "The signal `recorded` was not sent, because its records cannot be read. The messages are stored."

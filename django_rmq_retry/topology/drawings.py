@@ -41,7 +41,7 @@ _MERMAID_CLASSES = {
 __all__ = ["Shape", "definitions", "mermaid", "svg", "text"]
 
 
-class Way(StrEnum):
+class EdgeKind(StrEnum):
     BINDING = "binding"
     DEAD_LETTER = "dead letter"
     """Moved by the broker."""
@@ -68,7 +68,7 @@ class Edge:
 
     source: Key
     target: Key
-    way: Way
+    kind: EdgeKind
     labels: tuple[str, ...] = ()
 
 
@@ -124,14 +124,14 @@ def _bindings(topology: Topology) -> list[Edge]:
         text = [f"{name}={value}" for name, value in binding.arguments.items()]
         labels.setdefault(ends, []).append(" ".join([*([binding.key] if binding.key else []), *text]))
     return [
-        Edge(source=source, target=target, way=Way.BINDING, labels=tuple(label for label in found if label))
+        Edge(source=source, target=target, kind=EdgeKind.BINDING, labels=tuple(label for label in found if label))
         for (source, target), found in labels.items()
     ]
 
 
 def _alternates(topology: Topology) -> list[Edge]:
     return [
-        Edge(source=(True, one.name), target=(True, str(name)), way=Way.ALTERNATE)
+        Edge(source=(True, one.name), target=(True, str(name)), kind=EdgeKind.ALTERNATE)
         for one in topology.exchanges.values()
         if (name := one.arguments.get("alternate-exchange")) in topology.exchanges
     ]
@@ -145,7 +145,7 @@ def _dead_letters(topology: Topology, nodes: Mapping[Key, Node]) -> list[Edge]:
         target = (True, str(exchange)) if exchange else (False, str(key if key is not None else queue.name))
         if exchange is not None and target in nodes:
             labels = (str(key),) if exchange and key is not None else ()
-            found.append(Edge(source=(False, queue.name), target=target, way=Way.DEAD_LETTER, labels=labels))
+            found.append(Edge(source=(False, queue.name), target=target, kind=EdgeKind.DEAD_LETTER, labels=labels))
     return found
 
 
@@ -207,11 +207,15 @@ def _column(shape: Shape, node: Node) -> int:
         return _COLUMNS.get(node.role, WORK)
     targets = (shape.nodes.get(edge.target) for edge in shape.out_of(node))
     feeds_work = any(one and one.role is not None and _column(shape, one) == WORK for one in targets)
-    takes_retries = any(edge.way is not Way.BINDING and not edge.source[0] for edge in shape.into(node))
+    takes_retries = any(edge.kind is not EdgeKind.BINDING and not edge.source[0] for edge in shape.into(node))
     return RETRY if takes_retries and not feeds_work else ENTRY
 
 
-_OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.ALTERNATE: "⇢ unroutable messages to", Way.COPY: "⇒ copies to"}
+_OUT = {
+    EdgeKind.DEAD_LETTER: "⇢ dead letters to",
+    EdgeKind.ALTERNATE: "⇢ unroutable messages to",
+    EdgeKind.COPY: "⇒ copies to",
+}
 
 
 def text(shape: Shape) -> str:
@@ -229,26 +233,31 @@ def _text_lines(shape: Shape) -> Iterator[str]:
         for node in nodes:
             yield f"  {node.name.ljust(width)}  {node.detail}"
             for edge in shape.into(node):
-                if edge.way is Way.BINDING:
+                if edge.kind is EdgeKind.BINDING:
                     yield f"      ← {edge.source[1]}{_labels(edge)}"
             for edge in shape.out_of(node):
-                if edge.way is not Way.BINDING:
-                    yield f"      {_OUT[edge.way]} {edge.target[1]}{_labels(edge)}"
+                if edge.kind is not EdgeKind.BINDING:
+                    yield f"      {_OUT[edge.kind]} {edge.target[1]}{_labels(edge)}"
 
 
 def _labels(edge: Edge) -> str:
     return f" by {', '.join(edge.labels)}" if edge.labels else ""
 
 
-_SVG_CLASSES = {Way.BINDING: "binding", Way.DEAD_LETTER: "dead", Way.ALTERNATE: "alternate", Way.COPY: "copy"}
+_SVG_CLASSES = {
+    EdgeKind.BINDING: "binding",
+    EdgeKind.DEAD_LETTER: "dead",
+    EdgeKind.ALTERNATE: "alternate",
+    EdgeKind.COPY: "copy",
+}
 
 _MEANINGS = (
-    (Way.BINDING, "binding"),
-    (Way.DEAD_LETTER, "dead letters, moved by the broker"),
-    (Way.COPY, "confirmed copy by the consumer"),
-    (Way.ALTERNATE, "messages that no binding accepts"),
+    (EdgeKind.BINDING, "binding"),
+    (EdgeKind.DEAD_LETTER, "dead letters, moved by the broker"),
+    (EdgeKind.COPY, "confirmed copy by the consumer"),
+    (EdgeKind.ALTERNATE, "messages that no binding accepts"),
 )
-_ALWAYS = (Way.BINDING, Way.DEAD_LETTER, Way.COPY)
+_ALWAYS = (EdgeKind.BINDING, EdgeKind.DEAD_LETTER, EdgeKind.COPY)
 """The ways that the legend explains even if the drawing has none of them."""
 
 
@@ -292,7 +301,7 @@ def _edges(shape: Shape, where: Mapping[Key, Cell]) -> Iterator[str]:
     drawn = [edge for edge in shape.edges if edge.source in where and edge.target in where]
     for edge in drawn:
         line, _ = _line(where[edge.source], where[edge.target])
-        yield f'<path class="edge {_SVG_CLASSES[edge.way]}" d="{line}" marker-end="url(#head)"/>'
+        yield f'<path class="edge {_SVG_CLASSES[edge.kind]}" d="{line}" marker-end="url(#head)"/>'
     # After all lines, so that no line crosses a label.
     for edge in drawn:
         _, (x, y) = _line(where[edge.source], where[edge.target])
@@ -335,7 +344,7 @@ def _forth(x1: int, y1: int, x2: int, y2: int) -> tuple[str, tuple[int, int]]:
 
 
 def _legend(shape: Shape, y: int) -> Iterator[str]:
-    x, drawn = MARGIN, {edge.way for edge in shape.edges}.union(_ALWAYS)
+    x, drawn = MARGIN, {edge.kind for edge in shape.edges}.union(_ALWAYS)
     for way, meaning in _MEANINGS:
         if way not in drawn:
             continue
@@ -357,7 +366,7 @@ def clean(name: str) -> str:
     return escape("".join(char if char.isprintable() else "�" for char in name), {'"': "&quot;", "'": "&apos;"})
 
 
-_ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.ALTERNATE: "--o", Way.COPY: "==>"}
+_ARROWS = {EdgeKind.BINDING: "-->", EdgeKind.DEAD_LETTER: "-.->", EdgeKind.ALTERNATE: "--o", EdgeKind.COPY: "==>"}
 
 
 def mermaid(shape: Shape) -> str:
@@ -374,7 +383,7 @@ def _mermaid_lines(shape: Shape) -> Iterator[str]:
     for edge in shape.edges:
         if edge.source in ids and edge.target in ids:
             label = f'|"{escaped(", ".join(edge.labels))}"|' if edge.labels else ""
-            yield f"  {ids[edge.source]} {_ARROWS[edge.way]}{label} {ids[edge.target]}"
+            yield f"  {ids[edge.source]} {_ARROWS[edge.kind]}{label} {ids[edge.target]}"
     for role, style in _MERMAID_CLASSES.items():
         members = [ids[key] for key, node in shape.nodes.items() if node.role is role]
         if members:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from django_rmq_retry.alerts.found import Finding, Found
+from django_rmq_retry.alerts.found import AlertFinding, Found
 from django_rmq_retry.alerts.ledger import LASTS_SECONDS, MOST_TRIES, Ledger
 from django_rmq_retry.health.rules import Code, Problem, Severity
 
 WINDOW = 900.0
 START = 1_000_000.0
-IDLE = Finding.of(Problem(code=Code.IDLE, subject="pay", count=1), of_queues=True)
-HALTED = Finding.of(Problem(code=Code.HALTED, subject="pay", values={"span": "1 min", "attempt": 1, "cause": "x"}),
+IDLE = AlertFinding.of(Problem(code=Code.IDLE, subject="pay", count=1), of_queues=True)
+HALTED = AlertFinding.of(Problem(code=Code.HALTED, subject="pay", values={"span": "1 min", "attempt": 1, "cause": "x"}),
                     of_queues=False)  # fmt: skip
 
 
@@ -24,7 +24,7 @@ class Way:
         self.rows: dict[str, Any] = {}
         self.ids: list[str] = []
 
-    def at(self, second: float, *found: Finding, blind: bool = False, accepts: bool = True) -> list[str]:
+    def at(self, second: float, *found: AlertFinding, blind: bool = False, accepts: bool = True) -> list[str]:
         """Look at that second; return the alerts that left."""
         ledger = Ledger(json.loads(json.dumps(self.rows)), window=WINDOW)
         alerts = ledger.due(Found(findings=found, blind=blind), START + second)
@@ -38,7 +38,7 @@ class Way:
         return [f"{alert.event} {alert.finding.code}" for alert in alerts]
 
 
-def looks(way: Way, seconds: Sequence[float], *found: Finding, **more: Any) -> list[str]:
+def looks(way: Way, seconds: Sequence[float], *found: AlertFinding, **more: Any) -> list[str]:
     return [alert for second in seconds for alert in way.at(second, *found, **more)]
 
 
@@ -91,8 +91,8 @@ def test_a_finding_with_ten_times_the_messages_is_worse_and_with_nine_times_is_n
 
 def test_the_later_code_of_a_finding_is_the_same_finding() -> None:
     waiting = {"which": "", "messages": "1 message"}
-    milder = Finding.of(Problem(code=Code.IDLE, subject="pay"), of_queues=True)
-    worse = Finding.of(Problem(code=Code.NO_CONSUMER, subject="pay", values=waiting), of_queues=True)
+    milder = AlertFinding.of(Problem(code=Code.IDLE, subject="pay"), of_queues=True)
+    worse = AlertFinding.of(Problem(code=Code.NO_CONSUMER, subject="pay", values=waiting), of_queues=True)
 
     assert milder.key == worse.key == "IDLE pay"
 

@@ -17,8 +17,8 @@ from django.core import mail
 from django.test import override_settings
 
 from django_rmq_retry import conf
-from django_rmq_retry.alerts.found import Finding
-from django_rmq_retry.alerts.ledger import Alert, Event
+from django_rmq_retry.alerts.found import AlertFinding
+from django_rmq_retry.alerts.ledger import Alert, AlertEvent
 from django_rmq_retry.alerts.runbook import runbook
 from django_rmq_retry.alerts.ways import Patient, Undelivered, Way, reason_of, ways
 from django_rmq_retry.health.rules import Code, Severity
@@ -28,7 +28,7 @@ from tests.tooling.pages import page
 from tests.tooling.waiting import wait_until
 
 ROOT = ["root@bank.example"] if django.VERSION >= (6, 0) else [("root", "root@bank.example")]
-FINDING = Finding(
+FINDING = AlertFinding(
     key="NO_CONSUMER pay",
     code="NO_CONSUMER",
     subject="pay",
@@ -39,7 +39,7 @@ FINDING = Finding(
     why="It has 4000 messages ready.",
     fix="Start manage.py rmq_consume pay",
 )
-ALERT = Alert(event=Event.BEGINS, id="a1", finding=FINDING)
+ALERT = Alert(event=AlertEvent.BEGINS, id="a1", finding=FINDING)
 ADMIN = "https://bank.example/admin/"
 OURS = "https://django-rmq-retry.readthedocs.io/en/latest/operate/runbook.html"
 

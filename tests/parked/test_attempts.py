@@ -27,15 +27,15 @@ def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -
     return draft_of(attempt or failure(), ticket)._replace(ended=minutes(at).timestamp())
 
 
-SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
-write = recorder.Writer(SCRIBE)
+BUILDER = RowBuilder(deploy="a1b2c3", host="worker-3")
+write = recorder.Writer(BUILDER)
 
 
 def test_a_written_attempt_can_be_read_back() -> None:
     one = draft()
 
     write([one])
-    row = SCRIBE.row(one)
+    row = BUILDER.row(one)
 
     found = Attempt.objects.get()
     for name in set(AttemptRow._fields) - {"chain"}:
@@ -51,7 +51,7 @@ def test_many_attempts_are_written_at_once() -> None:
 
 
 def test_a_batch_of_attempts_is_written_completely_or_not_at_all() -> None:
-    good = SCRIBE.row(draft())
+    good = BUILDER.row(draft())
 
     with pytest.raises(Exception, match=r"(?i)constraint|json"):
         recorder.write([good, good._replace(chain="{")])
@@ -88,7 +88,7 @@ def test_any_text_of_an_attempt_can_be_stored() -> None:
 
 def test_the_attempts_of_a_record_are_found_by_its_id() -> None:
     arrival = delivery(message_id="m-1", body=b"1")
-    record = parked(identity=SCRIBE.row(draft(failure(arrival))).identity, body=b"1", message_id="m-1")
+    record = parked(identity=BUILDER.row(draft(failure(arrival))).identity, body=b"1", message_id="m-1")
     write([draft(failure(arrival), at=1), draft(failure(arrival), at=2), draft(failure(delivery(message_id="m-2")))])
 
     assert [found.started_at for found in attempts_of(record)] == [

@@ -21,13 +21,13 @@ pytestmark = [
     pytest.mark.database,
     pytest.mark.skipif(databases.chosen() != databases.POSTGRESQL, reason="the statements are PostgreSQL's"),
 ]
-SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
+BUILDER = RowBuilder(deploy="a1b2c3", host="worker-3")
 MONTHS = {"2026_11": datetime(2026, 11, 10, tzinfo=UTC), "2026_12": datetime(2026, 12, 10, tzinfo=UTC)}
 LATER = datetime(2028, 2, 1, tzinfo=UTC)
 
 
 def attempt(number: int, at: datetime) -> None:
-    row = SCRIBE.row(draft_of(failure(delivery(message_id=f"m-{number}")), None))
+    row = BUILDER.row(draft_of(failure(delivery(message_id=f"m-{number}")), None))
     write([row._replace(started_at=at)])
 
 

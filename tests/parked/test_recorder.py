@@ -34,11 +34,11 @@ def rows() -> list[AttemptRow]:
 @pytest.fixture
 def recorder(rows: list[AttemptRow]) -> Recorder:
     """A recorder whose rows only the test takes."""
-    scribe = RowBuilder()
+    builder = RowBuilder()
 
     def write(drafts: Sequence[AttemptDraft], *, plain: bool = False) -> None:
         assert not plain
-        rows.extend(scribe.row(draft) for draft in drafts)
+        rows.extend(builder.row(draft) for draft in drafts)
 
     made = Recorder(Buffer(write))
     made.buffer._begin = lambda: None  # type: ignore[method-assign]

@@ -25,12 +25,12 @@ from tests.messages.parked_copies import parked_copy, read_back
 from tests.parked.attempted import CHARGE, failure, success
 from tests.parked.made import NOON
 
-SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
+BUILDER = RowBuilder(deploy="a1b2c3", host="worker-3")
 
 
 def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> AttemptRow:
     """As if it had ended at noon."""
-    return SCRIBE.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
+    return BUILDER.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
 
 
 def test_a_failed_attempt_fills_every_column() -> None:
@@ -102,7 +102,7 @@ def test_a_large_body_is_not_kept_in_the_buffer() -> None:
     drafts = [draft_of(failure(delivery(message_id="m-1", body=body)), None) for body in (small, large)]
 
     assert [draft.body for draft in drafts] == [small, b""]
-    assert [SCRIBE.row(draft).identity for draft in drafts] == [
+    assert [BUILDER.row(draft).identity for draft in drafts] == [
         attempt_identity("payments", "m-1", small),
         attempt_identity("payments", "m-1", large),
     ]

@@ -9,7 +9,17 @@ from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark, WaitQue
 from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues_of
 from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.drawings import Shape, Way, cells, definitions, duration, families, mermaid, svg, text
+from django_rmq_retry.topology.drawings import (
+    EdgeKind,
+    Shape,
+    cells,
+    definitions,
+    duration,
+    families,
+    mermaid,
+    svg,
+    text,
+)
 from tests.handlers.factories import topology_of
 from tests.tooling.drawings import shape_of
 
@@ -47,7 +57,7 @@ def test_the_paths_of_a_retry_are_drawn(policy: Policy, source: str, targets: li
 def test_bindings_between_one_pair_are_one_edge_with_all_keys() -> None:
     shape, _ = shaped(RetryThenPark())
 
-    assert [edge.labels for edge in shape.edges if edge.way is Way.BINDING] == [("a", "b")]
+    assert [edge.labels for edge in shape.edges if edge.kind is EdgeKind.BINDING] == [("a", "b")]
 
 
 def test_an_exchange_and_a_queue_of_one_name_are_two_boxes() -> None:
@@ -78,9 +88,9 @@ def test_alternate_exchanges_and_ttl_dead_letters_are_drawn() -> None:
     delay = Queue("delay", message_ttl=90, arguments={"x-dead-letter-exchange": "rest"})
     shape = Shape.of(topology_of(extra=[rest, Exchange("all", "direct", alternate="rest"), delay]))
 
-    assert {(edge.source[1], edge.target[1], edge.way) for edge in shape.edges} == {
-        ("all", "rest", Way.ALTERNATE),
-        ("delay", "rest", Way.DEAD_LETTER),
+    assert {(edge.source[1], edge.target[1], edge.kind) for edge in shape.edges} == {
+        ("all", "rest", EdgeKind.ALTERNATE),
+        ("delay", "rest", EdgeKind.DEAD_LETTER),
     }
     assert shape.nodes[(False, "delay")].detail == "other · quorum · 90 s"
     assert "⇢ unroutable messages to rest" in text(shape)
