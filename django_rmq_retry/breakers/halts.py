@@ -23,7 +23,8 @@ REPORT_SECONDS = 5.0
 STALE_HALT = timedelta(seconds=30)
 """The time after which a consumer that has stopped reporting counts as gone."""
 _ERROR_BYTES, _NAME_BYTES = 600, 255
-_NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
+NOT_HALTED = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
+"""The columns of a queue that is not halted."""
 
 
 def halted() -> tuple[QueueControl, ...]:
@@ -61,7 +62,7 @@ class Halts:
             self._failures.ends()
 
     def _clear(self, queue: str) -> None:
-        self._mine(queue).update(**_NONE)
+        self._mine(queue).update(**NOT_HALTED)
         del self._reported[queue]
 
     def end(self) -> None:

@@ -46,7 +46,7 @@ def _show(command: RmqCommand, found: Traces, options: Options, *, done: bool) -
 
 
 def _words(found: Traces) -> str:
-    names = plural(found.listed + found.former + found.early, "stored name")
+    names = plural(found.listed + found.former + found.early + found.states, "stored name")
     parts = (
         plural(found.messages, "message"),
         f"{plural(found.versions, 'edited version')}, {plural(found.attempts, 'attempt')}",

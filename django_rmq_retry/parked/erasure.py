@@ -2,30 +2,31 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from django.db.models import F, QuerySet
+from django.db.models import F, Model, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import (
     Action,
     ApprovalRequest,
     Attempt,
     BlockedKey,
     BusinessKey,
+    DiscardCategory,
     EarlyRetry,
     FormerName,
-    GatedAct,
-    ListedKey,
     MessageVersion,
     OperatorAction,
     ParkedMessage,
+    RequestState,
     RequeueItem,
     RequeueRun,
 )
@@ -36,16 +37,17 @@ from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import ERASED, acts_on, log_action, spans
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import look_up
+from django_rmq_retry.parked.key_text import KEY_BYTES
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused
+from django_rmq_retry.parked.traces import EMPTY_ATTEMPT, Elsewhere, having, named_in
 from django_rmq_retry.statements import in_slices
 
 ERASED_AT_ONCE = 500
-"""Messages of one transaction, and keys of one statement."""
+"""Messages of one transaction."""
 MOST_NAMED = 20
-IN_PLACE_OF_A_KEY = "(erased)"
-"""What a stored list of keys has in the place of an erased one."""
 EMPTY = {"body": b"", "properties": encode_properties(Properties()), "sha256": hashlib.sha256(b"").hexdigest()}
 """The contents of an erased message, and of each of its versions."""
+M = TypeVar("M", bound=Model)
 TEXTS = ("business_key", "detail", "error_text", "summary", "hold_reason", "traceparent")
 
 
@@ -65,6 +67,8 @@ class Traces:
     """Names of messages that retention has deleted."""
     early: int
     """Names of messages whose retries were sent before they were due."""
+    states: int
+    """Rows of queues, consumers and alerts that name one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,9 @@ class _Subject:
 
     numbers: Sequence[int]
     keys: Collection[str]
-    """The keys as given, and those of the messages that no other message has."""
+    """The keys as given, and those of the messages that no other message has; long ones as they are stored."""
+    ids: Collection[str]
+    """The message ids of the messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +90,17 @@ class _Part:
     versions: Collection[int]
     attempts: Collection[int]
     actions: Sequence[OperatorAction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    """What is stored about the keys in rows that belong to no message, or to several."""
+
+    actions: Sequence[OperatorAction]
     runs: Collection[int]
     requests: Collection[int]
     """Requests for a second person."""
+    elsewhere: Elsewhere
 
 
 def traces(keys: Sequence[str]) -> Traces:
@@ -95,33 +109,52 @@ def traces(keys: Sequence[str]) -> Traces:
 
 
 def _traces_of(subject: _Subject) -> Traces:
-    return _counted(subject, [_part(subject, some) for some in _slices(subject)])
+    parts, rest = [_part(subject, some) for some in _slices(subject)], _rest(subject)
+    elsewhere = rest.elsewhere
+    return Traces(
+        messages=sum(len(part.messages) for part in parts),
+        versions=sum(len(part.versions) for part in parts),
+        attempts=len({*elsewhere.attempts, *(one for part in parts for one in part.attempts)}),
+        actions=len({one.number for some in (rest.actions, *(part.actions for part in parts)) for one in some}),
+        runs=len(rest.runs),
+        listed=len(elsewhere.listed),
+        former=len(elsewhere.former),
+        early=len(elsewhere.early),
+        states=len(elsewhere.queues) + len(elsewhere.processes) + len(elsewhere.alerts),
+    )
 
 
 def erase(keys: Sequence[str], actor: Actor, *, reason: str) -> Traces:
     """Empty everything that is stored about these keys; each slice of messages has its row in the audit log."""
     if not reason.strip():
         raise Refused(_("Enter the reason for the erasure."))
-    if any(_named_in(reason, keys)):
+    if named_in([reason], keys):
         raise Refused(_("The reason is kept, so it must not contain what is erased. Name the request instead."))
     subject = _subject(keys)
     counts = _traces_of(subject)
-    if not any((counts.messages, counts.actions, counts.runs, counts.listed, counts.former, counts.early)):
+    if not any((counts.messages, counts.attempts, counts.actions, counts.runs, counts.listed, counts.former,
+                counts.early, counts.states)):  # fmt: skip
         raise NothingChosen(_("Nothing is stored about these keys."))
-    for some in _slices(subject):
-        _erase(subject, some, actor, reason)
+    for place, some in enumerate(_slices(subject)):
+        # With the first messages, because their own keys are not known any more if the command is killed after it.
+        _erase(subject, some, actor, reason, rest=place == 0)
     return counts
 
 
 def _subject(keys: Sequence[str]) -> _Subject:
-    using = database()
-    numbers = sorted({one for some in look_up(keys).values() for one in some})
+    given = list(dict.fromkeys(short(key, KEY_BYTES) for key in keys))
+    numbers = sorted({one for some in look_up(given).values() for one in some})
     own = {value for some in in_slices(numbers, ERASED_AT_ONCE) for value in _keys_of(some)}
-    known = {*keys, *(own - _shared(own, set(numbers)))}
-    former = FormerName.objects.using(using)
-    deleted = {one for rows in _having(former, "value", known) for one in rows.values_list("message", flat=True)}
-    _check(numbers, known)
-    return _Subject(numbers=[*numbers, *sorted(deleted - set(numbers))], keys=known)
+    known = {*given, *(own - _shared(own, set(numbers)))}
+    deleted = {one.message for one in having(_rows(FormerName), "value", known)}
+    rows = having(_rows(ParkedMessage).only("message_id"), "pk", numbers)
+    subject = _Subject(
+        numbers=[*numbers, *sorted(deleted - set(numbers))],
+        keys=known,
+        ids={row.message_id for row in rows if row.message_id},
+    )
+    _check(subject)
+    return subject
 
 
 def _keys_of(numbers: Collection[int]) -> Iterable[str]:
@@ -130,16 +163,13 @@ def _keys_of(numbers: Collection[int]) -> Iterable[str]:
 
 def _shared(keys: Collection[str], numbers: Collection[int]) -> set[str]:
     """Return the keys that other messages have too, such as the number of a branch."""
-    rows = (row for some in _having(BusinessKey.objects.using(database()), "value", keys)
-            for row in some.values_list("value", "message"))  # fmt: skip
-    return {value for value, message in rows if message not in numbers}
+    return {one.value for one in having(_rows(BusinessKey), "value", keys) if one.message_id not in numbers}
 
 
-def _check(numbers: Sequence[int], keys: Collection[str]) -> None:
+def _check(subject: _Subject) -> None:
     """Raise Refused if a message may still be handled, or others wait for it."""
-    rows = [one for some in _having(ParkedMessage.objects.using(database()), "pk", numbers)
-            for one in some.order_by("pk").values_list("pk", "state", "identity")]  # fmt: skip
-    unresolved = [pk for pk, state, _identity in rows if state not in RESOLVED]
+    rows = list(having(_rows(ParkedMessage).only("state", "identity"), "pk", subject.numbers))
+    unresolved = [row.pk for row in rows if row.state not in RESOLVED]
     if unresolved:
         text = ngettext(
             "%(count)d message is open or requeued: %(numbers)s. Discard it, or wait for its outcome.",
@@ -149,26 +179,26 @@ def _check(numbers: Sequence[int], keys: Collection[str]) -> None:
         shown = ", ".join(f"#{number}" for number in unresolved[:MOST_NAMED])
         more = " …" if len(unresolved) > MOST_NAMED else ""
         raise Refused(text % {"count": len(unresolved), "numbers": shown + more})
-    blocked = BlockedKey.objects.using(database())
-    found = [
-        *_having(blocked, "key", keys),
-        *_having(blocked, "identity", [identity for _pk, _state, identity in rows]),
+    blocked = [
+        *having(_rows(BlockedKey), "key", subject.keys),
+        *having(_rows(BlockedKey), "identity", [row.identity for row in rows]),
     ]
-    first = next((row for some in found for row in some[:1]), None)
-    if first is not None:
+    if blocked:
         text = _("An ordering key of %(handler)s is blocked, and messages wait behind it. Unblock it first.")
-        raise Refused(text % {"handler": first.handler})
+        raise Refused(text % {"handler": blocked[0].handler})
+    for row in halted():
+        if row.halted_message in subject.ids or named_in([row.halted_message, row.halted_error], subject.keys):
+            text = _("Queue %(queue)s is halted by one of these messages. Wait until it is handled or parked.")
+            raise Refused(text % {"queue": row.queue})
+
+
+def _rows(model: type[M]) -> "QuerySet[M]":
+    return model._default_manager.using(database())  # noqa: SLF001 - documented
 
 
 def _slices(subject: _Subject) -> Iterator[Sequence[int]]:
     """Yield the messages in parts; one empty part if only names are left of them."""
     yield from in_slices(subject.numbers, ERASED_AT_ONCE) if subject.numbers else [()]
-
-
-def _having(rows: "QuerySet[Any] | Any", column: str, values: Collection[Any]) -> Iterator[Any]:
-    """Yield the rows with one of these values, by as many statements as they need."""
-    for some in in_slices(sorted(values), ERASED_AT_ONCE):
-        yield rows.filter(**{f"{column}__in": some})
 
 
 def _part(subject: _Subject, numbers: Sequence[int]) -> _Part:
@@ -179,35 +209,45 @@ def _part(subject: _Subject, numbers: Sequence[int]) -> _Part:
         versions=list(versions.values_list("pk", flat=True)),
         attempts={one for row in messages for one in attempts_of(row).values_list("pk", flat=True)},
         actions=_actions(numbers, subject.keys),
-        runs=_runs(numbers, subject.keys),
-        requests=_requests(numbers, subject.keys),
     )
 
 
-def _requests(numbers: Collection[int], keys: Collection[str]) -> list[int]:
-    """Return the requests for a second person that hold an edit of these messages, or whose texts name a key.
+def _rest(subject: _Subject) -> _Rest:
+    return _Rest(
+        actions=_actions_on_none(subject.keys),
+        runs=_runs(subject.keys),
+        requests=_requests(subject),
+        elsewhere=Elsewhere.of(subject.keys, subject.ids),
+    )
 
-    Raise Refused if one of them waits.
+
+def _requests(subject: _Subject) -> list[int]:
+    """Return the requests for a second person that are about these messages alone, or whose texts name a key.
+
+    Raise Refused if one of them waits, or was approved and is being carried out.
     """
-    now, alone, naming = database_clock.now(database()), set(numbers), []
+    now, alone, naming = database_clock.now(database()), set(subject.numbers), []
     for one in ApprovalRequest.objects.using(database()).defer("body", "properties").order_by("pk"):
-        chosen = {int(pk) for pk in json.loads(one.wish)["selection"].get("ids", ())}
-        edits = one.act == GatedAct.EDIT and chosen <= alone
-        if not edits and not any(_named_in(_text(one.reason, one.remark, one.subject, one.wish), keys)):
+        wish = json.loads(one.wish)
+        chosen = {int(pk) for pk in wish["selection"].get("ids", ())}
+        about = bool(chosen) and chosen <= alone
+        if not about and not named_in([one.reason, one.remark, one.subject, wish], subject.keys):
             continue
         if one.waits(now):
-            text = _("%(request)s names one of these keys, or edits one of the messages. Reject it first.")
+            text = _("%(request)s names one of these keys, or is about these messages alone. Reject it first.")
+            raise Refused(text % {"request": one})
+        if one.state == RequestState.APPROVED:
+            text = _("%(request)s is being carried out, and names one of these keys or messages. Wait for its end.")
             raise Refused(text % {"request": one})
         naming.append(one.pk)
     return naming
 
 
-def _runs(numbers: Collection[int], keys: Collection[str]) -> list[int]:
-    """Return the requeue runs of these messages whose texts name a key; raise Refused if one has not ended."""
-    of_messages = RequeueItem.objects.using(database()).filter(message__in=numbers).values("run")
+def _runs(keys: Collection[str]) -> list[int]:
+    """Return the requeue runs whose texts name a key; raise Refused if one of them has not ended."""
     naming = []
-    for run in RequeueRun.objects.using(database()).filter(pk__in=of_messages).order_by("pk"):
-        if not any(_named_in(_text(run.reason, run.note, run.description, run.selection), keys)):
+    for run in RequeueRun.objects.using(database()).order_by("pk"):
+        if not named_in([run.reason, run.note, run.description, run.selection], keys):
             continue
         if run.state in ACTIVE:
             text = _("Requeue run %(number)d names one of these keys and has not ended. Stop it first.")
@@ -217,76 +257,53 @@ def _runs(numbers: Collection[int], keys: Collection[str]) -> list[int]:
 
 
 def _actions(numbers: Collection[int], keys: Collection[str]) -> list[OperatorAction]:
-    """Return the rows of the audit log that are about one of these messages alone, or name a key."""
+    """Return the rows of the audit log that are about one of these messages alone, or with others and name a key."""
     items = RequeueItem.objects.using(database()).filter(message__in=numbers)
     former = FormerName.objects.using(database()).filter(message__in=numbers, run__isnull=False)
     runs = {run for rows in (items, former) for run in rows.values_list("run", flat=True) if run is not None}
-    log = OperatorAction.objects.using(database()).exclude(action=Action.ERASE).exclude(salt="")
-    rows = {row.number: row for row in log.filter(acts_on(numbers, runs=runs))}
-    rows |= {row.number: row for some in _having(log, "subject", keys) for row in some}
-    # Ordering keys are named by actions on no message.
-    rows |= {row.number: row for row in log.filter(action=Action.UNBLOCK)}
+    rows = _log().filter(acts_on(numbers, runs=runs))
     alone = set(numbers)
-    return [
-        row
-        for _number, row in sorted(rows.items())
-        if row.message in alone or any(_named_in(_text(row.subject, row.reason, row.facts), keys))
-    ]
+    return [row for row in rows if row.message in alone or _names(row, keys)]
 
 
-def _text(*parts: object) -> str:
-    return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
+def _actions_on_none(keys: Collection[str]) -> list[OperatorAction]:
+    """Return the rows of the audit log that name a key but no message, such as those of an ordering key or a pause."""
+    rows = {row.number: row for row in _log().filter(message=None, last_message=None)}
+    rows |= {row.number: row for row in having(_log(), "subject", keys)}
+    return [row for _number, row in sorted(rows.items()) if _names(row, keys)]
 
 
-def _named_in(text: str, keys: Collection[str]) -> Iterator[str]:
-    """Yield the keys that a text has as words of their own."""
-    folded = text.casefold()
-    for key in keys:
-        if key.casefold() in folded and re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text, re.IGNORECASE):
-            yield key
+def _log() -> "QuerySet[OperatorAction]":
+    rows: QuerySet[OperatorAction] = OperatorAction.objects.using(database()).exclude(action=Action.ERASE)
+    return rows.exclude(salt="").order_by("number")
 
 
-def _counted(subject: _Subject, parts: Sequence[_Part]) -> Traces:
-    columns = ((ListedKey, "value"), (FormerName, "value"), (EarlyRetry, "shown"))
-    listed, former, early = (
-        sum(rows.count() for rows in _having(model.objects.using(database()), column, subject.keys))
-        for model, column in columns
-    )
-    return Traces(
-        messages=sum(len(part.messages) for part in parts),
-        versions=sum(len(part.versions) for part in parts),
-        attempts=len({one for part in parts for one in part.attempts}),
-        actions=len({one.number for part in parts for one in part.actions}),
-        runs=len({run for part in parts for run in part.runs}),
-        listed=listed,
-        former=former,
-        early=early,
-    )
+def _names(row: OperatorAction, keys: Collection[str]) -> bool:
+    return named_in([row.subject, row.reason, row.facts], keys)
 
 
 @transaction_of(ParkedMessage)
-def _erase(subject: _Subject, numbers: Sequence[int], actor: Actor, reason: str) -> None:
+def _erase(subject: _Subject, numbers: Sequence[int], actor: Actor, reason: str, *, rest: bool) -> None:
     using, now = database(), database_clock.now(database())
     locked_messages(numbers, whole=False)
-    _check(numbers, subject.keys)
-    part = _part(subject, numbers)
+    _check(subject)
+    part, more = _part(subject, numbers), _rest(subject) if rest else None
     for row in part.messages:
         _empty(row, subject.keys, using, erased_at=now, erased_by=actor.name)
     MessageVersion.objects.using(using).filter(pk__in=part.versions).update(**EMPTY, reason="")
     BusinessKey.objects.using(using).filter(message__in=numbers).delete()
-    for some in _having(Attempt.objects.using(using), "pk", part.attempts):
-        some.update(error_text="", chain=[], logs="", traceparent="")
-    for some in _having(ListedKey.objects.using(using), "value", subject.keys):
-        some.update(value=IN_PLACE_OF_A_KEY)
-    for some in _having(FormerName.objects.using(using), "value", subject.keys):
-        some.update(value="")
-    for some in _having(EarlyRetry.objects.using(using), "shown", subject.keys):
-        some.update(shown="")
-    ApprovalRequest.objects.using(using).filter(pk__in=part.requests).delete()
-    RequeueRun.objects.using(using).filter(pk__in=part.runs).update(selection={}, description="", reason="", note="")
-    forget(part.actions, using)
-    OperatorAction.objects.filter(pk__in=[one.pk for one in part.actions]).forget(using)
-    facts = {"keys": len(subject.keys), ERASED: spans([one.number for one in part.actions])}
+    for some in in_slices(sorted(part.attempts), ERASED_AT_ONCE):
+        Attempt.objects.using(using).filter(pk__in=some).update(**EMPTY_ATTEMPT)
+    actions = {one.number: one for one in part.actions}
+    if more is not None:
+        more.elsewhere.forget()
+        ApprovalRequest.objects.using(using).filter(pk__in=more.requests).delete()
+        runs = RequeueRun.objects.using(using).filter(pk__in=more.runs)
+        runs.update(selection={}, description="", reason="", note="")
+        actions |= {one.number: one for one in more.actions}
+    forget(actions.values(), using)
+    OperatorAction.objects.filter(pk__in=[one.pk for one in actions.values()]).forget(using)
+    facts = {"keys": len(subject.keys), ERASED: spans(actions)}
     log_action(actor, Action.ERASE, reason=reason, messages=numbers, count=len(numbers), facts=facts)
 
 
@@ -295,11 +312,12 @@ def _empty(row: ParkedMessage, keys: Collection[str], using: str, **erased: obje
     identity = f"erased:{row.pk}"
     Attempt.objects.using(using).filter(identity=row.identity).update(identity=identity)
     EarlyRetry.objects.using(using).filter(identity=row.identity).update(identity=identity, shown="")
-    ids = [name for name in ("message_id", "correlation_id") if getattr(row, name) in keys]
+    ids = [name for name in ("message_id", "correlation_id") if named_in([getattr(row, name)], keys)]
+    category = row.resolution.partition(":")[0]
     ParkedMessage.objects.using(using).filter(pk=row.pk).update(
         **{**EMPTY, **dict.fromkeys([*TEXTS, *ids], ""), **erased},
         identity=identity,
         size=0,
-        resolution=row.resolution.partition(":")[0],
+        resolution=category if category in DiscardCategory.values else "",
         revision=F("revision") + 1,
     )
