@@ -15,6 +15,7 @@ from tests.admin import made
 from tests.tooling.brokers import really_connected, replaced_by
 
 QUEUE = "payments.main"
+SUPPORT = ("view_parkedmessage", "view_errorgroup", "view_operatoraction")
 
 
 class Kept:
@@ -96,3 +97,8 @@ def linking(settings: Any, **links: str) -> None:
 def is_north(_user: object, _verb: str, message: Any) -> bool:
     """A rule of the project: only messages of the type "north" are for anybody."""
     return bool(message.type == "north")
+
+
+def support(*more: str) -> Client:
+    """The browser of somebody who may look, and do this."""
+    return client_of(made.person("support", *SUPPORT, *more))

@@ -4,6 +4,14 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from django_rmq_retry.models import ParkedMessage
+
+EVIL = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>\u202e"
+DJANGOS = ("django_session", "auth_user", "auth_permission", "auth_group", "SAVEPOINT", "django_admin_log")
+
 
 @dataclass
 class Form:
@@ -83,3 +91,38 @@ class Page(HTMLParser):
         elif tag == "button" and self._form is not None and "disabled" not in given:
             self._form.buttons.append((given.get("name", ""), given.get("value", ""), said))
         self._open = None
+
+
+def press(client: Client, response: Any, words: str, **typed: str) -> Any:
+    """Press the button that says so, with something typed before; the page that follows."""
+    form, values = Page(response).form_with(words)
+    address = form.action or response.request["PATH_INFO"] + "?" + response.request.get("QUERY_STRING", "")
+    return getattr(client, form.method.lower())(address, {**values, **typed}, follow=True)
+
+
+def own_queries(queries: CaptureQueriesContext) -> list[str]:
+    """Without those by which Django finds out who asks."""
+    return [one["sql"] for one in queries if not any(name in one["sql"] for name in DJANGOS)]
+
+
+def address_of(message: ParkedMessage, what: str = "change") -> str:
+    return f"/admin/rmq_retry/parkedmessage/{message.pk}/{what}/"
+
+
+def scripts_in(response: Any) -> list[str]:
+    """Everything that a browser would run: inline scripts, on… attributes, javascript: addresses, inline styles."""
+    found = []
+    for tag, attrs in Page(response).tags:
+        found += [f"{tag} {name}" for name in attrs if name.startswith("on") or name == "style"]
+        found += [f"{tag} javascript:" for value in attrs.values() if value.strip().lower().startswith("javascript:")]
+        if tag == "style" or (tag == "script" and not attrs.get("src")):
+            found.append(tag)
+        if tag == "img" and attrs.get("src") == "x":
+            found.append("img x")
+    return found
+
+
+def follow(client: Client, response: Any, words: str) -> Any:
+    """Follow the link whose words begin so."""
+    link = next(address for said, address in Page(response).links.items() if said.startswith(words))
+    return client.get(link, follow=True)

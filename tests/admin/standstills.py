@@ -35,6 +35,24 @@ def blocked(first: ParkedMessage, *, waiting: int, parked: bool = True) -> Block
     return known
 
 
+def trip(
+    queue: str,
+    *,
+    handler: str = "charge",
+    kind: str = "BankDown",
+    cause: str = "BankDown: timeout",
+    failed: int = 0,
+    wait: float = 60,
+    by: str = "host:1",
+) -> None:
+    """Open a queue's breaker, as a process does whose handlers fail; its first messages failed again so many times."""
+    now = timezone.now().timestamp()
+    circuit = Circuit().trip(handler=handler, kind=kind, cause=cause, now=now, wait=wait)
+    for _ in range(failed):
+        circuit = circuit.fail(cause=cause, now=now, wait=wait)
+    tripped(queue, circuit, by=by)
+
+
 def tripped(queue: str, circuit: Circuit, *, by: str = "host:1") -> None:
     """Store the state of a queue's breaker, as the process does whose handlers have failed."""
     BreakerTable().put(queue, circuit, by)

@@ -19,8 +19,7 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page
-from tests.admin.test_requeueing import press
+from tests.admin.looking import Page, press
 from tests.operators.invariants import check_audit_log
 from tests.operators.made import ANN, discard_messages, logged
 

@@ -16,11 +16,9 @@ from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, is_north
-from tests.admin.looking import Page
-from tests.admin.standstills import tripped
-from tests.admin.test_requeueing import press
-from tests.operators.test_approvals import MAY, of
-from tests.operators.test_approvals import trip as _trip
+from tests.admin.looking import Page, press
+from tests.admin.standstills import trip
+from tests.operators.second_person import MAY, actor_of, needing_second_person
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -34,8 +32,7 @@ Asking = Callable[[Client], str]
 
 @pytest.fixture(autouse=True)
 def four_eyes(settings: Any) -> None:
-    limits = {"DISCARD": 2, "EDIT": 1, "REQUEUE": 2, "CLOSE_BREAKER": True}
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}, "FOUR_EYES": limits}
+    needing_second_person(settings)
 
 
 @pytest.fixture
@@ -82,15 +79,9 @@ def editing_many(client: Client) -> str:
 
 
 def closing(client: Client) -> str:
-    _trip()
+    trip(QUEUE, wait=300)
     form = {"queue": [QUEUE], "action": "resume", "reason": "the bank is back"}
     return place(client.post(f"{ADMIN}queuecontrol/change_state/", form, follow=True))
-
-
-@pytest.fixture(autouse=True)
-def tripped_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The breaker that the scenes trip is that of this project's queue."""
-    monkeypatch.setattr("tests.operators.test_approvals.tripped", lambda _queue, circuit: tripped(QUEUE, circuit))
 
 
 def done() -> dict[str, bool]:
@@ -212,9 +203,9 @@ def test_both_names_are_told_of_the_run_of_the_message_and_in_the_audit_log(
 
 def test_the_second_person_ticks_the_doubtful_keys_too(ann: User, bob: User) -> None:
     some = two()
-    keys = key_lists.store(["PAY-9"], of(ann), key_lists.look_up(["PAY-9"]))
+    keys = key_lists.store(["PAY-9"], actor_of(ann), key_lists.look_up(["PAY-9"]))
     chosen = Selection.of_filter({"group": some[0].group_id, "state": ["parked"], EXCEPT: key_lists.list_filter(keys)})
-    request = made.asked(lambda actor: discard(chosen, actor, category="test"), of(ann))
+    request = made.asked(lambda actor: discard(chosen, actor, category="test"), actor_of(ann))
     second, there = client_of(bob), f"{REQUESTS}{request.pk}/change/"
     refused = press(second, second.get(there), "Approve")
     mark = refused.context["left"].mark

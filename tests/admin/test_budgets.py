@@ -23,7 +23,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.test_message_list import own
+from tests.admin.looking import own_queries
 from tests.operators.made import requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -117,7 +117,7 @@ def questions(client: Client, address: str) -> list[str]:
         response = client.get(address)
 
     assert response.status_code in (200, 302), address
-    return own(queries)
+    return own_queries(queries)
 
 
 @pytest.mark.parametrize("who", ["lead", "support"])

@@ -15,36 +15,12 @@ from django.utils import timezone
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, name
 from tests.admin import made
-from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page
-from tests.admin.test_message_list import own
+from tests.admin.conftest import SUPPORT, client_of, operating, support
+from tests.admin.looking import EVIL, Page, address_of, own_queries, scripts_in
 from tests.operators.invariants import check_audit_log
 
 pytestmark = pytest.mark.django_db
 IBAN = "DE89370400440532013000"
-EVIL = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>\u202e"
-SUPPORT = ("view_parkedmessage", "view_errorgroup", "view_operatoraction")
-
-
-def at(message: ParkedMessage, what: str = "change") -> str:
-    return f"/admin/rmq_retry/parkedmessage/{message.pk}/{what}/"
-
-
-def support(*more: str) -> Client:
-    return client_of(made.person("support", *SUPPORT, *more))
-
-
-def handlers_of(response: Any) -> list[str]:
-    """Everything that a browser would run: inline scripts, on… attributes, javascript: addresses, inline styles."""
-    found = []
-    for tag, attrs in Page(response).tags:
-        found += [f"{tag} {name}" for name in attrs if name.startswith("on") or name == "style"]
-        found += [f"{tag} javascript:" for value in attrs.values() if value.strip().lower().startswith("javascript:")]
-        if tag == "style" or (tag == "script" and not attrs.get("src")):
-            found.append(tag)
-        if tag == "img" and attrs.get("src") == "x":
-            found.append("img x")
-    return found
 
 
 def test_the_page_takes_eight_queries(page: Client) -> None:
@@ -52,10 +28,10 @@ def test_the_page_takes_eight_queries(page: Client) -> None:
     for number in range(1, 6):
         made.attempt(one, number)
     with CaptureQueriesContext(connection) as queries:
-        response = page.get(at(one))
+        response = page.get(address_of(one))
 
     assert response.status_code == 200
-    assert len(own(queries)) <= 8, own(queries)
+    assert len(own_queries(queries)) <= 8, own_queries(queries)
 
 
 def test_the_message_page_shows_each_attempt_with_its_time(page: Client, settings: Any) -> None:
@@ -63,7 +39,7 @@ def test_the_message_page_shows_each_attempt_with_its_time(page: Client, setting
     one = made.message(business_key="PAY-1")
     for number in range(1, 6):
         made.attempt(one, number)
-    text = Page(page.get(at(one))).text
+    text = Page(page.get(address_of(one))).text
 
     assert "It failed 5 times, then it was parked: retries exhausted." in text
     assert "The bank did not answer." in text
@@ -76,7 +52,7 @@ def test_the_message_page_shows_each_attempt_with_its_time(page: Client, setting
 def test_the_message_page_shows_every_key_explains_before_its_buttons_and_copies_nothing_empty(page: Client) -> None:
     one = made.message(business_key="PAY-1", keys=["PAY-1", "CUST-0211"], message_id="", attempts=3)
     made.attempt(one, 3, seconds=0.0031)
-    answer = page.get(at(one))
+    answer = page.get(address_of(one))
     text = Page(answer).text
 
     assert "Business key PAY-1, CUST-0211" in text
@@ -89,7 +65,7 @@ def test_names_may_wrap_at_their_dots_only(page: Client) -> None:
     dead = {"queue": "payments.transfer", "reason": "rejected", "count": 2, "exchange": "", "routing-keys": ["pay.in"]}
     dead["time"] = timezone.now()
     one = made.message(queue="payments.transfer", properties=made.properties({"x-death": [dead]}))
-    shown = page.get(at(one)).content.decode()
+    shown = page.get(address_of(one)).content.decode()
 
     assert '<th scope="row" class="rmq-id"><span class="rmq-name">payments.<wbr>transfer</span></th>' in shown
     assert name("a.b" + "c" * 60) == f'<span class="rmq-break">a.<wbr>b{"c" * 60}</span>'
@@ -97,7 +73,7 @@ def test_names_may_wrap_at_their_dots_only(page: Client) -> None:
 
 def test_the_page_of_a_message_without_a_handler_shows_no_attempts(page: Client) -> None:
     one = made.message(attempts=0, reason="no_handler", error="")
-    text = Page(page.get(at(one))).text
+    text = Page(page.get(address_of(one))).text
 
     assert "It was parked before it reached a handler: no handler." in text
     assert "not recorded" not in text
@@ -119,7 +95,7 @@ def test_the_message_page_escapes_all_message_contents(page: Client) -> None:
         chain=[{"error": EVIL, "text": EVIL, "frames": frames}],
     )  # fmt: skip
     pages = [
-        at(one),
+        address_of(one),
         "/admin/rmq_retry/parkedmessage/",
         "/admin/rmq_retry/errorgroup/",
         "/admin/rmq_retry/errorgroup/?by=queue",
@@ -135,14 +111,14 @@ def test_the_message_page_escapes_all_message_contents(page: Client) -> None:
         response = page.get(address, follow=True)
 
         assert response.status_code == 200
-        assert handlers_of(response) == [], address
+        assert scripts_in(response) == [], address
         assert b"<script>alert" not in response.content
         assert b"<img src=x" not in response.content
 
 
 def test_direction_marks_are_shown_as_escape_codes(page: Client) -> None:
     one = made.message(business_key="PAY-1\u202e", error_text="a\x00b", body=b'{"a": "\xe2\x80\xae\x01"}')
-    content = page.get(at(one)).content.decode()
+    content = page.get(address_of(one)).content.decode()
 
     assert "\u202e" not in content
     assert "PAY-1\\u202e" in content
@@ -163,8 +139,8 @@ def test_direction_marks_are_shown_as_escape_codes(page: Client) -> None:
 )
 def test_a_download_has_the_exact_bytes_and_is_logged(page: Client, lead: User, body: bytes) -> None:
     one = made.message(body=body)
-    seen = page.get(at(one))
-    response = page.post(at(one, "body"))
+    seen = page.get(address_of(one))
+    response = page.post(address_of(one, "body"))
     act = OperatorAction.objects.get()
 
     assert seen.status_code == 200
@@ -179,11 +155,11 @@ def test_a_download_has_the_exact_bytes_and_is_logged(page: Client, lead: User, 
 def test_a_large_body_is_cut_on_the_page_and_whole_in_the_download(page: Client) -> None:
     body = b'{"x": "' + b"y" * 5_000_000 + b'"}'
     one = made.message(body=body)
-    shown = page.get(at(one))
+    shown = page.get(address_of(one))
 
     assert len(shown.content) < 400_000
     assert "Only its beginning is shown." in Page(shown).text
-    assert page.post(at(one, "body")).content == body
+    assert page.post(address_of(one, "body")).content == body
 
 
 @pytest.mark.parametrize(
@@ -199,7 +175,7 @@ def test_a_hostile_body_cannot_make_the_page_huge_or_slow(page: Client, body: by
     one = made.message(body=body)
     for client, said in ((page, whole), (support(), masked)):
         begun = time.process_time()
-        response = client.get(at(one))
+        response = client.get(address_of(one))
 
         assert said in Page(response).text
         assert len(response.content) < 500_000
@@ -209,7 +185,7 @@ def test_a_hostile_body_cannot_make_the_page_huge_or_slow(page: Client, body: by
 def test_a_masked_field_is_not_in_the_page_without_the_permission() -> None:
     properties = made.properties({"authorization": "Bearer abc", "card": {"pan": "4111222233334444", "kind": "debit"}})
     one = made.message(properties=properties)
-    content = support().get(at(one)).content.decode()
+    content = support().get(address_of(one)).content.decode()
 
     assert IBAN not in content
     assert "12345678901234567890" in content
@@ -221,7 +197,7 @@ def test_a_masked_field_is_not_in_the_page_without_the_permission() -> None:
 @pytest.mark.parametrize("body", [b"iban=DE89370400440532013000", b"\xff" + IBAN.encode(), f'"{IBAN}"'.encode()])
 def test_a_body_that_cannot_be_masked_is_not_shown(body: bytes) -> None:
     one = made.message(body=body, properties=b"\x20\x00\x00\x00\x00\x1a" + IBAN.encode())
-    content = support().get(at(one)).content.decode()
+    content = support().get(address_of(one)).content.decode()
 
     assert IBAN not in content
     assert IBAN.encode().hex(" ") not in content
@@ -231,8 +207,8 @@ def test_a_body_that_cannot_be_masked_is_not_shown(body: bytes) -> None:
 def test_revealing_a_masked_field_needs_the_permission_and_is_logged() -> None:
     one = made.message(body=b'[{"iban": "DE11"}, {"iban": "DE22"}]')
     clerk = support("reveal_field")
-    first = clerk.get(at(one)).content.decode()
-    shown = clerk.post(at(one, "reveal"), {"place": "[1].iban"}).content.decode()
+    first = clerk.get(address_of(one)).content.decode()
+    shown = clerk.post(address_of(one, "reveal"), {"place": "[1].iban"}).content.decode()
     act = OperatorAction.objects.get()
 
     assert "DE22" not in first
@@ -240,27 +216,27 @@ def test_revealing_a_masked_field_needs_the_permission_and_is_logged() -> None:
     assert "DE11" not in shown
     assert (act.action, act.message, act.facts) == ("reveal", one.pk, {"place": "[1].iban"})
     check_audit_log()
-    assert "DE22" not in clerk.get(at(one)).content.decode()
+    assert "DE22" not in clerk.get(address_of(one)).content.decode()
 
 
 def test_a_masked_header_can_be_revealed() -> None:
     one = made.message(properties=made.properties({"authorization": "Bearer abc"}))
     clerk = support("reveal_field")
 
-    assert "Bearer abc" in clerk.post(at(one, "reveal"), {"place": "headers.authorization"}).content.decode()
+    assert "Bearer abc" in clerk.post(address_of(one, "reveal"), {"place": "headers.authorization"}).content.decode()
 
 
 @pytest.mark.parametrize("place", ["", "amount", "nothing", "headers.nothing"])
 def test_only_masked_fields_can_be_revealed(place: str) -> None:
-    assert support("reveal_field").post(at(made.message(), "reveal"), {"place": place}).status_code == 404
+    assert support("reveal_field").post(address_of(made.message(), "reveal"), {"place": place}).status_code == 404
     assert not OperatorAction.objects.exists()
 
 
 def test_tracebacks_and_logs_need_their_permission() -> None:
     one = made.message()
     made.attempt(one, 5)
-    hidden = support().get(at(one)).content.decode()
-    seen = client_of(made.person("developer", *SUPPORT, "view_traceback")).get(at(one)).content.decode()
+    hidden = support().get(address_of(one)).content.decode()
+    seen = client_of(made.person("developer", *SUPPORT, "view_traceback")).get(address_of(one)).content.decode()
 
     assert "GatewayTimeout(host)" not in hidden
     assert "posting order 17" not in hidden
@@ -271,7 +247,7 @@ def test_tracebacks_and_logs_need_their_permission() -> None:
 
 def test_undecodable_properties_are_shown_as_bytes_with_the_reason(page: Client) -> None:
     one = made.message(properties=b"\x20\x00\x00\x00\x00\xff\x03abc")
-    text = Page(page.get(at(one))).text
+    text = Page(page.get(address_of(one))).text
 
     assert "They cannot be decoded: " in text
     assert "20 00 00 00 00 ff 03 61 62 63" in text
@@ -279,7 +255,7 @@ def test_undecodable_properties_are_shown_as_bytes_with_the_reason(page: Client)
 
 def test_a_disabled_button_states_why(settings: Any) -> None:
     operating(settings, CONTACT="payments-oncall")
-    seen = Page(support().get(at(made.message())))
+    seen = Page(support().get(address_of(made.message())))
     disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
 
     assert (
@@ -292,12 +268,12 @@ def test_an_edited_message_shows_its_version_and_the_original(page: Client) -> N
     one = made.message(body=b'{"amount": 1}', version=2)
     fields: dict[str, Any] = {"properties": made.properties(), "sha256": "", "at": timezone.now(), "by": "ann"}
     MessageVersion.objects.create(message=one, number=2, body=b'{"amount": 2}', **fields)
-    edited, original = page.get(at(one)), page.get(at(one), {"version": "1"})
+    edited, original = page.get(address_of(one)), page.get(address_of(one), {"version": "1"})
 
     assert ("&quot;amount&quot;: 2" in edited.content.decode()) is True
     assert ("&quot;amount&quot;: 1" in original.content.decode()) is True
-    assert page.post(at(one, "body")).content == b'{"amount": 2}'
-    assert page.post(at(one, "body"), {"version": "1"}).content == b'{"amount": 1}'
+    assert page.post(address_of(one, "body")).content == b'{"amount": 2}'
+    assert page.post(address_of(one, "body"), {"version": "1"}).content == b'{"amount": 1}'
 
 
 def deaths(queue: str, count: int) -> bytes:
@@ -313,7 +289,7 @@ def test_the_x_death_header_is_shown_in_a_table(page: Client) -> None:
     }  # fmt: skip
     plain = {"queue": "payments.main", "reason": "rejected", "count": 2, "exchange": "", "routing-keys": []}
     one = made.message(properties=made.properties({"x-death": [loop, plain]}))
-    text = Page(page.get(at(one))).text
+    text = Page(page.get(address_of(one))).text
 
     told = "Reason expired Count 3 First time 2026-11-22 06:00:00 Exchange again Routing keys pay, cash"
     names = ("First time", "Exchange", "Routing keys", "Original expiration (ms)")
@@ -326,7 +302,7 @@ def test_the_x_death_header_is_shown_in_a_table(page: Client) -> None:
 )
 def test_an_invalid_x_death_header_is_reported(page: Client, entry: object) -> None:
     one = made.message(properties=made.properties({"x-death": entry}))
-    response = page.get(at(one))
+    response = page.get(address_of(one))
 
     assert "Its x-death header is invalid: no broker writes it like that." in Page(response).text
     assert b"<script>alert" not in response.content
@@ -339,7 +315,7 @@ def test_a_forged_x_death_header_is_truncated_and_escaped(page: Client) -> None:
             {"x-death": [{**entry, "time": datetime(9999, 12, 31, tzinfo=UTC), "original-expiration": EVIL}] * 25}
         )
     )
-    response = page.get(at(one))
+    response = page.get(address_of(one))
 
     assert "5 more entries are not shown." in Page(response).text
     assert b"<script>alert" not in response.content
@@ -363,7 +339,7 @@ def test_the_message_page_reports_missing_attempts(page: Client, attempts: int, 
     made.attempt(one, 4, cycle=2, verdict="ack")
     made.attempt(one, 3, cycle=2)
 
-    assert said in Page(page.get(at(one))).text
+    assert said in Page(page.get(address_of(one))).text
 
 
 def test_a_complete_history_reports_no_missing_attempts(page: Client) -> None:
@@ -375,7 +351,7 @@ def test_a_complete_history_reports_no_missing_attempts(page: Client) -> None:
     requeued = made.message(state=State.REQUEUED, cycle=2, requeued_at=timezone.now())
 
     for message in (told, elsewhere, odd, requeued):
-        assert "not recorded" not in Page(page.get(at(message))).text
+        assert "not recorded" not in Page(page.get(address_of(message))).text
 
 
 def test_an_unknown_message_answers_404(page: Client) -> None:
@@ -388,9 +364,9 @@ def test_the_next_and_previous_links_stay_in_the_same_state(page: Client) -> Non
     now = timezone.now()
     old, one, new = (made.message(parked_at=now - timedelta(minutes=m)) for m in (3, 2, 1))
     made.message(parked_at=now - timedelta(seconds=90), state=State.PROCESSED)
-    links = Page(page.get(at(one))).links
+    links = Page(page.get(address_of(one))).links
 
     assert (
         links["\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} newer"],
         links["older \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"],
-    ) == (at(new), at(old))
+    ) == (address_of(new), address_of(old))

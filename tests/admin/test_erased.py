@@ -8,8 +8,7 @@ from django_rmq_retry.models import OperatorAction, State
 from django_rmq_retry.parked.erasure import erase
 from tests.admin import made
 from tests.admin.conftest import linking
-from tests.admin.looking import Page
-from tests.admin.test_detail import at
+from tests.admin.looking import Page, address_of
 from tests.operators.made import ANN, discard_messages
 
 pytestmark = pytest.mark.django_db
@@ -22,7 +21,7 @@ def test_the_page_says_who_erased_it_and_offers_nothing(page: Client, settings: 
     made.attempt(one, 1)
     discard_messages([one.pk], ANN, category="other", text=f"{KEY} called")
     erase([KEY], ANN, reason="request 12")
-    found = Page(page.get(at(one)))
+    found = Page(page.get(address_of(one)))
 
     assert "Discarded" in found.text
     assert "Its contents were erased" in found.text
@@ -37,7 +36,7 @@ def test_the_page_says_who_erased_it_and_offers_nothing(page: Client, settings: 
 def test_nothing_of_an_erased_message_is_downloaded_or_revealed(page: Client, what: str) -> None:
     one = made.message(business_key=KEY, state=State.DISCARDED, resolved_at=timezone.now())
     erase([KEY], ANN, reason="request 12")
-    response = page.post(at(one, what), {"place": "body"})
+    response = page.post(address_of(one, what), {"place": "body"})
 
     assert (response.status_code, "Its contents were erased" in Page(response).text) == (403, True)
     assert OperatorAction.objects.count() == 1

@@ -34,8 +34,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_count, rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page
-from tests.admin.test_message_list import own
+from tests.admin.looking import Page, own_queries
 from tests.operators.made import logged
 
 pytestmark = pytest.mark.django_db
@@ -52,7 +51,7 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
         response = page.get(GROUPS)
 
     assert response.status_code == 200
-    assert len(own(queries)) <= 6, own(queries)
+    assert len(own_queries(queries)) <= 6, own_queries(queries)
 
 
 def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client, settings: Any) -> None:
@@ -138,7 +137,7 @@ def test_the_page_of_a_group_shows_its_cause(page: Client) -> None:
     with CaptureQueriesContext(connection) as queries:
         text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
-    assert len(own(queries)) <= 7, own(queries)
+    assert len(own_queries(queries)) <= 7, own_queries(queries)
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert "payment.transfer 1" in text
     assert "PAY-1" in text

@@ -13,20 +13,11 @@ from django_rmq_retry import Message
 from django_rmq_retry.models import ErrorGroup, KeyList, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page
-from tests.admin.test_requeueing import press
+from tests.admin.looking import Page, follow, press
+from tests.admin.pasting import ADMIN, FORM, KEYS, LIST, PREVIEW, pasted, previewed, state
 from tests.operators.invariants import check_audit_log
 
 pytestmark = pytest.mark.django_db
-ADMIN = "/admin/rmq_retry/"
-KEYS, LIST, PREVIEW = f"{ADMIN}parkedmessage/keys/", f"{ADMIN}parkedmessage/", f"{ADMIN}requeuerun/preview/"
-
-FORM = "application/x-www-form-urlencoded"
-"""As browsers send what is typed."""
-
-
-def pasted(client: Client, text: str, **more: str) -> Any:
-    return client.post(KEYS, urlencode({"keys": text, **more}), content_type=FORM, follow=True)
 
 
 def tiles(response: Any) -> dict[str, int]:
@@ -34,22 +25,9 @@ def tiles(response: Any) -> dict[str, int]:
     return {name: len(getattr(told, name)) for name in ("keys", "found", "missing", "several", "closed")}
 
 
-def state(key: str) -> str:
-    return ParkedMessage.objects.get(business_key=key).state
-
-
-def previewed(client: Client, page: str = PREVIEW, **words: int) -> Any:
-    return client.get(page, words, follow=True)
-
-
-def go(client: Client, response: Any, words: str) -> Any:
-    link = next(address for said, address in Page(response).links.items() if said.startswith(words))
-    return client.get(link, follow=True)
-
-
 def test_the_key_list_page_is_one_click_away_and_explained(page: Client) -> None:
     for where in ("parkedmessage/", "errorgroup/", "livestatus/", "errorgroup/help/"):
-        found = go(page, page.get(ADMIN + where), "A list of keys")
+        found = follow(page, page.get(ADMIN + where), "A list of keys")
         assert Page(found).form_with("Look up the keys")[1]["keys"] == "", where
 
     assert "Newlines, commas, semicolons and tabs separate keys" in Page(page.get(f"{ADMIN}errorgroup/help/")).text
@@ -73,7 +51,7 @@ def test_a_pasted_list_shows_the_result_of_each_key(page: Client) -> None:
 def test_only_the_listed_messages_are_requeued(page: Client, sent: list[Message]) -> None:
     for number in range(4):
         made.message(business_key=f"PAY-{number}")
-    preview = go(page, pasted(page, "PAY-1\nPAY-2\nPAY-9"), "Requeue 2")
+    preview = follow(page, pasted(page, "PAY-1\nPAY-2\nPAY-9"), "Requeue 2")
     run_page = press(page, preview, "Requeue 2 messages", reason="INC-553", checked=preview.context["left"].mark)
     press(page, run_page, "Continue here")
     run = RequeueRun.objects.get()
@@ -88,8 +66,10 @@ def test_only_the_listed_messages_are_requeued(page: Client, sent: list[Message]
 def test_only_the_listed_messages_are_discarded_or_put_on_hold(page: Client) -> None:
     for number in range(5):
         made.message(business_key=f"PAY-{number}")
-    press(page, go(page, pasted(page, "PAY-0 PAY-2"), "Discard 2"), "Discard 2 messages", category="handled elsewhere")
-    done = press(page, go(page, pasted(page, "PAY-1 PAY-3"), "Hold 2"), "Hold 2 messages", span="2h")
+    press(
+        page, follow(page, pasted(page, "PAY-0 PAY-2"), "Discard 2"), "Discard 2 messages", category="handled elsewhere"
+    )
+    done = press(page, follow(page, pasted(page, "PAY-1 PAY-3"), "Hold 2"), "Hold 2 messages", span="2h")
 
     assert "2 messages" in Page(done).text
     assert [state(f"PAY-{number}") for number in range(5)] == ["discarded", "on_hold"] * 2 + ["parked"]
@@ -98,7 +78,7 @@ def test_only_the_listed_messages_are_discarded_or_put_on_hold(page: Client) -> 
 
 def test_the_audit_log_has_the_keys_and_the_messages_of_an_action(page: Client) -> None:
     rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
-    preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-9"), "Discard 3")
+    preview = follow(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-9"), "Discard 3")
     rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
     press(page, rest, "Discard 2 messages", category="handled elsewhere", checked=rest.context["left"].mark)
     act = OperatorAction.objects.get()
@@ -120,7 +100,7 @@ def test_the_listed_messages_are_exported_in_any_state(page: Client) -> None:
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.PROCESSED)
     made.message(business_key="PAY-3")
-    form = go(page, pasted(page, "PAY-1,PAY-2"), "Export 2")
+    form = follow(page, pasted(page, "PAY-1,PAY-2"), "Export 2")
     lines = b"".join(press(page, form, "Export 2 messages").streaming_content).decode().splitlines()
 
     assert sorted(line.split(",")[3] for line in lines) == ["PAY-1", "PAY-2", "business_key"]
@@ -130,17 +110,17 @@ def test_messages_on_hold_are_included_on_request(page: Client) -> None:
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.ON_HOLD)
     told = pasted(page, "PAY-1\nPAY-2")
-    both = go(page, told, "Include messages on hold")
+    both = follow(page, told, "Include messages on hold")
 
     assert [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 1…"]
     assert [one for one in Page(both).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 2…"]
-    assert "1 is on hold Leave out" in Page(go(page, both, "Requeue 2")).text
+    assert "1 is on hold Leave out" in Page(follow(page, both, "Requeue 2")).text
 
 
 def test_the_preview_repeats_keys_that_match_several_messages(page: Client) -> None:
     one, two = made.message(keys=["CUST-7", "PAY-1"]), made.message(keys=["CUST-7", "PAY-2"])
     told = pasted(page, "CUST-7")
-    preview = go(page, told, "Requeue 2")
+    preview = follow(page, told, "Requeue 2")
 
     assert f"#{one.pk}" in Page(told).text
     assert f"#{two.pk}" in Page(told).text
@@ -173,7 +153,7 @@ def test_a_message_waiting_in_a_run_can_be_discarded_by_its_key(page: Client) ->
         made.message(cause, business_key=f"PAY-{number}")
     run_page = press(page, previewed(page, group=cause.pk), "Requeue 3 messages")
     told = pasted(page, "PAY-1")
-    press(page, go(page, told, "Discard 1"), "Discard 1 message", category="handled elsewhere")
+    press(page, follow(page, told, "Discard 1"), "Discard 1 message", category="handled elsewhere")
     press(page, run_page, "Continue here")
 
     assert "1 message waits in a requeue run." in Page(told).text

@@ -11,8 +11,7 @@ from django.test import Client
 from django_rmq_retry.models import BusinessKey, ParkedMessage
 from tests.admin import made
 from tests.admin.conftest import linking
-from tests.admin.looking import Page
-from tests.admin.test_detail import EVIL, at, handlers_of
+from tests.admin.looking import EVIL, Page, address_of, scripts_in
 from tests.commands.running import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -61,7 +60,7 @@ def test_a_message_links_to_its_logs_customer_ticket_and_runbook(page: Client, s
         "Customer": f"{HOST}crm/CUST-0211?payment=PAY%201%2F2",
         "Runbook": f"{HOST}wiki/GatewayTimeout#transfer",
     }
-    assert links(page.get(at(one))) == expected
+    assert links(page.get(address_of(one))) == expected
     shown = json.loads(run("rmq_parked", "show", str(one.pk), "--json").out)
     assert shown["links"] == {name.lower(): address for name, address in expected.items()}
     assert f"runbook          {expected['Runbook']}" in run("rmq_parked", "show", str(one.pk)).out
@@ -87,24 +86,24 @@ def test_a_link_whose_value_is_missing_is_not_shown(page: Client, settings: Any)
     linking(settings, LOGS=HOST + "{correlation_id}", TICKET=HOST + "{ticket}", CUSTOMER=HOST + "{key3}")
     one = keyed("PAY-1", "CUST-1", correlation_id="")
 
-    assert links(page.get(at(one))) == {}
-    assert "Links" not in Page(page.get(at(one))).text
+    assert links(page.get(address_of(one))) == {}
+    assert "Links" not in Page(page.get(address_of(one))).text
 
 
 @pytest.mark.parametrize("value", [EVIL, "javascript:alert(1)", "//evil.example/", "a\r\nb", "\x7f\u2028é"])
 def test_a_hostile_value_leads_to_no_other_host_and_runs_nothing(page: Client, settings: Any, value: str) -> None:
     linking(settings, LOGS=HOST + "logs/{key}/end", RUNBOOK=HOST + "wiki?q={error}#{error}")
-    response = page.get(at(keyed(value, error=value)))
+    response = page.get(address_of(keyed(value, error=value)))
     addresses = links(response).values()
 
     assert len(addresses) == 2
     assert {urlsplit(one).hostname for one in addresses} == {"tools.bank"}
     assert {urlsplit(one).path.count("/") for one in addresses} == {1, 3}
-    assert handlers_of(response) == []
+    assert scripts_in(response) == []
 
 
 @pytest.mark.parametrize("value", [".", "..", "..."])
 def test_a_value_that_means_another_folder_has_no_link(page: Client, settings: Any, value: str) -> None:
     linking(settings, LOGS=HOST + "logs/{key}/../delete")
 
-    assert links(page.get(at(keyed(value)))) == {}
+    assert links(page.get(address_of(keyed(value)))) == {}

@@ -14,16 +14,10 @@ from django_rmq_retry.admin import message_list
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
-from tests.admin.looking import Page
+from tests.admin.looking import Page, own_queries
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
-DJANGOS = ("django_session", "auth_user", "auth_permission", "auth_group", "SAVEPOINT", "django_admin_log")
-
-
-def own(queries: CaptureQueriesContext) -> list[str]:
-    """Without those by which Django finds out who asks."""
-    return [one["sql"] for one in queries if not any(name in one["sql"] for name in DJANGOS)]
 
 
 def shown(response: Any) -> set[str]:
@@ -48,7 +42,7 @@ def test_the_list_takes_three_queries_and_reads_no_body(page: Client) -> None:
         response = page.get(LIST)
 
     assert response.status_code == 200
-    asked = own(queries)
+    asked = own_queries(queries)
     assert len(asked) == 3, asked
     assert not [sql for sql in asked if '"body"' in sql or "DISTINCT" in sql]
     assert all("LIMIT" in sql for sql in asked)
@@ -174,7 +168,7 @@ def test_a_search_looks_up_ids_by_their_indexes(page: Client) -> None:
         page.get(LIST, {"q": "nothing has this"})
 
     plans = []
-    for sql in own(queries):
+    for sql in own_queries(queries):
         if "UNION" in sql:
             with connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN QUERY PLAN {sql}")

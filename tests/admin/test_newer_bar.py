@@ -13,8 +13,7 @@ from django_rmq_retry.admin import message_list
 from django_rmq_retry.models import ParkedMessage, State
 from tests.admin import made
 from tests.admin.conftest import client_of, is_north, operating
-from tests.admin.looking import Page
-from tests.admin.test_message_list import own
+from tests.admin.looking import Page, own_queries
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 LIST = "/admin/rmq_retry/parkedmessage/"
@@ -98,7 +97,7 @@ def test_the_bar_counts_up_to_its_limit(page: Client, monkeypatch: pytest.Monkey
         text = bar(page, address).text
 
     assert text == "Show 3+ new parked messages"
-    names, count = own(queries)
+    names, count = own_queries(queries)
     assert "WITH RECURSIVE" in names, "the names of all queues with records, for the filter"
     assert count.endswith("LIMIT 4")
 
@@ -113,7 +112,7 @@ def test_the_bar_does_not_count_hidden_messages(settings: Any) -> None:
         text = bar(clerk, address).text
 
     assert text == "Show 1 new parked message"
-    assert len(own(queries)) == 3, own(queries)
+    assert len(own_queries(queries)) == 3, own_queries(queries)
 
 
 @pytest.mark.parametrize("words", ["", "since=today&after=1", "since=2026-11-21T03:00:00Z&after=x", "after=1"])

@@ -12,9 +12,8 @@ from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, R
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.admin.looking import Page
-from tests.admin.test_keylists import ADMIN, LIST, go, pasted, previewed, state
-from tests.admin.test_requeueing import press
+from tests.admin.looking import Page, follow, press
+from tests.admin.pasting import ADMIN, LIST, pasted, previewed, state
 from tests.operators.made import pause_run, requeue_run
 
 pytestmark = pytest.mark.django_db
@@ -61,7 +60,7 @@ class TestAKeyThatMatchesNothingOrSeveral:
     @pytest.mark.parametrize("action", ["Requeue", "Discard", "Hold"])
     def test_of_a_list_stops_its_actions_too(self, page: Client, action: str) -> None:
         made.message(business_key="PAY-1")
-        asked = go(page, pasted(page, "PAY-1\npay-2"), f"{action} 1")
+        asked = follow(page, pasted(page, "PAY-1\npay-2"), f"{action} 1")
         refused = press(page, asked, f"{action} 1 message", **CHECKED)
         before = state("PAY-1")
         press(page, refused, f"{action} 1 message", checked=refused.context["left"].mark, **CHECKED)
@@ -145,7 +144,7 @@ def test_the_paid_ones_are_discarded_first_and_the_groups_are_next(page: Client)
     cause = made.group()
     for number in range(3):
         made.message(cause, business_key=f"PAY-{number}")
-    asked = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-9"), "Discard these 2, then go on to the error groups")
+    asked = follow(page, pasted(page, "PAY-0\nPAY-1\nPAY-9"), "Discard these 2, then go on to the error groups")
     refused = press(page, asked, "Discard 2 messages", category="handled elsewhere")
     done = press(
         page, refused, "Discard 2 messages", category="handled elsewhere", checked=refused.context["left"].mark

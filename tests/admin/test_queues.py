@@ -14,14 +14,12 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import OperatorAction, QueueControl
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.policies import Circuit
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
-from tests.admin.looking import Page
-from tests.admin.standstills import tripped
-from tests.admin.test_requeueing import press
+from tests.admin.looking import Page, press
+from tests.admin.standstills import trip
 from tests.commands.running import Exit, run
 from tests.operators.made import ANN
 
@@ -29,14 +27,6 @@ pytestmark = pytest.mark.django_db
 QUEUES = "/admin/rmq_retry/queuecontrol/"
 STATUS = "/admin/rmq_retry/livestatus/"
 KEYS = "/admin/rmq_retry/blockedkey/"
-
-
-def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
-    now = timezone.now().timestamp()
-    circuit = Circuit().trip(handler="bank.charge", kind="BankDown", cause=cause, now=now, wait=60)
-    for _ in range(failed):
-        circuit = circuit.fail(cause=cause, now=now, wait=60)
-    tripped(QUEUE, circuit)
 
 
 def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) -> None:
@@ -135,7 +125,7 @@ def test_an_auto_delete_queue_cannot_be_paused(page: Client) -> None:
 
 
 def test_an_operator_can_close_a_breaker_or_keep_it_open(page: Client) -> None:
-    trip(failed=2)
+    trip(QUEUE, handler="bank.charge", failed=2)
     shown = page.get(QUEUES)
     held = press(page, shown, "Pause", reason="the bank asks for it")
     closed = press(page, held, "Resume")
@@ -215,7 +205,7 @@ def test_an_unknown_queue_is_refused_and_nothing_is_written(page: Client) -> Non
 def test_the_queue_page_escapes_all_names(page: Client) -> None:
     evil = "<script>alert(1)</script>\x1b[2J"
     pause(QUEUE, Actor(name=evil), reason=evil)
-    trip(cause=evil)
+    trip(QUEUE, cause=evil)
     told: Any = page.get(QUEUES)
     QueueControl.objects.update(paused=False)
     open_one: Any = page.get(QUEUES)

@@ -17,18 +17,11 @@ from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page
+from tests.admin.looking import Page, press
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
 PREVIEW = "/admin/rmq_retry/requeuerun/preview/"
-
-
-def press(client: Client, response: Any, words: str, **typed: str) -> Any:
-    """Press the button that says so, with something typed before; the page that follows."""
-    form, values = Page(response).form_with(words)
-    address = form.action or response.request["PATH_INFO"] + "?" + response.request.get("QUERY_STRING", "")
-    return getattr(client, form.method.lower())(address, {**values, **typed}, follow=True)
 
 
 def previewed(client: Client, **words: int) -> Any:

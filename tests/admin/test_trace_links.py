@@ -6,9 +6,8 @@ import pytest
 from django.test import Client
 
 from tests.admin import made
-from tests.admin.conftest import linking, operating
-from tests.admin.looking import Page
-from tests.admin.test_detail import at, support
+from tests.admin.conftest import linking, operating, support
+from tests.admin.looking import Page, address_of
 
 pytestmark = pytest.mark.django_db
 CREATION = f"00-{1:032x}-{1:016x}-01"
@@ -36,7 +35,7 @@ def test_each_attempt_and_the_creation_of_a_message_link_to_their_traces(page: C
     one = made.message(attempts=2, properties=made.properties({"traceparent": CREATION}))
     made.attempt(one, 1, traceparent=FIRST)
     made.attempt(one, 2)
-    response = page.get(at(one))
+    response = page.get(address_of(one))
 
     assert links(response) == [(address(2), "noopener"), (address(1), "noopener")]
     assert "Trace Attempt 1 failed" in Page(response).text
@@ -47,7 +46,7 @@ def test_a_trace_that_was_not_sampled_has_no_link(page: Client) -> None:
     one = made.message(properties=made.properties({"traceparent": UNSAMPLED}))
     made.attempt(one, 1, traceparent=UNSAMPLED)
 
-    assert links(page.get(at(one))) == []
+    assert links(page.get(address_of(one))) == []
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_a_trace_that_was_not_sampled_has_no_link(page: Client) -> None:
 def test_a_forged_creation_context_has_no_link(page: Client, forged: object) -> None:
     one = made.message(properties=made.properties({"traceparent": forged}))
 
-    assert links(page.get(at(one))) == []
+    assert links(page.get(address_of(one))) == []
 
 
 def test_without_the_setting_there_is_no_link(page: Client, settings: Any) -> None:
@@ -64,7 +63,7 @@ def test_without_the_setting_there_is_no_link(page: Client, settings: Any) -> No
     one = made.message(properties=made.properties({"traceparent": CREATION}))
     made.attempt(one, 1, traceparent=FIRST)
 
-    assert "Trace " not in Page(page.get(at(one))).text
+    assert "Trace " not in Page(page.get(address_of(one))).text
 
 
 def test_a_masked_creation_context_has_no_link_until_it_is_revealed(settings: Any) -> None:
@@ -73,5 +72,7 @@ def test_a_masked_creation_context_has_no_link_until_it_is_revealed(settings: An
     one = made.message(properties=made.properties({"traceparent": CREATION}))
     operator = support("reveal_field")
 
-    assert links(operator.get(at(one))) == []
-    assert links(operator.post(at(one, "reveal"), {"place": "headers.traceparent"})) == [(address(1), "noopener")]
+    assert links(operator.get(address_of(one))) == []
+    assert links(operator.post(address_of(one, "reveal"), {"place": "headers.traceparent"})) == [
+        (address(1), "noopener")
+    ]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,10 @@ from django_rmq_retry.parked.controls import pause, resume, unblock
 from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.waiting import RetryCause, WaitingReport
-from django_rmq_retry.policies import Circuit
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of, operating
-from tests.admin.standstills import blocked, outgoing, tripped
+from tests.admin.standstills import blocked, outgoing, trip
 from tests.operators.made import ANN, logged
 from tests.tooling import pseudo
 from tests.tooling.brokers import broker_away
@@ -359,20 +358,12 @@ def test_every_list_of_an_empty_database_is_translated(page: Client) -> None:
     assert wrong({name: answered(page, name, {}) for name in whole}) == {}
 
 
-def trip(at: datetime, *, failed: int = 0, tried: bool = False) -> None:
-    now = at.timestamp()
-    circuit = Circuit().trip(handler="transfer", kind="GatewayTimeout", cause="GatewayTimeout", now=now, wait=60)
-    for _ in range(failed):
-        circuit = circuit.fail(cause="GatewayTimeout", now=now, wait=60)
-    tripped(QUEUE, circuit, by="worker-3")
-    if tried:
-        QueueControl.objects.update(prober="worker-3", probe_until=at + timedelta(hours=1))
-
-
 @pytest.mark.parametrize("failed", [0, 1, 2])
 @pytest.mark.parametrize("tried", [False, True])
 def test_the_page_of_a_queue_with_an_open_breaker_is_translated(page: Client, failed: int, tried: bool) -> None:
-    trip(timezone.now(), failed=failed, tried=tried)
+    trip(QUEUE, handler="transfer", kind="GatewayTimeout", cause="GatewayTimeout", failed=failed, by="worker-3")
+    if tried:
+        QueueControl.objects.update(prober="worker-3", probe_until=timezone.now() + timedelta(hours=1))
     found = {"open": page.get(QUEUES), "status": page.get(f"{ADMIN}livestatus/")}
     found["held"] = page.post(
         f"{QUEUES}change_state/", {"queue": QUEUE, "action": "pause", "reason": "INC-553"}, follow=True

@@ -19,8 +19,7 @@ from django_rmq_retry.parked.waiting import RetryCause, RetryFilter, WaitingRepo
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
-from tests.admin.looking import Page
-from tests.admin.test_requeueing import press
+from tests.admin.looking import Page, press
 from tests.operators.made import ANN
 
 pytestmark = pytest.mark.django_db

@@ -9,12 +9,10 @@ from typing import Any
 from django_rmq_retry.alerts.found import AlertFinding, Found
 from django_rmq_retry.alerts.ledger import LASTS_SECONDS, MOST_TRIES, Ledger
 from django_rmq_retry.health.rules import Code, Problem, Severity
+from tests.alerts.made import HALTED, IDLE
 
 WINDOW = 900.0
 START = 1_000_000.0
-IDLE = AlertFinding.of(Problem(code=Code.IDLE, subject="pay", count=1), of_queues=True)
-HALTED = AlertFinding.of(Problem(code=Code.HALTED, subject="pay", values={"span": "1 min", "attempt": 1, "cause": "x"}),
-                    of_queues=False)  # fmt: skip
 
 
 class Way:

@@ -21,8 +21,8 @@ from django_rmq_retry.alerts.ledger import Alert
 from django_rmq_retry.alerts.watch import AlertWatcher
 from django_rmq_retry.alerts.ways import Patient
 from django_rmq_retry.models import AlertWatch, QueueControl
+from tests.alerts.made import HALTED, IDLE
 from tests.alerts.receiving import PATH, SECRET, Receiver
-from tests.alerts.test_ledger import HALTED, IDLE
 from tests.tooling import processes
 from tests.tooling.filled import ALIAS, Own
 from tests.tooling.waiting import wait_until

@@ -20,9 +20,9 @@ from django_rmq_retry.amqp.reply_addresses import MOST_REMEMBERED, ReplyAddresse
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.errors import MessageUnsent
 from django_rmq_retry.messages import Headers, Instruction, Settlement
+from tests.amqp.answering import answering, ask, question
 from tests.amqp.live import Held, Seen, calling, consuming, publishing, to
 from tests.amqp.offline import ManualLoop
-from tests.amqp.test_calls import answering, ask, question
 from tests.tooling.waiting import longer, wait_until
 
 PREFIX = "amq.rabbitmq.reply-to."

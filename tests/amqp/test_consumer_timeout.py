@@ -8,7 +8,7 @@ import pytest
 from django_rmq_retry.amqp import Line
 from django_rmq_retry.messages import DONE
 from tests.amqp.live import Seen, consuming
-from tests.amqp.test_consumers import fill, queue
+from tests.amqp.one_queue import fill, queue
 from tests.tooling.node import Node
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

@@ -3,10 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty
 from typing import Any
 
-import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -19,42 +17,14 @@ from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration
 from tests.amqp.line_between import between
 from tests.amqp.live import Held, Seen, consuming, to
+from tests.amqp.one_queue import LINE, depth, fill, queue, quiet
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import longer, wait_until
 
 pytestmark = pytest.mark.contract
 
-LINE = Line(queue="q", prefetch=10)
 ORDERED = Line(queue="q", prefetch=1, ordered=True)
 AGAIN = Settlement(instruction=Instruction.KEEP, hold=0.1)
-
-
-def queue(amqp: BlockingChannel, name: str = "q", *, kind: str = "quorum", ordered: bool = False) -> None:
-    arguments: dict[str, object] = {"x-queue-type": kind}
-    if kind == "quorum":
-        arguments["x-delivery-limit"] = 1_000_000
-    if ordered:
-        arguments["x-single-active-consumer"] = True
-    amqp.queue_declare(name, durable=True, arguments=arguments)
-
-
-def fill(amqp: BlockingChannel, *bodies: bytes, name: str = "q") -> None:
-    amqp.confirm_delivery()
-    for body in bodies:
-        amqp.basic_publish("", name, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
-
-
-def depth(amqp: BlockingChannel, name: str = "q") -> int:
-    return amqp.queue_declare(name, passive=True).method.message_count or 0
-
-
-def quiet(seen: Seen, seconds: float = 0.3) -> bool:
-    """True if nothing arrives for a while."""
-    try:
-        seen.next(seconds)
-    except Empty:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])

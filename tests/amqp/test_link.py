@@ -4,7 +4,6 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,55 +13,17 @@ from django_rmq_retry.amqp import link as linking
 from django_rmq_retry.amqp.link import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, MOST_VHOST_REFUSALS, Link
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.amqp.line_between import between
+from tests.amqp.linked import Reports, gone, linked
 from tests.amqp.live import io_thread, publishing, to
-from tests.tooling.node import Node, free_ports
+from tests.tooling.node import Node
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
-
-
-class Reports:
-    """The reports of a link, and the link itself."""
-
-    def __init__(self) -> None:
-        self.opened: list[Any] = []
-        self.lost: list[tuple[str, float]] = []
-        self.refused: list[BaseException] = []
-        self.closed: list[bool] = []
-        self.link: Link
-
-
-@contextmanager
-def linked(url: str | list[str] | Any, *, opening: bool = True, **options: Any) -> Iterator[Reports]:
-    """A link on its own thread, closed in the end."""
-    told = Reports()
-    with io_thread() as io:
-        told.link = Link(
-            io,
-            Access.parse(url, **options),
-            purpose="test",
-            opened=told.opened.append,
-            lost=lambda reason, wait: told.lost.append((reason, wait)),
-            refused=told.refused.append,
-        )
-        if opening:
-            io.call(told.link.open)
-        yield told
-
-        assert io.alive
-        closed: list[bool] = []
-        io.call(lambda: told.link.close(lambda: closed.append(True)))
-        wait_until(lambda: closed, 5, what="the link is closed")
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linking, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(linking, "LONGEST_WAIT_SECONDS", 0.05)
-
-
-def gone() -> str:
-    (port,) = free_ports(1)
-    return f"amqp://guest:guest@127.0.0.1:{port}/%2F"
 
 
 def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

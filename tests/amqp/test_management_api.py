@@ -4,42 +4,14 @@ import runpy
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.error import HTTPError
 
 import pytest
 
-from django_rmq_retry.amqp import Secret, management_api
-from django_rmq_retry.amqp.management_api import Inspector
+from django_rmq_retry.amqp import management_api
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def api(answer: Answer) -> Iterator[tuple[Inspector, list[dict[str, str]]]]:
-    """A server that answers so, and the headers of what it was asked."""
-    asked: list[dict[str, str]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(dict(self.headers))
-            answer(self)
-
-        def log_message(self, *_words: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield Inspector(url=Secret(f"http://app:sesame@127.0.0.1:{server.server_port}"), timeout=0.3), asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+from tests.amqp.api_server import Answer, api
 
 
 def says(body: bytes) -> Answer:

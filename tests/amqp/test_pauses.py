@@ -8,7 +8,7 @@ from django_rmq_retry.amqp import Line
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.amqp.line_between import between
 from tests.amqp.live import consuming
-from tests.amqp.test_consumers import depth, fill, queue, quiet
+from tests.amqp.one_queue import depth, fill, queue, quiet
 from tests.tooling.waiting import longer, wait_until
 
 pytestmark = pytest.mark.contract

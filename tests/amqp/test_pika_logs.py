@@ -11,7 +11,7 @@ from django_rmq_retry.amqp import link
 from django_rmq_retry.amqp.pika_logs import LOGGERS
 from django_rmq_retry.errors import BrokerUnreachable
 from tests.amqp.declared import session_on
-from tests.amqp.test_link import gone, linked
+from tests.amqp.linked import gone, linked
 from tests.tooling.waiting import wait_until
 
 

@@ -20,7 +20,7 @@ from django_rmq_retry.messages import DONE, Headers, Instruction, Properties, Se
 from django_rmq_retry.messages.properties import EMPTY
 from tests.amqp.live import Held, Seen, consuming, to
 from tests.amqp.offline import ManualLoop
-from tests.amqp.test_consumers import LINE, depth, fill, queue, quiet
+from tests.amqp.one_queue import LINE, depth, fill, queue, quiet
 from tests.tooling.results import OF_KIND
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import longer, wait_until

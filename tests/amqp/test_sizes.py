@@ -14,9 +14,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp.move import Move, MoveStopped, for_good
 from django_rmq_retry.errors import MessageTooLarge
+from tests.amqp.answering import answering, ask, echo, question
 from tests.amqp.declared import session_on
 from tests.amqp.live import calling, publishing, to
-from tests.amqp.test_calls import answering, ask, echo, question
 from tests.commands.running import Exit, run
 from tests.embedded.served import served
 from tests.tooling.brokers import using_broker

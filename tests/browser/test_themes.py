@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.browser.conftest import Sit
-from tests.browser.test_barriers import PAGES
+from tests.browser.pages import PAGES
 from tests.tooling.services import Unavailable, go_without
 
 MAIN = ("messages", "message", "preview", "status", "groups", "group", "queues", "run running", "edit of many")

@@ -1,11 +1,13 @@
 """Runs a command as manage.py would, and keeps what it wrote and its exit code."""
 
 import json
+import sys
 from dataclasses import dataclass
 from enum import IntEnum
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
+import pytest
 from django.core.management import CommandError, call_command
 
 
@@ -62,3 +64,10 @@ def run(command: str, *arguments: str, out: StringIO | None = None) -> Ran:
     except SystemExit as end:
         code = int(end.code or 0)
     return Ran(code=code, out=stdout.getvalue(), err=stderr.getvalue())
+
+
+def parked(*arguments: str, given: bytes | None = None, out: StringIO | None = None) -> Ran:
+    """Run `rmq_parked`, with these bytes on its standard input."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "stdin", TextIOWrapper(BytesIO(given or b"")))
+        return run("rmq_parked", *arguments, out=out)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq_retry.models import KeyList, OperatorAction, RequeueRun, State
-from tests.commands.running import Ran
-from tests.commands.test_rmq_parked import parked
+from tests.commands.running import Ran, parked
 from tests.operators.made import again, group, record
 
 TEST = "discard --category test"

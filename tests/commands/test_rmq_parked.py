@@ -2,10 +2,8 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from tests.admin.made import attempt
-from tests.commands.running import Ran, Terminal, run
+from tests.commands.running import Terminal, parked
 from tests.operators.made import QUEUE, again, discard_messages, group, record, requeue_run
 from tests.parked.arrivals import by_us, store
 from tests.parked.made import copy_failed, copy_succeeded
@@ -43,12 +41,6 @@ def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[Blo
 @pytest.fixture
 def away(settings: Any) -> None:
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "OPERATORS": {"EDITABLE": {"*": True}}}
-
-
-def parked(*arguments: str, given: bytes | None = None, out: StringIO | None = None) -> Ran:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "stdin", TextIOWrapper(BytesIO(given or b"")))
-        return run("rmq_parked", *arguments, out=out)
 
 
 def depth(amqp: BlockingChannel) -> int:

@@ -16,9 +16,10 @@ from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAct
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.operators import Actor
 from tests.admin.made import person
+from tests.admin.standstills import trip
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import QUEUE, again, record
-from tests.operators.test_approvals import MAY, trip
+from tests.operators.second_person import MAY, needing_second_person
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
 PASSWORD = "correct horse"
@@ -27,8 +28,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name
 
 @pytest.fixture(autouse=True)
 def four_eyes(settings: Any) -> None:
-    limits = {"DISCARD": 2, "EDIT": 1, "REQUEUE": 2, "CLOSE_BREAKER": True}
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}, "FOUR_EYES": limits}
+    needing_second_person(settings)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def asked(name: str) -> Ran:
         "resume": ("rmq_queue", "resume", QUEUE, "--reason", "the bank is back"),
     }
     if name == "resume":
-        trip()
+        trip(QUEUE, wait=300)
     return run(*words[name])
 
 
@@ -170,7 +170,7 @@ def test_an_account_needs_its_permissions_in_a_shell_too() -> None:
 
 
 def test_of_several_queues_those_without_an_open_breaker_are_resumed() -> None:
-    trip()
+    trip(QUEUE, wait=300)
     ran = run("rmq_queue", "resume", QUEUE)
 
     assert (ran.code, ApprovalRequest.objects.get().subject) == (Exit.ASKED, QUEUE)

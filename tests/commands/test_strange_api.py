@@ -13,7 +13,7 @@ from django.test import Client
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.management_api import Inspector, StrangeAnswer
-from tests.amqp.test_management_api import api
+from tests.amqp.api_server import api
 from tests.commands.running import Exit, run
 
 pytestmark = [pytest.mark.contract, pytest.mark.django_db, pytest.mark.usefixtures("project", "declared")]

@@ -1,7 +1,7 @@
 """The consumer over a source of the test's own: no broker, real threads."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopTheLine
-from django_rmq_retry.amqp import Line
 from django_rmq_retry.consumer import consumer as room
 from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_SECONDS, Attempts
 from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, ConsumerLimits, Watchers
@@ -22,59 +21,14 @@ from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.policies import Kind, Policy, Verdict
 from django_rmq_retry.topology import Server
 from tests.consumer.attempts import surroundings
+from tests.consumer.taps import Tap
 from tests.handlers.factories import delivery, subscription
 from tests.messages.parked_copies import read_back
 from tests.tooling.waiting import wait_until
 
 UNHANDLED = b"unhandled"
 PATIENT = RetryThenPark(backoff=Fixed(30))
-Settled = tuple[bytes, Settlement]
 RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
-
-
-class Tap:
-    """A source that delivers the messages of the test, and keeps the settlements it receives."""
-
-    def __init__(self) -> None:
-        self.alive = self.ready = True
-        self.copies = 0
-        self.is_empty = False
-        self.receives_last_acks = True
-        self.lines: Sequence[Line] = ()
-        self.settled: list[Settled] = []
-        self.returned: list[bytes] = []
-        self.words: list[str] = []
-        self.receiver: Any = None
-
-    def start(self, lines: Sequence[Line], receiver: object) -> None:
-        self.lines, self.receiver = lines, receiver
-
-    def settle(self, arrival: Delivery, settlement: Settlement) -> None:
-        self.settled.append((arrival.body, settlement))
-
-    def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        self.returned += [one.body for one in deliveries]
-
-    def pause(self, queue: str) -> None:
-        self.words.append(f"pause {queue}")
-
-    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
-        self.words.append(f"resume {queue} {prefetch}")
-
-    def quiesce(self) -> None:
-        self.words.append("quiesce")
-
-    def stop(self) -> None:
-        self.words.append("stop")
-        if self.receives_last_acks:
-            self.receiver.drained()
-
-    def empty(self, told: Callable[[bool], None]) -> None:
-        told(self.is_empty)
-
-    def bring(self, *bodies: bytes) -> None:
-        for body in bodies:
-            self.receiver.arrived(delivery(body=body))
 
 
 class Made(Attempts):

@@ -15,7 +15,7 @@ from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.errors import BrokerRefused
 from django_rmq_retry.parked.store import Stored, StoreUnavailable
 from django_rmq_retry.topology import Server
-from tests.consumer.test_consumer import Tap
+from tests.consumer.taps import Tap
 from tests.tooling.waiting import wait_until
 
 LINES = [Line(queue="a.parked", prefetch=500), Line(queue="b.parked", prefetch=500)]

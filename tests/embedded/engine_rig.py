@@ -14,6 +14,7 @@ from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
 from tests.embedded.answers import SOON, Arrival, Declared, Refusal, Taking
 
+LASTING = encode_properties(Properties(delivery_mode=2))
 EPOCH = 1_700_000_000.0
 
 

@@ -14,11 +14,10 @@ from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.engine.store import Detail, DurableStore, KeptBinding, MessagePlace
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
-from tests.embedded.engine_rig import EPOCH, EngineRig
+from tests.embedded.engine_rig import EPOCH, LASTING, EngineRig
 from tests.embedded.rig import QUORUM
 
 PLAIN = b"\0\0"
-LASTING = encode_properties(Properties(delivery_mode=2))
 
 
 class Remembering(DurableStore):

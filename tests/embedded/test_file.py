@@ -10,8 +10,7 @@ from django_rmq_retry.embedded.engine.session import ClientSession
 from django_rmq_retry.embedded.engine.specs import QueueSpec
 from django_rmq_retry.embedded.file_store import FileStore, UnusableFile
 from django_rmq_retry.embedded.wire.client import Broker
-from tests.embedded.engine_rig import EngineRig
-from tests.embedded.test_restore import LASTING
+from tests.embedded.engine_rig import LASTING, EngineRig
 
 
 @pytest.fixture

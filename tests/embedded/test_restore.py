@@ -18,10 +18,8 @@ from django_rmq_retry.embedded.engine.session import ClientSession, restore
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.embedded.file_store import FileStore
 from django_rmq_retry.messages import Headers, Properties, encode_properties
-from tests.embedded.engine_rig import EPOCH, EngineRig
-from tests.embedded.test_conservation import THOROUGH, Clients
-
-LASTING = encode_properties(Properties(delivery_mode=2))
+from tests.embedded.clients import THOROUGH, Clients
+from tests.embedded.engine_rig import EPOCH, LASTING, EngineRig
 
 
 def seen(entry: Entry) -> tuple[object, ...]:

@@ -21,10 +21,10 @@ from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies import DUPLICATE
 from tests.handlers.factories import delivery
+from tests.inbox.vendors import MARIADB, POSTGRESQL, SQLITE, end_own, not_on
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
-MARIADB, POSTGRESQL, SQLITE = "mysql", "postgresql", "sqlite"
 Keep = Callable[[bool], None]
 KILLS = {
     POSTGRESQL: ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
@@ -34,7 +34,6 @@ KILLS = {
 
 STATES: defaultdict[Hashable, OnceState] = defaultdict(OnceState)
 """The state of each message that an attempt keeps."""
-OWN_END = {POSTGRESQL: "SELECT pg_terminate_backend(pg_backend_pid())", MARIADB: "KILL CONNECTION_ID()"}
 
 
 def run(
@@ -44,11 +43,6 @@ def run(
     options: dict[str, Any] = {"queue": Queue("q"), "policy": policy, "park": "q.parked", "once": True, "using": using}
     found = message or delivery(message_id=name)
     return once(Subscription(name="h", run=does, **options), found, STATES[found.token])
-
-
-def not_on(vendor: str) -> None:
-    if connection.vendor == vendor:
-        pytest.skip(f"not on {vendor}")
 
 
 def committed() -> list[str]:
@@ -278,12 +272,6 @@ def test_a_verdict_raised_by_the_handler_after_a_lost_connection_counts() -> Non
     with pytest.raises(Park):
         run(parks)
     connection.close()
-
-
-def end_own(_message: Delivery) -> None:
-    """Lose the connection by a statement of the handler."""
-    with connection.cursor() as cursor:
-        cursor.execute(OWN_END[connection.vendor])
 
 
 def sit_idle_and_write(_message: Delivery) -> None:

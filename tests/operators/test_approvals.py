@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission, User
@@ -25,78 +25,52 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked import approvals, controls
 from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.approvals import approve, ask, reject
+from django_rmq_retry.parked.approvals import approve, reject
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.edit import propose, store
-from django_rmq_retry.parked.edit_many import Act, PathChange, store_many
 from django_rmq_retry.parked.erasure import erase
-from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.outcomes import outcome_of
 from django_rmq_retry.parked.requeue import requeue, start
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.policies import Circuit
 from tests.admin.made import person
-from tests.admin.standstills import tripped
+from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_audit_log, check_books
 from tests.operators.made import QUEUE, again, drive_run, driver_of, group, record
-from tests.operators.test_runs import Clock, Targets
+from tests.operators.second_person import (
+    LIMITS,
+    MAY,
+    Scene,
+    actor_of,
+    asked,
+    closing,
+    editing,
+    editing_many,
+    needing_second_person,
+    payment,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
-MAY = (
-    *("approve_approvalrequest", "view_parkedmessage", "view_payload", "requeue", "bulk_requeue", "edit_requeue"),
-    *("bulk_edit", "discard", "pause_queue"),
-)
-LIMITS = {"DISCARD": 2, "EDIT": 1, "REQUEUE": 2, "CLOSE_BREAKER": True}
-COMMA = PathChange(path="amount", act=Act.REPLACE, find=",", value=".", number=True)
-Do = Callable[[Actor], object]
 
 
 @pytest.fixture(autouse=True)
 def four_eyes(settings: Any) -> None:
-    settings.RMQ_RETRY = {
-        "URL": settings.RMQ_RETRY["URL"],
-        "OPERATORS": {"EDITABLE": {"*": True}},
-        "FOUR_EYES": LIMITS,
-    }
+    needing_second_person(settings)
 
 
 @pytest.fixture
 def ann() -> Actor:
-    return of(person("ann", *MAY))
+    return actor_of(person("ann", *MAY))
 
 
 @pytest.fixture
 def bob() -> Actor:
-    return of(person("bob", *MAY))
-
-
-def of(user: User) -> Actor:
-    return Actor(name=user.username, user_id=user.pk, source="admin", ip="10.0.0.7")
+    return actor_of(person("bob", *MAY))
 
 
 def account(actor: Actor) -> User:
     return User.objects.get(username=actor.name)
-
-
-def asked(do: Do, author: Actor) -> ApprovalRequest:
-    """Do what needs a second person, as a page does: it asks."""
-    with pytest.raises(SecondPersonNeeded) as needed:
-        do(author)
-    return ask(needed.value.wish, author)
-
-
-class Scene(NamedTuple):
-    """An act, and what shows that it was done."""
-
-    do: Do
-    done: Callable[[], object]
-    action: Action
-
-
-def payment(**fields: Any) -> ParkedMessage:
-    return record(**{"body": b'{"amount": "8,50"}', "content_type": "application/json", **fields})
 
 
 def discarding() -> Scene:
@@ -116,42 +90,6 @@ def requeueing() -> Scene:
         return start(chosen, actor, reason="the bank is back", rate=7, canary=True)
 
     return Scene(do, lambda: RequeueRun.objects.filter(total=2, rate=7, canary=True).count() == 1, Action.REQUEUE)
-
-
-def editing() -> Scene:
-    one = payment()
-
-    def do(actor: Actor) -> object:
-        return store(one.pk, actor, propose(one, text='{"amount": 8.50}'), version=1, reason="comma")
-
-    return Scene(
-        do, lambda: [bytes(one.body) for one in MessageVersion.objects.all()] == [b'{"amount": 8.50}'], Action.EDIT
-    )
-
-
-def editing_many() -> Scene:
-    some = [payment(), payment()]
-
-    def do(actor: Actor) -> object:
-        return store_many(COMMA, actor, revisions={one.pk: one.revision for one in some}, reason="comma")
-
-    return Scene(do, lambda: MessageVersion.objects.filter(number=2).count() == 2, Action.EDIT)
-
-
-def trip() -> None:
-    circuit = Circuit().trip(
-        handler="charge", kind="BankDown", cause="BankDown: timeout", now=timezone.now().timestamp(), wait=300
-    )
-    tripped(QUEUE, circuit)
-
-
-def closing() -> Scene:
-    trip()
-    return Scene(
-        lambda actor: controls.resume(QUEUE, actor, reason="the bank is back"),
-        lambda: not states([QUEUE])[QUEUE].circuit.opened,
-        Action.RESUME,
-    )
 
 
 SCENES = [discarding, requeueing, editing, editing_many, closing]
@@ -212,7 +150,7 @@ def test_an_expired_request_is_approved_by_nobody(made: Callable[[], Scene], ann
 
 @each_act
 def test_a_request_is_carried_out_once(made: Callable[[], Scene], ann: Actor, bob: Actor) -> None:
-    scene, cid = made(), of(person("cid", *MAY))
+    scene, cid = made(), actor_of(person("cid", *MAY))
     request = asked(scene.do, ann)
     approve(request.pk, bob)
     rows = OperatorAction.objects.count()
@@ -245,7 +183,7 @@ def test_nobody_approves_an_own_request(made: Callable[[], Scene], ann: Actor) -
 
 def test_a_superuser_needs_a_second_person_too() -> None:
     scene = discarding()
-    root = of(person("root", superuser=True))
+    root = actor_of(person("root", superuser=True))
     request = asked(scene.do, root)
     with pytest.raises(NotAllowed):
         approve(request.pk, root)
@@ -265,7 +203,7 @@ def test_who_asked_by_a_command_does_not_approve_under_the_same_name(name: str, 
         approve(request.pk, Actor(name=name, user_id=second.pk, behalf=behalf, source="cli" if behalf else "admin"))
 
     assert not scene.done()
-    assert approve(request.pk, of(person("cid", *MAY))).changed == 2
+    assert approve(request.pk, actor_of(person("cid", *MAY))).changed == 2
 
 
 def test_a_shell_without_an_account_approves_nothing(ann: Actor) -> None:
@@ -314,7 +252,7 @@ def test_approving_needs_a_permission_of_its_own(ann: Actor) -> None:
     scene = discarding()
     request = asked(scene.do, ann)
     with pytest.raises(NotAllowed, match="Can approve and reject"):
-        approve(request.pk, of(person("dan", "discard")))
+        approve(request.pk, actor_of(person("dan", "discard")))
 
     assert not scene.done()
 

@@ -25,18 +25,32 @@ from tests.admin.made import person
 from tests.operators.dying import APPROVING_STEPS, PART, SLICE_STEPS
 from tests.operators.invariants import check_books
 from tests.operators.made import drive_run, record
-from tests.operators.test_approvals import LIMITS, MAY, Scene, asked, closing, editing, editing_many, four_eyes, of
-from tests.operators.test_races import copies, together
+from tests.operators.racing import copies, together
+from tests.operators.second_person import (
+    LIMITS,
+    MAY,
+    Scene,
+    actor_of,
+    asked,
+    closing,
+    editing,
+    editing_many,
+    needing_second_person,
+)
 from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.owned import all_routed
 
-__all__ = ["four_eyes"]
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own"), *NIGHTLY_ON_SQLITE]
 MESSAGES = 8
 Killed = Callable[..., None]
 COMMITTED = ("after the commit", *SLICE_STEPS)
+
+
+@pytest.fixture(autouse=True)
+def four_eyes(settings: Any) -> None:
+    needing_second_person(settings)
 
 
 @pytest.fixture
@@ -48,12 +62,12 @@ def own(own_database: Own, settings: Any) -> Own:
 
 @pytest.fixture
 def ann() -> Actor:
-    return of(person("ann", *MAY))
+    return actor_of(person("ann", *MAY))
 
 
 @pytest.fixture
 def bob() -> Actor:
-    return of(person("bob", *MAY))
+    return actor_of(person("bob", *MAY))
 
 
 def parked() -> Selection:
@@ -184,7 +198,7 @@ def test_a_discard_goes_on_where_who_approved_it_was_killed(
 
 
 def test_several_persons_who_approve_at_once_make_one_run(ann: Actor) -> None:
-    seconds = [of(person(f"second {number}", *MAY)) for number in range(4)]
+    seconds = [actor_of(person(f"second {number}", *MAY)) for number in range(4)]
     request = asked(requeueing().do, ann)
 
     def act(number: int) -> object:

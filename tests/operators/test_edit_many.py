@@ -19,8 +19,8 @@ from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, store_many
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
+from tests.operators.json_texts import SEEDS, body
 from tests.operators.made import ANN, again, record
-from tests.operators.test_edits_exact import SEEDS, body
 
 pytestmark = pytest.mark.django_db
 COMMA = PathChange(path="amount", act=Act.REPLACE, find=",", value=".", number=True)

@@ -3,9 +3,7 @@
 import os
 import signal
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
@@ -39,7 +37,6 @@ from tests.operators.dying import CHANGE, DISCARDING_STEPS, EDITING_STEPS, LETTI
 from tests.operators.invariants import check_books, check_counters
 from tests.operators.made import (
     ANN,
-    QUEUE,
     discard_messages,
     drive_run,
     list_in_parts,
@@ -48,7 +45,7 @@ from tests.operators.made import (
     requeue_run,
     stop_run,
 )
-from tests.parked.arrivals import ticket_in
+from tests.operators.racing import PEOPLE, copies, together
 from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
@@ -56,7 +53,6 @@ from tests.tooling.owned import routed
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own"), *NIGHTLY_ON_SQLITE]
-PEOPLE = 6
 ENDS_ONCE = ("at the end", 2)
 WAITS_FOR_US = "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
 
@@ -66,32 +62,6 @@ def own(own_database: Own, settings: Any) -> Own:
     """Threads and processes of a test work on one database, whichever it is."""
     routed(settings)
     return own_database
-
-
-def copies(amqp: BlockingChannel) -> Counter[int]:
-    """The number of copies of each record in the queue."""
-    found: Counter[int] = Counter()
-    while True:
-        _method, properties, body = amqp.basic_get(QUEUE, auto_ack=True)
-        if properties is None or body is None:
-            return found
-        record_pk, _cycle = ticket_in(properties.headers or {}, queue=QUEUE, id=properties.message_id, body=body)
-        found[record_pk] += 1
-
-
-def together(act: Callable[[int], object], count: int = PEOPLE) -> list[object]:
-    """The result of the action in each thread; all threads begin at the same moment."""
-    gate = threading.Barrier(count)
-
-    def one(number: int) -> object:
-        gate.wait(30)
-        try:
-            return act(number)
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
 
 
 def test_many_operators_who_requeue_one_message_make_one_copy(wired: BlockingChannel) -> None:

@@ -9,8 +9,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.operators import Actor
 from tests.admin.made import person
+from tests.operators.driving import Clock, Targets
 from tests.operators.made import QUEUE, driver_of, record, requeue_run
-from tests.operators.test_runs import Clock, Targets
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

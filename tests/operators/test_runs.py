@@ -26,6 +26,7 @@ from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, stor
 from django_rmq_retry.parked.drive import RunPace
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
+from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_counters
 from tests.operators.made import ANN, BOB, QUEUE, again, claimed_of, drive_run, driver_of, record, requeue_run
 from tests.parked.made import copy_failed, copy_succeeded
@@ -34,37 +35,6 @@ from tests.tooling.proxy import Mode, proxy_to
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Targets:
-    """A broker of which the tests say how full it is."""
-
-    def __init__(self, depth: int | None = 0, *, answers: bool = True) -> None:
-        self.depth = depth
-        self.reachable = answers
-
-    def is_reachable(self) -> bool:
-        return self.reachable
-
-    def ready(self, queue: str) -> int | None:
-        return self.depth
-
-    def added(self, queue: str, count: int) -> None:
-        if self.depth is not None:
-            self.depth += count
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def started(count: int = 1, *, key: Callable[[int], str] = lambda _: "", **options: Any) -> RequeueRun:

@@ -17,7 +17,7 @@ from django_rmq_retry.ordering.keys import unblock
 from django_rmq_retry.policies import Verdict
 from django_rmq_retry.testing import RmqTest
 from tests.handlers.factories import delivery
-from tests.inbox.test_troubles import POSTGRESQL, SQLITE, end_own, not_on
+from tests.inbox.vendors import POSTGRESQL, SQLITE, end_own, not_on
 from tests.ordering.bank import QUEUE, Bank, blocked, waiting
 from tests.tooling.brokers import publish_exactly
 

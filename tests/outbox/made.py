@@ -2,6 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+from django.utils import timezone
 
 from django_rmq_retry import Message
 from django_rmq_retry.amqp import CONFIRMED, Done, PublishResult
@@ -10,6 +13,8 @@ from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import insert
 from django_rmq_retry.publishing.relay import Relay
 from tests.tooling.waiting import wait_until
+
+ROWS = OutboxMessage.objects.using("own")
 
 
 class Post:
@@ -89,3 +94,8 @@ def emptied(one: Relay) -> None:
     """Run the relay until no row is left to send."""
     while not one.turn().nothing:
         pass
+
+
+def due_again() -> None:
+    """Make all rows due, like after the waits."""
+    ROWS.update(due_at=timezone.now() - timedelta(seconds=1))

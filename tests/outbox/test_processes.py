@@ -25,8 +25,7 @@ from django_rmq_retry.publishing import due_rows, outbox_rows, relay_thread, wak
 from django_rmq_retry.publishing.wake_ups import WakeUps
 from tests.commands.running import Exit
 from tests.outbox.dying import QUEUE
-from tests.outbox.made import Post, emptied, insert_unsent, kept, left, relay, written_late
-from tests.outbox.test_relay import due_again
+from tests.outbox.made import Post, due_again, emptied, insert_unsent, kept, left, relay, written_late
 from tests.tooling import processes
 from tests.tooling.brokers import change_broker, using_broker
 from tests.tooling.filled import Own

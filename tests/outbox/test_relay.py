@@ -20,18 +20,11 @@ from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.publishing import due_rows, faults, outbox_rows
 from django_rmq_retry.publishing import relay as relays
-from tests.outbox.made import Post, emptied, kept, left, relay, written_late
+from tests.outbox.made import ROWS, Post, due_again, emptied, kept, left, relay, written_late
 from tests.tooling.results import CONNECTION_LOST, NACKED, RETURNED, UNKNOWN, UNSENT, channel_closed_over
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own_database")]
-
-ROWS = OutboxMessage.objects.using("own")
-
-
-def due_again() -> None:
-    """Make all rows due, like after the waits."""
-    ROWS.update(due_at=timezone.now() - timedelta(seconds=1))
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:

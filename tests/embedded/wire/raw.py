@@ -3,9 +3,12 @@
 import socket
 import struct
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pika import frame, spec
 from pika.amqp_object import Method
+
+from tests.tooling.vhosts import Vhost
 
 HEADER = b"AMQP\0\0\x09\x01"
 PLAIN = b"\0guest\0guest"
@@ -70,3 +73,36 @@ class Raw:
             self.say(spec.Channel.Open(), channel=channel)
             answer = self.method()
         return answer
+
+
+def publish(key: str, *, mandatory: bool = False) -> bytes:
+    """The method frame of a publish on channel 1."""
+    payload = struct.pack(">IHB", 0x3C0028, 0, 0) + bytes((len(key),)) + key.encode() + bytes((mandatory,))
+    return framed(1, payload)
+
+
+def framed(kind: int, payload: bytes, channel: int = 1) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def header(size: int, properties: bytes = b"\0\0", *, of: int = 60) -> bytes:
+    return framed(2, struct.pack(">HHQ", of, 0, size) + properties)
+
+
+def closed(method: Any) -> tuple[str, int, str]:
+    return method.NAME, method.reply_code, method.reply_text
+
+
+def raw_to(vhost: Vhost) -> Raw:
+    return Raw(urlsplit(vhost.url).port or 5672)
+
+
+def opened(raw: Raw, vhost: Vhost, *, frame_max: int = 131072, heartbeat: int = 0, **capabilities: bool) -> Any:
+    raw.start(capabilities={"authentication_failure_close": True, **capabilities})
+    name = urlsplit(vhost.url).path[1:].replace("%2F", "/")
+    raw.say(spec.Connection.TuneOk(2047, frame_max, heartbeat), spec.Connection.Open(name))
+    answer = raw.method()
+    if answer is not None and answer.NAME == "Connection.OpenOk":
+        raw.say(spec.Channel.Open(), channel=1)
+        raw.method()
+    return answer

@@ -3,7 +3,6 @@
 import struct
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -11,26 +10,10 @@ from pika import spec
 from pika.amqp_object import Method
 
 from tests.embedded.served import ServedVhost
-from tests.embedded.wire.raw import Raw
-from tests.embedded.wire.test_protocol import closed, framed, header, publish
+from tests.embedded.wire.raw import closed, framed, header, opened, publish, raw_to
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
-
-
-def raw_to(vhost: Vhost) -> Raw:
-    return Raw(urlsplit(vhost.url).port or 5672)
-
-
-def opened(raw: Raw, vhost: Vhost, *, frame_max: int = 131072, heartbeat: int = 0, **capabilities: bool) -> Any:
-    raw.start(capabilities={"authentication_failure_close": True, **capabilities})
-    name = urlsplit(vhost.url).path[1:].replace("%2F", "/")
-    raw.say(spec.Connection.TuneOk(2047, frame_max, heartbeat), spec.Connection.Open(name))
-    answer = raw.method()
-    if answer is not None and answer.NAME == "Connection.OpenOk":
-        raw.say(spec.Channel.Open(), channel=1)
-        raw.method()
-    return answer
 
 
 def version(vhost: Vhost) -> tuple[int, ...]:

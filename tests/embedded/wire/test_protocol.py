@@ -15,28 +15,10 @@ from django_rmq_retry.embedded.wire.client import Broker, Client
 from django_rmq_retry.embedded.wire.server import BrokerServer, ServedConnection
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from tests.embedded.served import MakeServer
-from tests.embedded.wire.raw import HEADER, Raw
+from tests.embedded.wire.raw import HEADER, Raw, closed, framed, header, publish
 from tests.tooling.waiting import wait_until
 
 ALL: dict[str, Any] = {"capabilities": {"authentication_failure_close": True}}
-
-
-def publish(key: str, *, mandatory: bool = False) -> bytes:
-    """The method frame of a publish on channel 1."""
-    payload = struct.pack(">IHB", 0x3C0028, 0, 0) + bytes((len(key),)) + key.encode() + bytes((mandatory,))
-    return framed(1, payload)
-
-
-def framed(kind: int, payload: bytes, channel: int = 1) -> bytes:
-    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
-
-
-def header(size: int, properties: bytes = b"\0\0", *, of: int = 60) -> bytes:
-    return framed(2, struct.pack(">HHQ", of, 0, size) + properties)
-
-
-def closed(method: Any) -> tuple[str, int, str]:
-    return method.NAME, method.reply_code, method.reply_text
 
 
 def test_the_greeting_names_the_embedded_platform(make_server: MakeServer) -> None:

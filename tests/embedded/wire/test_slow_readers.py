@@ -9,9 +9,7 @@ from pika import spec
 
 from django_rmq_retry.embedded.engine.consumers import MOST_UNREAD_BYTES
 from django_rmq_retry.embedded.wire.client import Broker, Client
-from tests.embedded.wire.raw import HEADER, PLAIN, Raw
-from tests.embedded.wire.test_parity import opened, raw_to
-from tests.embedded.wire.test_protocol import framed, header, publish
+from tests.embedded.wire.raw import HEADER, PLAIN, Raw, framed, header, opened, publish, raw_to
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

@@ -1,0 +1,56 @@
+"""A source whose messages come from the test."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Line
+from django_rmq_retry.messages import Settlement
+from tests.handlers.factories import delivery
+
+Settled = tuple[bytes, Settlement]
+
+
+class Tap:
+    """A source that delivers the messages of the test, and keeps the settlements it receives."""
+
+    def __init__(self) -> None:
+        self.alive = self.ready = True
+        self.copies = 0
+        self.is_empty = False
+        self.receives_last_acks = True
+        self.lines: Sequence[Line] = ()
+        self.settled: list[Settled] = []
+        self.returned: list[bytes] = []
+        self.words: list[str] = []
+        self.receiver: Any = None
+
+    def start(self, lines: Sequence[Line], receiver: object) -> None:
+        self.lines, self.receiver = lines, receiver
+
+    def settle(self, arrival: Delivery, settlement: Settlement) -> None:
+        self.settled.append((arrival.body, settlement))
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        self.returned += [one.body for one in deliveries]
+
+    def pause(self, queue: str) -> None:
+        self.words.append(f"pause {queue}")
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        self.words.append(f"resume {queue} {prefetch}")
+
+    def quiesce(self) -> None:
+        self.words.append("quiesce")
+
+    def stop(self) -> None:
+        self.words.append("stop")
+        if self.receives_last_acks:
+            self.receiver.drained()
+
+    def empty(self, told: Callable[[bool], None]) -> None:
+        told(self.is_empty)
+
+    def bring(self, *bodies: bytes) -> None:
+        for body in bodies:
+            self.receiver.arrived(delivery(body=body))
