@@ -332,7 +332,7 @@ def left_out(request: HttpRequest, selection: Selection) -> LeftOut:
     known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first() if LISTED in selection.filter else None
     return LeftOut(
         text=written(keys),
-        effect=excluded(keys, selection.leaving_out(None).queryset(), seen) if keys else None,
+        effect=excluded(selection.filter[EXCEPT]["list"], selection.undiminished(), seen) if keys else None,
         listed=matches_of_list(known, seen) if known else None,
         states=selection.filter.get("state", State.values),
         ticked=request.POST.get("checked", ""),

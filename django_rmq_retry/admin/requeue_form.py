@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -127,7 +126,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         status=422 if wrong else 200,
         selection=selection,
         chosen=labels.chosen(selection.facts()),
-        causes=_causes(selection),
+        causes=_causes(found),
         under_way=under_way(selection.queryset()),
         token=selection.token(),
         again=again(request, selection) if "all" in wrong else "",
@@ -154,13 +153,10 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     )
 
 
-def _causes(selection: Selection) -> list[tuple[ErrorGroup, int]]:
+def _causes(found: RequeueReport) -> list[tuple[ErrorGroup, int]]:
     """Return the error groups of a selection of several, each with the number of its messages; the largest first."""
-    if selection.group is not None or "group" not in selection.filter:
-        return []
-    counted = selection.queryset().order_by().values_list("group").annotate(count=Count("pk")).order_by("-count")
-    groups = ErrorGroup.objects.in_bulk([group for group, _count in counted])
-    return [(groups[group], count) for group, count in counted if group in groups]
+    groups = ErrorGroup.objects.in_bulk([group for group, _count in found.groups])
+    return [(groups[group], count) for group, count in found.groups if group in groups]
 
 
 def _first(selection: Selection, terms: Terms) -> Selection:

@@ -20,7 +20,6 @@ from django_rmq_retry.parked.key_lists import (
     KeyMatch,
     Lookup,
     excluded,
-    keys_of,
     list_filter,
     look_up,
     matches_of_list,
@@ -127,7 +126,7 @@ def answer_of(chosen: Selection) -> Lookup | None:
 def excluded_from(chosen: Selection) -> Excluded | None:
     """Return the messages that a list of keys took out of the selection; None without such a list."""
     listed = chosen.filter.get(EXCEPT)
-    return excluded(keys_of(listed["list"]), chosen.leaving_out(None).queryset()) if listed else None
+    return excluded(listed["list"], chosen.undiminished()) if listed else None
 
 
 def report_keys(command: RmqCommand, chosen: Selection) -> Exit:

@@ -1,10 +1,12 @@
 """Findings on a selection: reasons not to requeue its messages."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.db.models import Case, Count, Exists, IntegerField, Max, Min, OuterRef, Q, QuerySet, Sum, Value, When
 from django.utils.translation import ngettext_lazy
 
@@ -126,6 +128,8 @@ class RequeueReport:
     newest: datetime | None
     queues: tuple[tuple[str, int], ...]
     """Target queues with their numbers of messages, largest first."""
+    groups: tuple[tuple[int, int], ...] = ()
+    """If the selection names several error groups, each with its number of messages, largest first."""
 
     @property
     def left_out(self) -> int:
@@ -141,7 +145,8 @@ def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
     refused = Q()
     for _code, condition in objections:
         refused |= condition
-    totals = _totals(rows, refused, shown)
+    several = "group" in selection.filter and selection.group is None
+    totals = _totals(rows, refused, shown, by=("queue", "group") if several else ("queue",))
     keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
     left_out = {code for code, _condition in objections}
     findings = [
@@ -162,31 +167,37 @@ def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
         oldest=totals.oldest,
         newest=totals.newest,
         queues=((terms.target, sendable),) if terms.target else totals.queues,
+        groups=totals.groups,
     )
 
 
 class _Totals(NamedTuple):
-    """The totals of a selection, and its queues with the number of sendable messages, largest first."""
+    """The totals of a selection, its queues with their sendable messages, and its error groups with all of theirs."""
 
     sums: Mapping[str, int]
     oldest: datetime | None
     newest: datetime | None
     queues: tuple[tuple[str, int], ...]
+    groups: tuple[tuple[int, int], ...]
 
 
-def _totals(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q]) -> _Totals:
-    """Count all rows in one query by queue: there are few queues, and the totals are the sums of their counts."""
+def _totals(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q], by: Sequence[str]) -> _Totals:
+    """Count all rows in one query by queue, or by queue and group: there are few of both, and the totals are sums."""
     counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
     counts |= {name: Count("pk", filter=condition) for name, condition in shown.items()}
     spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
     named: Any = {f"n_{name}": count for name, count in counts.items()}
-    groups: list[Any] = list(rows.values("queue").annotate(**named, **spans))
-    queues = sorted(((one["queue"], one["n_sendable"]) for one in groups if one["n_sendable"]), key=lambda one: -one[1])
+    parts: list[Any] = list(rows.values(*by).annotate(**named, **spans))
+    queues, groups = Counter[str](), Counter[int]()
+    for part in parts:
+        queues[part["queue"]] += part["n_sendable"]
+        groups[part.get("group", 0)] += part["n_total"]
     return _Totals(
-        sums={name: sum(one[f"n_{name}"] for one in groups) for name in counts},
-        oldest=min((one["oldest"] for one in groups), default=None),
-        newest=max((one["newest"] for one in groups), default=None),
-        queues=tuple(queues[:MOST_QUEUES]),
+        sums={name: sum(part[f"n_{name}"] for part in parts) for name in counts},
+        oldest=min((part["oldest"] for part in parts), default=None),
+        newest=max((part["newest"] for part in parts), default=None),
+        queues=tuple((queue, count) for queue, count in queues.most_common(MOST_QUEUES) if count),
+        groups=tuple(groups.most_common()) if "group" in by else (),
     )
 
 
@@ -266,9 +277,12 @@ def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], in
         shared = _shared(named)
         messages = shared.aggregate(messages=Sum("n"))["messages"] or 0
         return list(shared.values_list("business_key", flat=True)[:SHOWN_EXAMPLES] if messages else ()), messages
+    # Each query evaluates the whole filter, so there is only one if a statement may have that many parameters.
+    most = connections[rows.db].features.max_query_params
+    at_once = KEYS_AT_ONCE if most and most < 2 * MOST_SHARED else MOST_SHARED
     counts: dict[str, int] = {}
-    for start in range(0, len(keys), KEYS_AT_ONCE):
-        some = named.filter(business_key__in=keys[start : start + KEYS_AT_ONCE])
+    for start in range(0, len(keys), at_once):
+        some = named.filter(business_key__in=keys[start : start + at_once])
         counts.update(_shared(some).values_list("business_key", "n"))
     return sorted(counts)[:SHOWN_EXAMPLES], sum(counts.values())
 

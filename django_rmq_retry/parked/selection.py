@@ -345,9 +345,16 @@ class Selection:
 
     def leaving_out(self, listed: Mapping[str, int] | None) -> "Selection":
         """Return this frozen selection without the messages that a list names; all of it if there is no list."""
-        words = {name: value for name, value in self.filter.items() if name != EXCEPT}
-        changed = replace(self, filter={**words, **({EXCEPT: dict(listed)} if listed else {})})
+        changed = replace(self, filter={**self._whole, **({EXCEPT: dict(listed)} if listed else {})})
         return replace(changed, count=changed.queryset().count())
+
+    def undiminished(self) -> QuerySet[ParkedMessage]:
+        """Return the records that still match, with those that a list leaves out."""
+        return replace(self, filter=self._whole).queryset()
+
+    @property
+    def _whole(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self.filter.items() if name != EXCEPT}
 
     def token(self) -> str:
         """Return a signed token for a form or URL; it is valid for an hour, and clients cannot change it."""

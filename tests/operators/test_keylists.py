@@ -16,7 +16,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     State,
 )
-from django_rmq_retry.parked.key_lists import alike, keys_of, list_filter, look_up, matches_of_list, store
+from django_rmq_retry.parked.key_lists import alike, excluded, keys_of, list_filter, look_up, matches_of_list, store
 from django_rmq_retry.parked.key_text import MOST_TEXT, parse, written
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.retention import purge_audit
@@ -253,6 +253,38 @@ class TestAllButThese:
         driver_of(run).step()
 
         assert keys_in(run) == ["PAY-1", "PAY-2"]
+
+    def test_the_effect_of_an_exclusion_takes_three_queries_for_any_number_of_keys(
+        self, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    ) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.key_lists.KEYS_AT_ONCE", 1)
+        one = record(key="PAY-1", message_id="9f3c-1")
+        record(key="PAY-2")
+        record(key="PAY-2")
+        listed = store(["PAY-2", "PAY-1", "9f3c-1"], ANN)
+        chosen = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(listed))
+        with django_assert_num_queries(3):
+            effect = excluded(listed.pk, chosen.undiminished())
+
+        assert (effect.keys, effect.messages, effect.several) == (["PAY-2", "PAY-1", "9f3c-1"], 3, {"PAY-2": 2})
+        assert (effect.missing, effect.elsewhere, chosen.count) == ([], {}, 0)
+
+        ParkedMessage.objects.filter(pk=one.pk).update(state=State.DISCARDED)
+        effect = excluded(listed.pk, chosen.undiminished())
+
+        assert (effect.messages, {key: match.state for key, match in effect.elsewhere.items()}) == (
+            2,
+            {"PAY-1": "discarded", "9f3c-1": "discarded"},
+        )
+
+    def test_an_exclusion_that_matches_too_many_messages_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.key_lists.MOST_FOUND", 2)
+        for number in range(3):
+            record(key="CUST-7", message_id=f"9f3c-{number}")
+        listed = store(["CUST-7"], ANN)
+
+        with pytest.raises(Refused, match="match more than 2 messages"):
+            excluded(listed.pk, ParkedMessage.objects.all())
 
     def test_an_exclusion_applies_after_the_group_has_grown(self) -> None:
         record(key="PAY-1")
