@@ -6,7 +6,6 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.policies.carriers import dead_letter, parked_by_broker
 from django_rmq_retry.topology.declarations import (
-    NO_LIMIT,
     Exchange,
     ExchangeDeclaration,
     Queue,
@@ -119,10 +118,8 @@ def _quarantine(work_queue: WorkQueue) -> Topology:
 
 def _parked(work_queue: WorkQueue) -> Topology:
     """Return the parked queue, of the work queue's type, for a project that does not define the parked queue itself."""
-    kind = {"x-queue-type": work_queue.queue.type} if work_queue.queue.type else {}
     # The parked queue must accept and keep every message: no maximum length, no TTL, no effective delivery limit.
-    limited = work_queue.queue.type == "quorum" and work_queue.queue.delivery_limit is not None
-    arguments = {**kind, "x-delivery-limit": NO_LIMIT} if limited else kind
+    arguments = work_queue.queue.companion_arguments()
     return Topology(
         queues={work_queue.park: QueueDeclaration(name=work_queue.park, role=Role.PARKED, arguments=arguments)}
     )

@@ -109,8 +109,10 @@ def _expires(it: Governed) -> str:
 def _limit(it: Governed) -> str:
     limit = it.lowered("delivery-limit")
     # -1 is unlimited from RabbitMQ 4 on.
-    if limit is None or not 0 <= limit < NO_LIMIT or it.type != "quorum" or it.queue.role is Role.WAITING:
+    if limit is None or not 0 <= limit < NO_LIMIT or it.type != "quorum":
         return ""
+    if it.queue.role is Role.WAITING:
+        return f"A retry is sent before it is due after {limit} returns; each look for chosen retries is one."
     return f"The broker removes a message after {limit} returns; each orderly stop of a consumer is one too."
 
 

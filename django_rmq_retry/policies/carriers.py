@@ -247,11 +247,10 @@ class Ladder(Carrier):
     def _waiting(route: Route, rung: int) -> QueueDeclaration:
         # The retry returns through the default exchange: a shared exchange would route it to other queues as well.
         back = dead_letter("", route.work.name, safe=route.work.type == "quorum")
-        kind = {"x-queue-type": route.work.type} if route.work.type else {}
         return QueueDeclaration(
             name=waiting_name(route.work.name, rung),
             role=Role.WAITING,
-            arguments={**kind, "x-message-ttl": rung, **back},
+            arguments={**route.work.companion_arguments(), "x-message-ttl": rung, **back},
         )
 
 

@@ -267,8 +267,8 @@ def _round_queue(route: Route, written: Queue | str, ttl: int | None, back: dict
     """Return the waiting queue. If it was given by name, it gets the type of the work queue."""
     added = {**({"x-message-ttl": ttl} if ttl is not None else {}), **back}
     if isinstance(written, str):
-        kind: dict[str, object] = {"x-queue-type": route.work.type} if route.work.type else {}
-        queue = QueueDeclaration(name=written, role=Role.WAITING, arguments={**kind, **added})
+        arguments = {**route.work.companion_arguments(), **added}
+        queue = QueueDeclaration(name=written, role=Role.WAITING, arguments=arguments)
         return Topology(queues={written: queue})
     vital = added.keys() - {"x-dead-letter-strategy", "x-overflow"}
     return Topology(queues={written.name: queue_of(written, Role.WAITING, added, vital=vital)}) + bound(written)

@@ -238,6 +238,15 @@ class Queue:
         }
         return {name: value for name, value in arguments.items() if value is not None}
 
+    def companion_arguments(self) -> dict[str, object]:
+        """Return the arguments of a queue that the layout adds for this one: of its type, and giving up no message.
+
+        Without ``delivery_limit`` the broker decides there, too.
+        """
+        kind: dict[str, object] = {} if self.type is None else {"x-queue-type": str(self.type)}
+        limited = self.type == "quorum" and self.delivery_limit is not None
+        return {**kind, "x-delivery-limit": NO_LIMIT} if limited else kind
+
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Queue):

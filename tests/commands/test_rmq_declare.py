@@ -44,13 +44,13 @@ def test_all_queues_and_exchanges_of_a_project_are_declared(vhost: Vhost) -> Non
     assert {name: row["arguments"] for name, row in vhost.queues().items()} == {
         "payments.charge": {**QUORUM, **SAFE, "x-dead-letter-routing-key": "payments.charge.parked"},
         "payments.charge.retry.10s": {
-            "x-queue-type": "quorum",
+            **QUORUM,
             "x-message-ttl": 10_000,
             **SAFE,
             "x-dead-letter-routing-key": "payments.charge",
         },
         "payments.charge.retry.30s": {
-            "x-queue-type": "quorum",
+            **QUORUM,
             "x-message-ttl": 30_000,
             **SAFE,
             "x-dead-letter-routing-key": "payments.charge",
@@ -130,6 +130,26 @@ def test_a_queue_is_recreated_with_its_messages(amqp: BlockingChannel, vhost: Vh
     assert ran.lines[-1] == ["Queue 'payments.charge' was recreated, and 3 messages were moved."]
     assert vhost.queues()["payments.charge"]["type"] == "quorum"
     assert amqp.queue_declare("payments.charge", passive=True).method.message_count == 3
+
+
+@pytest.mark.on_both
+def test_a_waiting_queue_without_a_delivery_limit_is_named_and_recreated_with_its_retries(
+    amqp: BlockingChannel, vhost: Vhost
+) -> None:
+    name = "payments.charge.retry.30s"
+    back = {**SAFE, "x-dead-letter-routing-key": "payments.charge"}
+    amqp.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", "x-message-ttl": 30_000, **back})
+    amqp.basic_publish("", name, b"{}")
+    wait_until(lambda: amqp.queue_declare(name, passive=True).method.message_count == 1)
+    found = run("rmq_declare")
+    ran = run("rmq_declare", "--recreate", name, "--yes", "--publishers-stopped")
+
+    [row] = [line for line in found.lines if line[2:3] == [name]]
+    assert (found.code, row[0], row[3]) == (Exit.DRIFT, "  !", "x-delivery-limit: here 1000000, broker none")
+    assert f"manage.py rmq_declare --recreate {name}" in found.err
+    assert (ran.code, ran.lines[-1]) == (Exit.DONE, [f"Queue {name!r} was recreated, and 1 message was moved."])
+    assert vhost.queues()[name]["arguments"]["x-delivery-limit"] == 1_000_000
+    assert amqp.queue_declare(name, passive=True).method.message_count == 1
 
 
 @pytest.mark.on_both

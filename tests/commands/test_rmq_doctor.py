@@ -360,7 +360,7 @@ class TestPolicies:
         return examined()
 
     def test_policies_that_break_retries_are_problems(self, vhost: Vhost) -> None:
-        self.policy(vhost, "hurry", r"retry\.10s$", message_ttl=1000)
+        self.policy(vhost, "hurry", r"retry\.10s$", message_ttl=1000, delivery_limit=20)
         self.policy(vhost, "four", r"^payments\.charge$", delivery_limit=4)
         self.policy(vhost, "short", r"retry\.30s$", max_length=10)
         self.policy(vhost, "%1B%5B2J", r"quarantine$", expires=60_000)
@@ -369,8 +369,10 @@ class TestPolicies:
 
         problems = {one["problem"]: one for one in ran.data["findings"] if one["area"] == "policies"}
         parked = "Operator policy 'cap' sets message-ttl to 5000 on 'payments.charge.parked'."
+        looked_at = "Policy 'hurry' sets delivery-limit to 20 on 'payments.charge.retry.10s'."
         assert set(problems) == {
             "Policy 'hurry' sets message-ttl to 1000 on 'payments.charge.retry.10s'.",
+            looked_at,
             "Policy 'four' sets delivery-limit to 4 on 'payments.charge'.",
             "Policy 'short' sets max-length to 10 on 'payments.charge.retry.30s'.",
             "Policy '\\x1b[2J' sets expires to 60000 on 'payments.charge.quarantine'.",
@@ -378,6 +380,7 @@ class TestPolicies:
         }
         assert all(f"rabbitmqctl list_policies -p {vhost.name}" in one["fix"] for one in problems.values())
         assert problems[parked]["why"] == "A parked message that no consumer has recorded within 5 s is deleted."
+        assert problems[looked_at]["why"].startswith("A retry is sent before it is due after 20 returns")
         assert ran.code == Exit.UNHEALTHY
         assert "\x1b[2J" not in run("rmq_doctor", out=Terminal()).out
 

@@ -57,6 +57,7 @@ def test_one_handler_gets_work_waiting_quarantine_and_parked_queues() -> None:
     }
     assert arguments(topology, "payments.retry.5s") == {
         **SAFE,
+        "x-delivery-limit": 1_000_000,
         "x-message-ttl": 5000,
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "payments",

@@ -190,6 +190,7 @@ def test_the_waiting_queues_of_a_quorum_queue_are_safe_and_return_to_it_alone() 
     assert added.topology.bindings == ()
     assert dict(added.topology.queues["payments.retry.30s"].arguments) == {
         "x-queue-type": "quorum",
+        "x-delivery-limit": 1_000_000,
         "x-message-ttl": 30_000,
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "payments",

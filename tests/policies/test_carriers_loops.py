@@ -223,6 +223,7 @@ def test_a_loop_of_quorum_queues_dead_letters_at_least_once() -> None:
     }
     assert dict(topology.queues["payments.wait"].arguments) == {
         "x-queue-type": "quorum",
+        "x-delivery-limit": 1_000_000,
         "x-message-ttl": 30_000,
         "x-dead-letter-exchange": "main",
         "x-dead-letter-strategy": "at-least-once",
