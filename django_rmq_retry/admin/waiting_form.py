@@ -36,9 +36,11 @@ class WaitingForm:
 
     @classmethod
     def read(cls, form: QueryDict, *, posted: bool) -> "WaitingForm":
+        """Read what was entered; keys only from a form, because to find their retries each waiting one is looked at."""
+        keys = form.get("keys", "").strip() if posted else ""
         groups = [pk for text in form.getlist("group") if (pk := number_in(text)) is not None]
         wanted = RetryFilter(
-            key=tuple(parse(form.get("keys", ""))),
+            key=tuple(parse(keys)),
             error=tuple(form.getlist("error")),
             handler=tuple(form.getlist("handler")),
             group=tuple(groups),
@@ -47,7 +49,7 @@ class WaitingForm:
         return cls(
             queue=form.get("queue", ""),
             wanted=wanted,
-            keys=form.get("keys", "").strip(),
+            keys=keys,
             rate=number(form.get("rate"), 20.0),
             stop_at=number(form.get("stop_at"), STOP_AT) if guarded else None,
             reason=form.get("reason", "").strip(),

@@ -1,11 +1,12 @@
 """Takes retries out of their waiting queues before they are due, and sends them on.
 
-A message that is looked at is unacked, so it does not expire. RabbitMQ keeps the remaining time of a message that is
-requeued, and in a classic queue its place. In a quorum queue without a delivery limit it goes behind those that nobody
-looked at, and becomes due after them if they wait for longer.
+A message that is looked at is unacked, so it does not expire. RabbitMQ keeps its remaining time and its place when it
+is requeued. The delivery limit of a quorum queue keeps the place before RabbitMQ 4, and must be too high to be reached:
+each look counts, and a waiting queue sends what exceeds its limit before it is due.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from django_rmq_retry.amqp.frames import Receive
@@ -19,12 +20,18 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
 from django_rmq_retry.messages.stamp import NO_STAMP, Stamp
 
-MOST_LOOKED_AT = 5000
+MOST_LOOKED_AT = 50_000
 """The most messages of one waiting queue that are looked at, and unacked, at a time."""
-MOST_BYTES = 64 * 1024 * 1024
-"""The size of the bodies at which a look ends; what is behind them waits until it is due."""
+MOST_BYTES = 256 * 1024 * 1024
+"""The size of their bodies at which a look ends, too."""
+MOST_SECONDS = 8.0
+"""Seconds after which a look ends, so that a driver of a run looks for less time than its lease lasts."""
 FIRST_FETCHED = 32
-"""Messages that are fetched before their size is known."""
+"""Messages that are fetched before their size is known; from then on twice as many each time."""
+MOST_FETCHED = 5000
+MOST_FETCHED_BYTES = 16 * 1024 * 1024
+MOST_HELD_BYTES = 64 * 1024 * 1024
+"""The size of the chosen bodies at which no further one is taken; the next look takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +63,31 @@ class Withdrawal:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._sent: set[int] = set()
-        self._copies = Copies(session, self._sent.add)
+        self._held: dict[int, None] = {}
+        """The delivery tags of what is unacked, in the order of the queue."""
+        self._copies = Copies(session, self._held.pop)
         self._copies.begin()
+        self.unseen_behind: dict[str, int] = {}
+        """The waiting queues whose last look did not reach their end, each with the number that was looked at."""
 
-    def take(self, way: WayBack, most: int, wanted: Wanted, *, first: int) -> list[Withdrawn]:
-        """Return up to ``most`` wanted retries, the next to be due first, and put back the others.
-
-        The first ``first`` messages are looked at, and more only if none of them is wanted.
-        """
-        depth = min(max(first, 1), MOST_LOOKED_AT)
-        while True:
-            seen = self._look(way, depth)
-            retries = [one for one in seen if _is_retry(one)]
+    def take(self, way: WayBack, most: int, wanted: Wanted) -> list[Withdrawn]:
+        """Return up to ``most`` wanted retries, the next to be due first; the others that were seen are put back."""
+        kept = set(self._held)
+        chosen: list[Withdrawn] = []
+        for retries in self._looks(way, min(most, FIRST_FETCHED)):
             tags = wanted(retries) if retries else ()
-            chosen = [one for one in retries if one.tag in tags][:most]
-            self._put_back(seen, {one.tag for one in chosen})
-            if chosen or len(seen) < depth or depth == MOST_LOOKED_AT:
-                return chosen
-            depth = min(depth * 8, MOST_LOOKED_AT)
+            chosen += [one for one in retries if one.tag in tags][: most - len(chosen)]
+            if len(chosen) >= most or sum(len(one.delivery.body) for one in chosen) >= MOST_HELD_BYTES:
+                break
+        self._put_back(except_for=kept | {one.tag for one in chosen})
+        return chosen
+
+    def look(self, way: WayBack, note: Callable[[Sequence[Withdrawn]], object]) -> None:
+        """Show all retries of a waiting queue, part by part, and put them back."""
+        kept = set(self._held)
+        for retries in self._looks(way, FIRST_FETCHED):
+            note(retries)
+        self._put_back(except_for=kept)
 
     def send(self, retries: Sequence[Withdrawn]) -> tuple[list[Withdrawn], CopyFailed | None]:
         """Send retries to where their waiting queue would send them; return those that were confirmed.
@@ -89,23 +102,37 @@ class Withdrawal:
             self._copies.settle()
         except CopyFailed as stopped:
             failed = stopped
-        return [one for one in retries if one.tag in self._sent], failed
+        return [one for one in retries if one.tag not in self._held], failed
 
     def end(self) -> None:
-        """Put back all retries that were not sent: the channel returns them in their order."""
+        """Put back all retries that were not sent."""
+        # Before the channel ends: RabbitMQ 4 counts what returns with its channel as lost by a worker, and shows the
+        # count when the retry arrives. After three such ends it would be taken for a message that kills its worker.
+        if self._copies.channel.is_open:
+            self._put_back()
         self._copies.end()
 
-    def _look(self, way: WayBack, depth: int) -> list[Withdrawn]:
-        """Return the first ``depth`` messages of a waiting queue, unacked; fewer if it ends, or if they are large."""
-        seen: list[Withdrawn] = []
-        size, asked = 0, min(depth, FIRST_FETCHED)
+    def _looks(self, way: WayBack, first: int) -> Iterator[list[Withdrawn]]:
+        """Yield the retries of a waiting queue, part by part; all that was fetched stays unacked.
+
+        Each part is judged before the next one is fetched, so that the bodies of those that stay are forgotten.
+        """
+        self.unseen_behind.pop(way.queue, None)
+        looked_at, size, asked, until = 0, 0, first, time.monotonic() + MOST_SECONDS
         while asked:
             part = self._fetch(way, asked)
-            seen += part
+            self._held |= dict.fromkeys(one.tag for one in part)
+            looked_at += len(part)
             size += sum(len(one.delivery.body) for one in part)
-            room = (MOST_BYTES - size) * len(seen) // max(size, 1)
-            asked = max(0, min(depth - len(seen), room)) if len(part) == asked else 0
-        return seen
+            yield [one for one in part if _is_retry(one)]
+            if len(part) < asked:
+                return
+            fitting = min(MOST_FETCHED_BYTES, MOST_BYTES - size) * looked_at // max(size, 1)
+            over = size >= MOST_BYTES or time.monotonic() >= until
+            asked = 0 if over else min(2 * looked_at, max(fitting, 1), MOST_FETCHED, MOST_LOOKED_AT - looked_at)
+        holding = counted(self._session, None, way.queue)
+        if holding is not None and holding.ready:
+            self.unseen_behind[way.queue] = looked_at
 
     def _fetch(self, way: WayBack, depth: int) -> list[Withdrawn]:
         """Return the next ``depth`` messages of a waiting queue, or all that it has left."""
@@ -127,11 +154,11 @@ class Withdrawal:
         del channel.consumers[tag]
         return seen
 
-    def _put_back(self, seen: Sequence[Withdrawn], kept: Collection[int]) -> None:
-        for one in seen:
-            if one.tag not in kept:
-                # Not a reject: RabbitMQ 4.3 counts it as a failed delivery.
-                self._copies.channel.basic_nack(one.tag, requeue=True)
+    def _put_back(self, *, except_for: Collection[int] = ()) -> None:
+        for tag in [tag for tag in self._held if tag not in except_for]:
+            # Not a reject: RabbitMQ 4.3 counts it as a failed delivery.
+            self._copies.channel.basic_nack(tag, requeue=True)
+            del self._held[tag]
 
 
 def _is_retry(one: Withdrawn) -> bool:

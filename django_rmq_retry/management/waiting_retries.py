@@ -84,7 +84,8 @@ def _preview(command: RmqCommand, found: WaitingReport, options: Options) -> Non
             {"error": one.error, "count": one.count, "first_due": utc(one.first), "last_due": utc(one.last)}
             for one in found.causes
         ]
-        command.document("queue_send_waiting/1", queue=found.queue, waiting=found.count, causes=causes)
+        facts = {"queue": found.queue, "waiting": found.count, "not_seen": found.not_seen}
+        command.document("queue_send_waiting/1", **facts, causes=causes)
         return
     out = command.line if options["dry_run"] else command.say
     terminal = command.stdout.isatty()
@@ -92,6 +93,8 @@ def _preview(command: RmqCommand, found: WaitingReport, options: Options) -> Non
         first, last = clock(one.first, terminal=terminal), clock(one.last, terminal=terminal)
         due = f"due {first}" if one.count == 1 else f"due {first} to {last}"
         out(f"  {one.count} {one.error or 'without an error'}, {due}")
+    if found.not_seen:
+        command.say(found.not_seen)
     if found.count > 1:
         out(f"  guard: {guard_text(options['stop_at'])}")
     begun = "Would send" if options["dry_run"] else "Sends"

@@ -215,6 +215,8 @@ class Drive:
         if sent is None:
             return 0.0
         if not sent:
+            if self._early.not_seen:
+                self._set(run, note=short(self._early.not_seen, 255))
             self._early.close()
             self._settle(run, ended=True)
             return self._advance()

@@ -15,14 +15,22 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.amqp.withdrawal import MOST_LOOKED_AT, Withdrawal, Withdrawn
+from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, ItemState, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal, user_of
-from django_rmq_retry.parked.waiting import RetryFilter, WaitingRetry, chosen, retries_of, ways_back, work_queue_of
+from django_rmq_retry.parked.waiting import (
+    RetryFilter,
+    WaitingRetry,
+    chosen,
+    retries_of,
+    unseen,
+    ways_back,
+    work_queue_of,
+)
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.statements import in_slices
@@ -94,6 +102,8 @@ class EarlySender:
         self._opened: AbstractContextManager[Session | None] | None = None
         self._withdrawal: Withdrawal | None = None
         self._held: list[WaitingRetry] = []
+        self.not_seen = ""
+        """A sentence if nothing was chosen, but not all that wait were looked at."""
 
     def send(self, run: RequeueRun, most: int) -> int | None:
         """Send up to ``most`` retries; return their number, 0 if none is left, None if the run must not go on here.
@@ -126,7 +136,6 @@ class EarlySender:
         # Nothing is held while the first one has no outcome.
         alone = run.canary and not run.processed
         most = 1 if alone else max(1, min(math.ceil(run.rate * self._seconds), MOST_HELD))
-        first = MOST_LOOKED_AT if wanted else most
         work_queue, known = work_queue_of(run.retries_of), dict[int, WaitingRetry]()
 
         def choose(seen: Sequence[Withdrawn]) -> Collection[int]:
@@ -137,7 +146,8 @@ class EarlySender:
         taken: list[Withdrawn] = []
         for way in ways_back(run.retries_of):
             if len(taken) < most:
-                taken += self._open().take(way, most - len(taken), choose, first=first)
+                taken += self._open().take(way, most - len(taken), choose)
+        self.not_seen = "" if taken or self._withdrawal is None else unseen(self._withdrawal.unseen_behind)
         return [known[one.tag] for one in taken]
 
     def _open(self) -> Withdrawal:

@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Max, Min, QuerySet
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.amqp.withdrawal import MOST_LOOKED_AT, WayBack, Withdrawal, Withdrawn
+from django_rmq_retry.amqp.withdrawal import WayBack, Withdrawal, Withdrawn
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.business_keys import readable_keys
 from django_rmq_retry.handlers.subscription import WorkQueue
@@ -89,6 +90,8 @@ class WaitingReport:
     count: int
     causes: tuple[RetryCause, ...]
     """By their last attempts; empty if no attempts are recorded."""
+    not_seen: str = ""
+    """A sentence if others wait behind those that were looked at."""
 
     @property
     def first(self) -> datetime | None:
@@ -122,9 +125,9 @@ def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
     now = database_clock.now(database())
     rows = waiting(now, overdue=timedelta(0)).filter(queue=queue)
     if wanted.key:
-        identities = list(_looked_for(session, ways, wanted))
-        known = [row for some in in_slices(identities, READ_AT_ONCE) for row in rows.filter(identity__in=some)]
-        return WaitingReport(queue=queue, count=len(identities), causes=_causes_of(known))
+        identities, not_seen = _looked_for(session, ways, wanted)
+        known = [row for some in in_slices(list(identities), READ_AT_ONCE) for row in rows.filter(identity__in=some)]
+        return WaitingReport(queue=queue, count=len(identities), causes=_causes_of(known), not_seen=not_seen)
     causes = _counted(_narrowed(rows, wanted))
     held = [counted(session, None, way.queue) for way in ways]
     count = sum(cause.count for cause in causes) if wanted else sum(one.ready for one in held if one is not None)
@@ -155,6 +158,18 @@ def chosen(retries: Sequence[WaitingRetry], wanted: RetryFilter) -> list[Waiting
     for some in in_slices([one.identity for one in fit], READ_AT_ONCE):
         known.update(rows.filter(identity__in=some).values_list("identity", flat=True))
     return [one for one in fit if one.identity in known]
+
+
+def unseen(behind: Mapping[str, int]) -> str:
+    """Return which messages were not looked at, and how to send them; empty if all were."""
+    if not behind:
+        return ""
+    text = _(
+        "Only the first %(count)s messages of %(queues)s were looked at. To send those behind them, choose all that "
+        "wait, or start again when the first ones have left."
+    )
+    count = number_format(sum(behind.values()), use_l10n=True, force_grouping=True)
+    return text % {"count": count, "queues": ", ".join(behind)}
 
 
 def work_queue_of(queue: str) -> WorkQueue:
@@ -210,19 +225,18 @@ def _causes_of(rows: Sequence[Attempt]) -> tuple[RetryCause, ...]:
     return tuple(sorted(causes, key=lambda cause: (-cause.count, cause.error)))
 
 
-def _looked_for(session: Session, ways: Sequence[WayBack], wanted: RetryFilter) -> Collection[str]:
-    """Return the identities of the retries that are found in the waiting queues; they stay where they are."""
+def _looked_for(session: Session, ways: Sequence[WayBack], wanted: RetryFilter) -> tuple[Collection[str], str]:
+    """Return the identities of the retries that are found, and a sentence if not all could be looked at."""
     found: dict[str, None] = {}
     work_queue = work_queue_of(ways[0].work)
 
-    def note(seen: Sequence[Withdrawn]) -> Collection[int]:
+    def note(seen: Sequence[Withdrawn]) -> None:
         found.update(dict.fromkeys(one.identity for one in chosen(list(retries_of(work_queue, seen)), wanted)))
-        return ()
 
     withdrawal = Withdrawal(session)
     try:
         for way in ways:
-            withdrawal.take(way, 0, note, first=MOST_LOOKED_AT)
+            withdrawal.look(way, note)
     finally:
         withdrawal.end()
-    return found
+    return found, unseen(withdrawal.unseen_behind)

@@ -102,6 +102,20 @@ def test_some_are_chosen_by_key_and_error(page: Client, waits: list[RetryFilter]
     }
 
 
+def test_keys_in_an_address_are_not_looked_for(page: Client, waits: list[RetryFilter]) -> None:
+    """To find them, each waiting retry is taken out of its queue and put back: a link must not do that."""
+    page.get(WAITING, {"queue": QUEUE, "keys": "PAY-7", "error": "GatewayTimeout"})
+
+    assert waits == [RetryFilter(error=("GatewayTimeout",))]
+
+
+def test_a_preview_that_could_not_look_at_all_says_so(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = WaitingReport(queue=QUEUE, count=1, causes=(), not_seen="Only the first 3 messages were looked at.")
+    monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (found, "", ""))
+
+    assert "Only the first 3 messages were looked at." in Page(page.get(WAITING, {"queue": QUEUE})).text
+
+
 def test_many_need_a_reason_and_the_typed_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     found = WaitingReport(queue=QUEUE, count=1200, causes=())
     monkeypatch.setattr(waiting_form, "_looked", lambda _wish: (found, "", ""))

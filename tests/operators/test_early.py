@@ -24,6 +24,7 @@ from django_rmq_retry import (
     WaitQueue,
     handler,
 )
+from django_rmq_retry.amqp import withdrawal
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.messages import Properties, encode_properties
@@ -51,6 +52,8 @@ WORK = "ledger.post"
 WAITS_SECONDS = 60.0
 WAITING = f"{WORK}.retry.1m"
 BANK = Exchange("bank", "direct")
+LOOKS = 25
+"""More than RabbitMQ 4.0's own delivery limit of 20."""
 CARRIERS: dict[str, tuple[Carrier, tuple[Any, ...], str]] = {
     "ladder": (Ladder([WAITS_SECONDS]), (), WAITING),
     "dead letter": (
@@ -195,16 +198,87 @@ def test_a_chosen_retry_is_sent_and_the_others_keep_their_order_and_their_time(
     made(Ladder([6]))
     waiting_queue = f"{WORK}.retry.6s"
     begun = time.monotonic()
-    failed(amqp, "a", "b", "c", "d", after=6)
-    has(amqp, waiting_queue, 4)
+    failed(amqp, "a", "b", "c", "d", "e", "f", after=6)
+    has(amqp, waiting_queue, 6)
 
     run = sent(early.start(WORK, ANN, count=1, wanted=RetryFilter(key=("K-c",)), rate=100, stop_at=20))
 
     assert (run.sent, run.total) == (1, 1)
     assert [name for name, *_ in arrived(amqp, 1)] == ["c"]
-    assert ready(amqp, waiting_queue) == 3
-    assert [name for name, *_ in arrived(amqp, 3)] == ["a", "b", "d"]
+    assert ready(amqp, waiting_queue) == 5
+    assert [name for name, *_ in arrived(amqp, 5)] == ["a", "b", "d", "e", "f"]
     assert time.monotonic() - begun > 6
+
+
+def test_a_retry_behind_many_others_is_found_without_holding_their_bodies(
+    made: Made, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withdrawal, "MOST_FETCHED", 2)
+    made()
+    names = [f"m{number}" for number in range(9)]
+    failed(amqp, *names)
+    has(amqp, WAITING, 9)
+
+    run = sent(early.start(WORK, ANN, count=1, wanted=RetryFilter(key=("K-m8",)), rate=100, stop_at=20))
+
+    assert (run.sent, run.note) == (1, "")
+    assert [name for name, *_ in arrived(amqp, 1)] == ["m8"]
+    has(amqp, WAITING, 8)
+
+
+def test_a_run_that_could_not_look_at_all_says_how_many_it_looked_at_and_what_to_do(
+    made: Made, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withdrawal, "FIRST_FETCHED", 1)
+    monkeypatch.setattr(withdrawal, "MOST_LOOKED_AT", 3)
+    made()
+    failed(amqp, "a", "b", "c", "d", "e")
+    has(amqp, WAITING, 5)
+    wanted = RetryFilter(key=("K-b", "K-e"))
+    with broker_connections.current.session(purpose="test", patience=10) as session:
+        assert session is not None
+        found = report(session, WORK, wanted)
+
+    run = sent(early.start(WORK, ANN, count=2, wanted=wanted, rate=100, stop_at=20))
+
+    said = f"Only the first 3 messages of {WAITING} were looked at. To send those behind them, choose all that wait"
+    assert found.count == 1
+    assert found.not_seen.startswith(said)
+    assert run.explanation.startswith(said)
+    assert [name for name, *_ in arrived(amqp, 1)] == ["b"]
+    has(amqp, WAITING, 4)
+
+
+def test_retries_that_runs_held_and_put_back_arrive_without_a_suspicion(made: Made, amqp: BlockingChannel) -> None:
+    """What returns with its channel is counted as lost by a worker, and shown when it arrives in the work queue."""
+    made(Ladder([8]))
+    failed(amqp, *[f"m{number}" for number in range(5)], after=8)
+    has(amqp, f"{WORK}.retry.8s", 5)
+
+    for left in (4, 3, 2):
+        run = early.start(WORK, ANN, count=5, rate=2, stop_at=None)
+        assert stepped(run, 1) == 1
+        requeue.stop(run.pk, ANN)
+        has(amqp, f"{WORK}.retry.8s", left)
+
+    assert {int(headers.get("x-delivery-count", 0)) for _, headers, *_ in arrived(amqp, 5)} == {0}
+
+
+def test_looking_often_sends_nothing_early_and_keeps_the_order(made: Made, amqp: BlockingChannel) -> None:
+    """RabbitMQ 4.0 gives up a quorum queue's message at the 21st return, and 3.10 puts it at the end."""
+    made()
+    names = [f"m{number}" for number in range(10)]
+    failed(amqp, *names)
+    has(amqp, WAITING, 10)
+
+    for _ in range(LOOKS):
+        with broker_connections.current.session(purpose="test", patience=10) as session:
+            assert session is not None
+            assert report(session, WORK, RetryFilter(key=("K-m4",))).count == 1
+
+    assert ready(amqp, WORK) == 0
+    sent(early.start(WORK, ANN, count=10, rate=100, stop_at=20))
+    assert [name for name, *_ in arrived(amqp, 10)] == names
 
 
 @pytest.mark.parametrize(
