@@ -30,7 +30,15 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN, reduced
-from django_rmq_retry.parked.database import NOT_HELD, database, locked_messages, locked_run, move, transaction_of
+from django_rmq_retry.parked.database import (
+    NOT_HELD,
+    database,
+    locked_messages,
+    locked_run,
+    move,
+    run_of_driver,
+    transaction_of,
+)
 from django_rmq_retry.statements import lock, locking
 
 CLAIM_SECONDS = 60.0
@@ -121,8 +129,7 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
 def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
     """Mark the run's items as claimed; False if this driver no longer owns the run, or another process took an item."""
     using = database()
-    known = locked_run(run)
-    if known is None or known.state != RunState.RUNNING or known.driver != driver:
+    if run_of_driver(run, driver, RunState.RUNNING) is None:
         return False
     pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
     cycles: dict[int, list[int]] = {}

@@ -20,7 +20,7 @@ from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, ItemState, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, locked_run, transaction_of
+from django_rmq_retry.parked.database import database, run_of_driver, transaction_of
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal, user_of
 from django_rmq_retry.parked.waiting import (
     RetryFilter,
@@ -230,8 +230,7 @@ def _claim(run: RequeueRun, part: Sequence[WaitingRetry]) -> bool:
 
     False if the run has been paused or stopped meanwhile, or if another driver has it.
     """
-    present = locked_run(run.pk)
-    if present is None or present.driver != run.driver or present.state != RunState.RUNNING:
+    if run_of_driver(run.pk, run.driver, RunState.RUNNING) is None:
         return False
     now, names = database_clock.now(database()), [one.identity for one in part]
     rows_of(run).filter(identity__in=names).update(sent_at=now)

@@ -28,7 +28,7 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked.database import database, locked_run, transaction_of
+from django_rmq_retry.parked.database import database, locked_run, run_of_driver, transaction_of
 from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection, group_numbers
 
@@ -167,11 +167,14 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
 
 @transaction_of(ParkedMessage)
 def advance(run: int, driver: str) -> str:
-    """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it."""
+    """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it.
+
+    The state is empty if this driver has nothing more to do.
+    """
     using, now = database(), database_clock.now(database())
-    known = locked_run(run)
-    if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
-        return "" if known is None else known.state
+    known = run_of_driver(run, driver, RunState.RUNNING, RunState.WAITING)
+    if known is None:
+        return ""
     items = parts_of(known)
     if items.filter(state=ItemState.PENDING).exists():
         known.state = RunState.RUNNING
@@ -253,10 +256,8 @@ def postpone(run: RequeueRun, selection: Selection, _terms: Terms) -> None:
 def list_part(run: int, driver: str) -> None:
     """Write the next items of a run, if this driver still owns it and it was neither paused nor stopped."""
     using = database()
-    known = locked_run(run)
-    if known is None or known.driver != driver or known.state not in (RunState.PLANNED, RunState.RUNNING):
-        return
-    if known.listing_limit is None:
+    known = run_of_driver(run, driver, RunState.PLANNED, RunState.RUNNING)
+    if known is None or known.listing_limit is None:
         return
     selection, terms = _stored_selection(known)
     rest = _after(known, selection.queryset())
