@@ -33,6 +33,7 @@ from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.waiting import waiting_for
 from django_rmq_retry.templatetags.rmq_retry import Count, counted
 
 PER_PAGE = 25
@@ -135,6 +136,8 @@ class ErrorGroupAdmin(Pages):
             types=types,
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=under_way(parked),
+            waits=waiting_for(group),
+            may_send=not refusal(request, "view_run", "send_waiting"),
             rows=[
                 (one, [cell(one) for cell in IN_GROUP]) for one in newest if not refusal(request, "view", message=one)
             ],

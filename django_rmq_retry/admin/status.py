@@ -123,6 +123,7 @@ class LiveStatusAdmin(Pages):
             busy=_table(busy),
             fine=_table(fine),
             finds=not refusal(request, "view"),
+            may_send=not refusal(request, "view_run", "send_waiting"),
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
             needs=[Need.of(problem, request, self.address) for problem in problems],

@@ -134,6 +134,20 @@ def report(session: Session, queue: str, wanted: RetryFilter) -> WaitingReport:
     return WaitingReport(queue=queue, count=count, causes=causes)
 
 
+def waiting_for(group: ErrorGroup) -> list[tuple[str, int]]:
+    """Return how many retries wait because of a cause, by work queue; only of queues that can send them early."""
+    rows = waiting(database_clock.now(database()), overdue=timedelta(0)).filter(fingerprint=group.fingerprint)
+    found = rows.order_by().values_list("queue").annotate(count=Count("pk")).order_by("-count", "queue")
+    return [(queue, count) for queue, count in found if _can_send(queue)]
+
+
+def _can_send(queue: str) -> bool:
+    try:
+        return bool(ways_back(queue))
+    except Refused:
+        return False
+
+
 def retries_of(work_queue: WorkQueue, seen: Iterable[Withdrawn]) -> Iterator[WaitingRetry]:
     for one in seen:
         delivery = at_origin(one.delivery, came_by=one.delivery)

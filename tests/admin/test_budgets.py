@@ -50,7 +50,7 @@ BUDGETS = {
     "parkedmessage/{message}/change/": 8,
     "errorgroup/": 7,
     "errorgroup/?by=queue": 1,
-    "errorgroup/{group}/change/": 8,
+    "errorgroup/{group}/change/": 9,
     "requeuerun/": 2,
     "requeuerun/{run}/change/": 5,
     "requeuerun/preview/?sel={named}": 11,

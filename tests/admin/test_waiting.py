@@ -102,6 +102,21 @@ def test_some_are_chosen_by_key_and_error(page: Client, waits: list[RetryFilter]
     }
 
 
+def test_an_error_group_leads_to_the_retries_that_wait_because_of_it(page: Client, waits: list[RetryFilter]) -> None:
+    group, now = made.group(), timezone.now()
+    one, due = made.message(group), now + timedelta(minutes=5)
+    for number, queue in enumerate((QUEUE, QUEUE, "a queue without a handler")):
+        made.attempt(one, at=now, identity=f"i{number}", queue=queue, fingerprint=group.fingerprint, next_at=due)
+    address = f"/admin/rmq_retry/errorgroup/{group.pk}/change/"
+    found = Page(page.get(address))
+    page.get(found.links["Send the 2 waiting now…"])
+    viewer = client_of(made.person("viewer", "view_errorgroup", "view_parkedmessage"))
+
+    assert waits == [RetryFilter(group=(group.pk,))]
+    assert "a queue without a handler" not in found.text
+    assert "2 wait for their retry" in Page(viewer.get(address)).text
+
+
 def test_keys_in_an_address_are_not_looked_for(page: Client, waits: list[RetryFilter]) -> None:
     """To find them, each waiting retry is taken out of its queue and put back: a link must not do that."""
     page.get(WAITING, {"queue": QUEUE, "keys": "PAY-7", "error": "GatewayTimeout"})
