@@ -1,4 +1,5 @@
-"""Statements that Django does not offer: the first write of a transaction, locks of rows, and bulk inserts."""
+"""Statements that Django does not offer: the first write of a transaction, locks of rows, bulk inserts, and inserts of
+what a query returns."""
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
@@ -6,6 +7,7 @@ from typing import Any, TypeVar
 
 from django.db import connections
 from django.db.models import BinaryField, DateTimeField, Model, QuerySet
+from django.db.models.constants import OnConflict
 
 M = TypeVar("M", bound=Model)
 V = TypeVar("V")
@@ -55,6 +57,28 @@ def insert_of(alias: str, table: str, columns: tuple[str, ...], *, rows: int = 1
 def _table_and_columns(alias: str, table: str, columns: tuple[str, ...]) -> str:
     quote = connections[alias].ops.quote_name
     return f"{quote(table)} ({', '.join(map(quote, columns))})"
+
+
+def insert_found(
+    model: type[Model],
+    columns: Sequence[str],
+    found: "QuerySet[Any, tuple[Any, ...]]",
+    *,
+    using: str,
+    ignore: bool = False,
+) -> int:
+    """Insert the rows of a query, whose values are in the order of the columns, by one statement; return their number.
+
+    With ``ignore`` a row that exists already stays as it is.
+    """
+    ops, conflict = connections[using].ops, OnConflict.IGNORE if ignore else None
+    meta = model._meta  # noqa: SLF001 - documented, in spite of its name
+    names = tuple(str(meta.get_field(name).column) for name in columns)  # type: ignore[union-attr]
+    chosen, params = found.query.get_compiler(using=using).as_sql()
+    into = f"{ops.insert_statement(on_conflict=conflict)} {_table_and_columns(using, meta.db_table, names)} {chosen}"
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"{into} {ops.on_conflict_suffix_sql([], conflict, [], [])}", params)
+        return int(cursor.rowcount)
 
 
 class BulkInsert:

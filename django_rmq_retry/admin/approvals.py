@@ -28,7 +28,7 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.edit import proposed
 from django_rmq_retry.parked.edit_many import PathChange, fits
-from django_rmq_retry.parked.findings import Terms, report
+from django_rmq_retry.parked.findings import RequeueFinding, Terms, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
@@ -83,7 +83,12 @@ class ApprovalRequestAdmin(Pages):
         if left.unchecked:
             return self._shown(request, known, wrong=left.unchecked)
         try:
-            done = approvals.approve(pk, Actor.of_request(request), remark=request.POST.get("remark", ""))
+            done = approvals.approve(
+                pk,
+                Actor.of_request(request),
+                remark=request.POST.get("remark", ""),
+                seen=request.POST.get("seen", ""),
+            )
         except NotAllowed as refused:
             return self.refused(request, str(refused))
         except Refused as refused:
@@ -132,6 +137,7 @@ class ApprovalRequestAdmin(Pages):
             mine=mine,
             chosen=labels.chosen(wish.selection.facts(), known.subject),
             reason=resolution_text(known.reason) if known.act == GatedAct.DISCARD else known.reason,
+            seen=approvals.mark(known) if waits or stuck else "",
             why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",
             why_not_reject="" if mine else refusal(request, "approve"),
             wrong={"all": wrong} if wrong else {},
@@ -164,10 +170,12 @@ def _left_out(request: HttpRequest, known: ApprovalRequest) -> LeftOut:
 
 
 def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
-    rows = wish.selection.queryset().filter(state__in=OPEN, pk__gt=known.place)
+    rows, since = wish.selection.queryset().filter(pk__gt=known.place), changed(wish.selection)
+    count = rows.filter(since).count()
     return {
         "part_of_act": "discard",
-        "left_now": rows.count(),
+        "left_now": rows.filter(state__in=OPEN).exclude(since).count(),
+        "findings": [RequeueFinding(name="changed", count=count, left_out=True, examples=())] if count else [],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),
         "sample": sample(request, wish.selection),

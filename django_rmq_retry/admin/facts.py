@@ -55,6 +55,7 @@ NAMES: Mapping[str, Any] = {
     "approved_by": gettext_lazy("Approved by"),
     "asked_by": gettext_lazy("Asked for by"),
     "seal": gettext_lazy("Seal"),
+    "members": pgettext_lazy("fact of an action", "SHA-256 of the messages with their revisions"),
     "expires": gettext_lazy("Expires"),
     "rows": pgettext_lazy("fact of an action", "Rows of the audit log whose texts were erased"),
 }

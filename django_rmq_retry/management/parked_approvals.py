@@ -16,11 +16,12 @@ from django_rmq_retry.management.parked_choice import refuse_doubtful, report_ke
 from django_rmq_retry.management.parked_edits import result_lines, show_proposal
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
+from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.edit import proposed
 from django_rmq_retry.parked.edit_many import PathChange, fits
-from django_rmq_retry.parked.findings import Terms, report
+from django_rmq_retry.parked.findings import Terms, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.operators import Actor
 
@@ -68,6 +69,7 @@ def _cells(one: ApprovalRequest, now: Any, *, terminal: bool) -> tuple[object, .
 
 def approve(command: RmqCommand, options: Options) -> Exit:
     request, wish = _found(options["id"])
+    seen = approvals.mark(request)
     command.say(f"{request}: {request.act} {plural(request.count, 'message')}, asked for by {request.by}")
     for name in ("subject", "reason"):
         if getattr(request, name):
@@ -79,7 +81,7 @@ def approve(command: RmqCommand, options: Options) -> Exit:
     if request.act in (GatedAct.DISCARD, GatedAct.REQUEUE):
         refuse_doubtful(wish.selection, options)
     command.confirm(f"Approve request {request.pk}?", yes=options["yes"])
-    done = approvals.approve(request.pk, _second(options["user"]), remark=options["remark"])
+    done = approvals.approve(request.pk, _second(options["user"]), remark=options["remark"], seen=seen)
     if options["json"]:
         command.document("parked_approve/1", request=request_data(done, database_clock.now(database())))
         return Exit.DONE
@@ -118,7 +120,11 @@ def _second(name: str) -> Actor:
 
 def _of_discard(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
-    command.say(f"Discards {plural(wish.selection.queryset().count(), 'message')}, which will never be handled.")
+    rows, since = wish.selection.queryset(), changed(wish.selection)
+    if count := rows.filter(since).count():
+        command.say(f"  {count} changed, left out")
+    left = rows.filter(state__in=OPEN).exclude(since).count()
+    command.say(f"Discards {plural(left, 'message')}, which will never be handled.")
 
 
 def _of_requeue(command: RmqCommand, wish: Wish) -> None:

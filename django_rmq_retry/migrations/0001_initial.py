@@ -512,6 +512,31 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="RequestMember",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("place", models.PositiveIntegerField()),
+                ("message", models.PositiveBigIntegerField()),
+                ("revision", models.PositiveIntegerField()),
+                (
+                    "request",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="members",
+                        to="rmq_retry.approvalrequest",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=("request", "message"), name="rmq_member_once"),
+                    models.UniqueConstraint(fields=("request", "place"), name="rmq_member_place"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="QueueControl",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

@@ -1,7 +1,7 @@
 """The database models: parked messages, attempts, requeue runs, outbox, inbox, queues, approvals, audit log."""
 
 from django_rmq_retry.models.alerts import AlertWatch
-from django_rmq_retry.models.approvals import ApprovalRequest, GatedAct, RequestState
+from django_rmq_retry.models.approvals import ApprovalRequest, GatedAct, RequestMember, RequestState
 from django_rmq_retry.models.audit import Action, AuditHead, FormerName, LiveStatus, OperatorAction
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
 from django_rmq_retry.models.controls import (
@@ -53,6 +53,7 @@ __all__ = [
     "OutboxMessage",
     "ParkedMessage",
     "QueueControl",
+    "RequestMember",
     "RequestState",
     "RequeueItem",
     "RequeueRun",

@@ -86,3 +86,24 @@ class ApprovalRequest(models.Model):
         if self.state == RequestState.WAITING and not self.waits(now):
             return str(_("Expired"))
         return str(self.get_state_display())
+
+
+class RequestMember(models.Model):
+    """A message of a request by a filter, with its revision when it was asked for: no other takes its place."""
+
+    request = models.ForeignKey(ApprovalRequest, on_delete=models.CASCADE, related_name="members", db_index=False)
+    place = models.PositiveIntegerField()
+    """Its place by the time of parking, in which order a requeue sends."""
+    message = models.PositiveBigIntegerField()
+    """The id of a message, without a foreign key: a member whose message was purged is of no effect."""
+    revision = models.PositiveIntegerField()
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(fields=["request", "message"], name="rmq_member_once"),
+            models.UniqueConstraint(fields=["request", "place"], name="rmq_member_place"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.place}"

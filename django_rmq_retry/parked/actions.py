@@ -61,6 +61,10 @@ def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allo
 
 def slice_of(selection: Selection, after: int) -> list[int]:
     """Return the next messages of a selection behind one of them, in the order of their numbers."""
+    if selection.request:
+        # Read from their own index, which is fast whatever the database knows about the size of the tables.
+        members = selection.members.filter(message__gt=after).order_by("message")
+        return list(members.values_list("message", flat=True)[:MESSAGES_AT_ONCE])
     rows = selection.queryset().order_by("pk").values_list("pk", flat=True)
     return list(rows.filter(pk__gt=after)[:MESSAGES_AT_ONCE])
 
@@ -70,7 +74,7 @@ def change_slice(
     change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None
 ) -> Done:
     rows = locked_messages(ids, whole=False)
-    known = selection.revisions
+    known = selection.revisions_of(ids)
     fresh = [
         row
         for row in rows.values()

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ApprovalRequest, GatedAct, MessageVersion, OperatorAction, RequestState
-from django_rmq_retry.parked import controls, edit, edit_many, requeue
+from django_rmq_retry.models import Action, ApprovalRequest, GatedAct, OperatorAction, RequestState, RequeueRun
+from django_rmq_retry.parked import controls, edit, edit_many, members, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.edit_many import PathChange
-from django_rmq_retry.parked.findings import MOST_EDITED, Terms, report
+from django_rmq_retry.parked.findings import Terms, report
 from django_rmq_retry.parked.four_eyes import Wish, seal_of
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import (
@@ -70,9 +70,10 @@ def open_requests() -> QuerySet[ApprovalRequest]:
 
 @transaction_of(ApprovalRequest)
 def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
-    """Ask for the approval of an act; return the request that waits already if it is the same one."""
-    if wish.selection.count:
-        wish.selection.check(wish.selection.queryset().count())
+    """Ask for the approval of an act; return the request that waits already if it is the same one.
+
+    The messages that match a filter now are stored as the members of the request.
+    """
     using, now = database(), database_clock.now(database())
     request = ApprovalRequest(
         act=wish.act,
@@ -94,10 +95,14 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
     same = locking(open_requests().filter(seal=request.seal)).first()
     if same is not None:
         return same
-    _empty_expired()
     request.save(using=using, force_insert=True)
+    chosen: dict[str, Any] = {"selection": wish.selection.facts()} if wish.selection.count else {}
+    if not wish.selection.named:
+        wish.selection.check(members.freeze(request.pk, wish.selection))
+        chosen["members"] = members.digest(request.pk)
+    elif wish.selection.count:
+        wish.selection.check(wish.selection.queryset().count())
     mark_kept(wish.selection.filter)
-    chosen = {"selection": wish.selection.facts()} if wish.selection.count else {}
     sealed = {"seal": request.seal, "expires": request.expires_at.isoformat()}
     asked = _log(request, actor, Action.ASK, reason=request.reason, **sealed, **chosen)
     request.asked = asked.number
@@ -105,10 +110,14 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
     return request
 
 
-def _empty_expired() -> None:
-    """Delete the contents of edits that nobody approved in time."""
-    late = requests().filter(state=RequestState.WAITING, expires_at__lte=database_clock.now(database()))
-    late.filter(act=GatedAct.EDIT).update(body=b"", properties=b"")
+def empty_ended() -> None:
+    """Delete what requests hold that nobody can approve any more: contents of edits, and members."""
+    waits = Q(state=RequestState.WAITING, expires_at__gt=database_clock.now(database()))
+    ended = requests().exclude(waits).exclude(state=RequestState.APPROVED)
+    ended.filter(act=GatedAct.EDIT).exclude(body=b"").update(body=b"", properties=b"")
+    listing = RequeueRun.objects.using(database()).filter(listing_limit__isnull=False)
+    for one in ended.exclude(run__in=listing.values("pk")).filter(Exists(members.of(OuterRef("pk")))):
+        members.of(one.pk).delete()
 
 
 def _log(request: ApprovalRequest, actor: Actor, action: Action, *, reason: str, **facts: object) -> OperatorAction:
@@ -126,20 +135,21 @@ def _log(request: ApprovalRequest, actor: Actor, action: Action, *, reason: str,
     )
 
 
-def approve(number: int, actor: Actor, *, remark: str = "") -> ApprovalRequest:
+def approve(number: int, actor: Actor, *, remark: str = "", seen: str | None = None) -> ApprovalRequest:
     """Approve a request and carry the act out; ``actor`` is the second person, who has an account.
 
+    ``seen`` is the ``mark`` of the request that was shown to them; another one is refused.
     If the process is killed, the act is done or not done. Only a discard of many messages may be done in part: a
     consumer, or a second call, goes on with it.
     """
-    if _decide(number, actor, remark).state == RequestState.APPROVED:
+    if _decide(number, actor, remark, seen).state == RequestState.APPROVED:
         while _next_slice(number):
             pass
     return ApprovalRequest.objects.using(database()).get(pk=number)
 
 
 @transaction_of(ApprovalRequest)
-def _decide(number: int, actor: Actor, remark: str) -> ApprovalRequest:
+def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> ApprovalRequest:
     request = _locked(number)
     if request.state != RequestState.APPROVED:
         _check_waits(request)
@@ -147,6 +157,8 @@ def _decide(number: int, actor: Actor, remark: str) -> ApprovalRequest:
     why = why_not(request, actor)
     if why:
         raise NotAllowed(why)
+    if seen is not None and seen != mark(request):
+        raise Outdated(_("Nothing was done: this is not the request that was shown. Look at it again."))
     if request.state == RequestState.APPROVED:
         return request
     now = database_clock.now(database())
@@ -170,7 +182,7 @@ def reject(number: int, actor: Actor, *, reason: str) -> ApprovalRequest:
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
     request.remark = short(reason.strip(), 255)
     _log(request, actor, Action.REJECT, reason=reason, asked_by=request.by)
-    request.body = request.properties = b""
+    _empty(request)
     request.save(using=database())
     return request
 
@@ -193,14 +205,25 @@ def _check_waits(request: ApprovalRequest) -> None:
     raise Outdated(text % {"request": request, "name": request.decided_by})
 
 
+def mark(request: ApprovalRequest) -> str:
+    """Return the seal of the row of the audit log that says what was asked for; empty if there is none."""
+    asked = _asked(request)
+    return asked.seal if asked is not None else ""
+
+
+def _asked(request: ApprovalRequest) -> OperatorAction | None:
+    return OperatorAction.objects.using(database()).filter(number=request.asked, action=Action.ASK).first()
+
+
 def _check_seal(request: ApprovalRequest) -> None:
-    """Refuse a request whose row is not what the audit log says was asked for."""
-    asked = OperatorAction.objects.using(database()).filter(number=request.asked, action=Action.ASK).first()
+    """Refuse a request whose row, or members, are not what the audit log says was asked for."""
+    asked = _asked(request)
     facts = asked.details if asked is not None else {}
-    known = (facts.get("request"), facts.get("seal"), facts.get("expires"))
+    known = (facts.get("request"), facts.get("seal"), facts.get("expires"), facts.get("members", ""))
+    now = (request.pk, seal_of(request), request.expires_at.isoformat(), members.digest(request.pk))
     # An account may be deleted, but not become another one.
     same = asked is not None and (request.by_user_id is None or str(request.by_user_id) == asked.actor_key)
-    if not same or known != (request.pk, seal_of(request), request.expires_at.isoformat()):
+    if not same or known != now:
         text = _("Nothing was done: by the audit log, %(request)s is not what was asked for.")
         raise Outdated(text % {"request": request})
 
@@ -311,7 +334,18 @@ def _discard(_request: ApprovalRequest, wish: Wish) -> None:
 
 def _finish(request: ApprovalRequest, *, changed: int) -> None:
     request.state, request.changed = RequestState.DONE, changed
+    _empty(request)
+
+
+def _empty(request: ApprovalRequest) -> None:
+    """Let go of what an ended request holds; a run that its driver has yet to list still needs the members."""
     request.body = request.properties = b""
+    if not _listed_later(request.run):
+        members.of(request.pk).delete()
+
+
+def _listed_later(run: int | None) -> bool:
+    return run is not None and RequeueRun.objects.using(database()).filter(pk=run, listing_limit__isnull=False).exists()
 
 
 _CARRY_OUT: Mapping[str, Callable[[ApprovalRequest, Wish], None]] = {
@@ -329,22 +363,15 @@ def _next_slice(number: int) -> bool:
     request = _locked(number)
     if request.state != RequestState.APPROVED:
         return False
-    wish, rules = Wish.of(request), _allowed(request)
+    wish = Wish.of(request)
     ids = slice_of(wish.selection, request.place)
     if ids:
-        edited = MessageVersion.objects.using(database()).filter(at__gt=wish.selection.as_of)
-        changed: set[Any] = set(edited.values_list("message", flat=True)[:MOST_EDITED])
-        done = change_slice(
-            discarding(**wish.terms),
-            wish.selection,
-            _acting(request),
-            ids,
-            lambda message: _("It has changed meanwhile.") if message.pk in changed else rules(message),
-        )
+        done = change_slice(discarding(**wish.terms), wish.selection, _acting(request), ids, _allowed(request))
         request.place = ids[-1]
         request.changed += done.changed
     else:
         request.state = RequestState.DONE
+        _empty(request)
     request.save(using=database(), update_fields=["place", "changed", "state"])
     return bool(ids)
 

@@ -205,7 +205,7 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     """Return the condition of each finding, in the order in which findings are displayed."""
     findings = {
         "resolved": ~Q(state__in=OPEN),
-        "changed": _changed(selection),
+        "changed": changed(selection),
         # A hold whose time is over does not count: a consumer ends it only a little later.
         "on_hold": Q(state=State.ON_HOLD) & ~Q(held_until__lte=database_clock.now(database())),
         "succeeded": Q(succeeded_at__isnull=False),
@@ -300,7 +300,11 @@ def _shared(rows: QuerySet[ParkedMessage]) -> Any:
     return rows.values("business_key").annotate(n=Count("pk")).filter(n__gt=1).order_by("business_key")
 
 
-def _changed(selection: Selection) -> Q:
+def changed(selection: Selection) -> Q:
+    """Match the messages of a selection that have changed since it was chosen; of a filter, only those edited since."""
+    if selection.request:
+        unchanged = selection.members.filter(message=OuterRef("pk"), revision=OuterRef("revision"))
+        return Q(~Exists(unchanged))
     if not selection.named:
         # Few messages are edited, so list them: a check of each message of the selection takes far longer.
         edited = MessageVersion.objects.filter(at__gt=selection.as_of).values_list("message", flat=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,13 +40,15 @@ class Wish:
 
     @classmethod
     def of(cls, request: ApprovalRequest) -> "Wish":
+        """Return the wish of a request; its messages are those that were asked for, also if a filter chose them."""
         stored = json.loads(request.wish)
+        chosen = Selection.of_facts(stored["selection"])
         return cls(
             act=GatedAct(request.act),
             count=request.count,
             subject=request.subject,
             reason=request.reason,
-            selection=Selection.of_facts(stored["selection"]),
+            selection=chosen if chosen.named else replace(chosen, request=request.pk),
             terms=stored["terms"],
             body=bytes(request.body),
             properties=bytes(request.properties),

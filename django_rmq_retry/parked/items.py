@@ -6,12 +6,10 @@ The progress is stored in the run, and each part is a separate transaction, beca
 """
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
 from django.db.models import Case, CharField, Count, DateTimeField, F, IntegerField, Max, QuerySet, Value, When, Window
-from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
@@ -31,6 +29,7 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, run_of_driver, transaction_of
 from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection, group_numbers
+from django_rmq_retry.statements import insert_found
 
 MOST_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies of one slice, in bytes."""
@@ -51,6 +50,8 @@ LISTED_AT_ONCE = 500
 """Largest number of messages whose items are written when the run is started."""
 
 Rows = QuerySet[ParkedMessage]
+Mark = tuple[datetime, int]
+"""The last message of a part of a listing."""
 
 CURSOR = ("listing_limit", "listing_count", "listing_place", "listing_after_at", "listing_after_id")
 
@@ -260,10 +261,7 @@ def list_part(run: int, driver: str) -> None:
     if known is None or known.listing_limit is None:
         return
     selection, terms = _stored_selection(known)
-    rest = _after(known, selection.queryset())
-    # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
-    mark = rest.values_list("parked_at", "pk")[PART_ITEMS - 1 : PART_ITEMS].first()
-    part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
+    part, mark, more = (_next_members if selection.request else _next_matching)(known, selection)
     room, first = known.listing_limit - known.listing_count, known.listing_place
     if room < PART_ITEMS:
         # Messages that have an item already do not count against the limit.
@@ -274,10 +272,26 @@ def list_part(run: int, driver: str) -> None:
     known.listing_count, known.listing_place = known.listing_count + inserted, first + PART_ITEMS
     known.listing_after_at, known.listing_after_id = mark or (None, None)
     known.wait = RunWait.LISTING
-    if mark is None or inserted >= room:
+    if not more or inserted >= room:
         known.end_listing()
         known.wait = ""
     known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])
+
+
+def _next_matching(run: RequeueRun, selection: Selection) -> tuple[Rows, Mark | None, bool]:
+    """Return the next messages of a filter, the last of them, and whether there are more."""
+    rest = _after(run, selection.queryset())
+    # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
+    mark = rest.values_list("parked_at", "pk")[PART_ITEMS - 1 : PART_ITEMS].first()
+    part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
+    return part, mark, mark is not None
+
+
+def _next_members(run: RequeueRun, selection: Selection) -> tuple[Rows, Mark | None, bool]:
+    """Return the same of the members of a request, which have their places already."""
+    last = run.listing_place + PART_ITEMS
+    part = selection.members.filter(place__gt=run.listing_place, place__lte=last)
+    return selection.queryset(part).order_by("parked_at", "pk"), None, selection.members.filter(place__gt=last).exists()
 
 
 def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:
@@ -299,16 +313,8 @@ def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, 
     A message that was parked again meanwhile already has an item, and the insert ignores it. A query without such
     messages would take longer with each item that exists.
     """
-    using = database()
-    ops, ignore = connections[using].ops, OnConflict.IGNORE
-    chosen, params = _chosen(run, rows, selection, terms, first=first).query.get_compiler(using=using).as_sql()
-    meta: Any = RequeueItem._meta  # noqa: SLF001 - Django's own way
-    quote = ops.quote_name
-    names = ", ".join(quote(meta.get_field(name).column) for name in COLUMNS)
-    with connections[using].cursor() as cursor:
-        into = f"{ops.insert_statement(on_conflict=ignore)} {quote(meta.db_table)} ({names}) {chosen}"
-        cursor.execute(f"{into} {ops.on_conflict_suffix_sql([], ignore, [], [])}", params)
-        return int(cursor.rowcount)
+    chosen = _chosen(run, rows, selection, terms, first=first)
+    return insert_found(RequeueItem, COLUMNS, chosen, using=database(), ignore=True)
 
 
 def _chosen(

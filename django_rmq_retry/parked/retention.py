@@ -1,4 +1,4 @@
-"""Deletes resolved messages, old attempts and old rows of the audit log."""
+"""Deletes resolved messages, old attempts, what ended approval requests hold, and old rows of the audit log."""
 
 import threading
 from collections import Counter
@@ -27,6 +27,7 @@ from django_rmq_retry.models import (
     RequeueItem,
 )
 from django_rmq_retry.models.parked import RESOLVED
+from django_rmq_retry.parked.approvals import empty_ended
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import delete_before
@@ -42,12 +43,16 @@ REST_SECONDS = 0.1
 
 
 def delete_old() -> bool:
-    """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more."""
+    """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more.
+
+    Ended requests for a second person let go of what they hold.
+    """
     now, current = database_clock.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
     messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(BATCHES_PER_TURN)]
     attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(BATCHES_PER_TURN)]
+    empty_ended()
     return DELETED_AT_ONCE in (messages[-1], attempts[-1])
 
 

@@ -1,6 +1,6 @@
 """Selections of parked messages: by number, filter or page."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from django_rmq_retry.models import (
     ListedKey,
     MessageVersion,
     ParkedMessage,
+    RequestMember,
     RequeueItem,
     State,
 )
@@ -300,6 +301,8 @@ class Selection:
     """``FIELDS`` with their values; if records are named, it is empty or excludes some of them."""
     revisions: Mapping[int, int] = field(default_factory=dict)
     """The named records, each with its revision when it was chosen."""
+    request: int = 0
+    """The request for a second person whose members these are; the filter then only says how they were chosen."""
     max_id: int = 0
     as_of: datetime
     count: int
@@ -343,14 +346,25 @@ class Selection:
         """True if it is one message, named by its number."""
         return len(self.revisions) == 1 and not self.filter
 
+    @property
+    def members(self) -> QuerySet[RequestMember]:
+        """The members of the request: messages, each with its revision when it was asked for."""
+        return RequestMember.objects.using(database()).filter(request=self.request).order_by()
+
+    def revisions_of(self, ids: Collection[int]) -> Mapping[int, int]:
+        """Return the revisions that these messages had when they were chosen, as far as they are kept."""
+        if not self.request:
+            return self.revisions
+        return dict(self.members.filter(message__in=ids).values_list("message", "revision"))
+
     def leaving_out(self, listed: Mapping[str, int] | None) -> "Selection":
         """Return this frozen selection without the messages that a list names; all of it if there is no list."""
-        changed = replace(self, filter={**self._whole, **({EXCEPT: dict(listed)} if listed else {})})
+        changed = replace(self, filter={**self._whole, **({EXCEPT: dict(listed)} if listed else {})}, request=0)
         return replace(changed, count=changed.queryset().count())
 
     def undiminished(self) -> QuerySet[ParkedMessage]:
-        """Return the records that still match, with those that a list leaves out."""
-        return replace(self, filter=self._whole).queryset()
+        """Return the records that still match, with those that a list leaves out, also of a request."""
+        return replace(self, filter=self._whole, request=0).queryset()
 
     @property
     def _whole(self) -> Mapping[str, Any]:
@@ -381,6 +395,7 @@ class Selection:
         return cls(
             filter=facts.get("filter", {}),
             revisions={int(pk): revision for pk, revision in facts.get("ids", {}).items()},
+            request=facts.get("request", 0),
             max_id=facts["max_id"],
             as_of=datetime.fromisoformat(facts["as_of"]),
             count=facts["count"],
@@ -391,10 +406,17 @@ class Selection:
         what: dict[str, Any] = {"filter": dict(self.filter)} if self.filter else {}
         if self.named:
             what["ids"] = {str(pk): revision for pk, revision in list(self.revisions.items())[:most]}
+        if self.request:
+            what["request"] = self.request
         return {**what, "max_id": self.max_id, "as_of": self.as_of.isoformat(), "count": self.count}
 
-    def queryset(self) -> QuerySet[ParkedMessage]:
-        """Return the records that still match, without those parked, or parked again, since then."""
+    def queryset(self, members: QuerySet[RequestMember] | None = None) -> QuerySet[ParkedMessage]:
+        """Return the records that still match, without those parked, or parked again, since then.
+
+        Named records and members, or only some ``members``, are returned whatever became of them.
+        """
+        if self.request:
+            return _records().filter(pk__in=(self.members if members is None else members).values("message"))
         rows = narrowed(_records(), self.filter)
         if self.named:
             return rows.filter(pk__in=list(self.revisions))

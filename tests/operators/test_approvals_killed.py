@@ -12,7 +12,15 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import Action, ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun
+from django_rmq_retry.models import (
+    Action,
+    ApprovalRequest,
+    MessageVersion,
+    OperatorAction,
+    ParkedMessage,
+    RequestMember,
+    RequeueRun,
+)
 from django_rmq_retry.models.parked import State
 from django_rmq_retry.parked import actions, approvals
 from django_rmq_retry.parked.actions import discard
@@ -194,6 +202,27 @@ def test_a_discard_goes_on_where_who_approved_it_was_killed(
     assert told == dict.fromkeys(ParkedMessage.objects.values_list("pk", flat=True), 1)
     assert ParkedMessage.objects.filter(state=State.DISCARDED).count() == MESSAGES - (restored is not None)
     assert (ApprovalRequest.objects.get().state, ApprovalRequest.objects.get().changed) == ("done", MESSAGES)
+    check_books()
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("step", SLICE_STEPS)
+def test_a_discard_that_goes_on_takes_no_message_that_was_not_asked_for(
+    killed: Killed, step: str, ann: Actor, bob: Actor
+) -> None:
+    parked()
+    other = ParkedMessage.objects.order_by("pk").last()
+    assert other is not None
+    actions.hold(Selection.of_ids([other.pk]), ann, until=timezone.now() + timedelta(hours=1))
+    chosen = Selection.of_filter({"state": ["parked"]})
+    request = asked(lambda actor: discard(chosen, actor, category="test"), ann)
+    killed(request, step, 2)
+    actions.unhold(Selection.of_ids([other.pk]), ann)
+    done = approve(request.pk, bob)
+    left = ParkedMessage.objects.filter(state=State.PARKED)
+
+    assert (done.changed, [one.pk for one in left]) == (MESSAGES - 1, [other.pk])
+    assert not RequestMember.objects.exists()
     check_books()
 
 

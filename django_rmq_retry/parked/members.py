@@ -1,0 +1,44 @@
+"""The members of a request by a filter: its messages, each with its revision, as they were when it was asked for.
+
+What a second person approves are these and no others: one that has changed since is left out, and none takes its place.
+"""
+
+import hashlib
+from typing import Any
+
+from django.db.models import F, PositiveBigIntegerField, QuerySet, Value, Window
+from django.db.models.expressions import Combinable
+from django.db.models.functions import RowNumber
+
+from django_rmq_retry.models import RequestMember
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.statements import insert_found
+
+COLUMNS = ("request", "place", "message", "revision")
+READ_AT_ONCE = 5000
+
+
+def freeze(request: int, selection: Selection) -> int:
+    """Store the messages that match a filter now as the members of a request; return their number."""
+    values: dict[str, Combinable] = {
+        "member_of": Value(request, PositiveBigIntegerField()),
+        "member_place": Window(RowNumber(), order_by=[F("parked_at").asc(), F("pk").asc()]),
+        "member_message": F("pk"),
+        "member_revision": F("revision"),
+    }
+    found = selection.queryset().order_by().annotate(**values).values_list(*values)
+    return insert_found(RequestMember, COLUMNS, found, using=database())
+
+
+def of(request: Any) -> QuerySet[RequestMember]:
+    return RequestMember.objects.using(database()).filter(request=request).order_by()
+
+
+def digest(request: int) -> str:
+    """Return the SHA-256 of the members in the order of their numbers; empty if there are none."""
+    whole, last, rows = hashlib.sha256(), 0, of(request).order_by("message").values_list("message", "revision")
+    while some := list(rows.filter(message__gt=last)[:READ_AT_ONCE]):
+        whole.update("".join(f"{message} {revision}\n" for message, revision in some).encode())
+        last = some[-1][0]
+    return whole.hexdigest() if last else ""
