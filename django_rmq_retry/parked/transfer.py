@@ -3,6 +3,7 @@
 import base64
 import binascii
 import csv
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, EarlyRetry, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.audit import log_action
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -206,13 +208,17 @@ class Imported:
 
 
 def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = "") -> Imported:
-    """Park the messages in the lines of an export with the whole payload; unusable lines are skipped and reported."""
-    done = Imported()
+    """Park the messages in the lines of an export with the whole payload; unusable lines are skipped and reported.
+
+    Where an edit needs a second person, lines with another body than that of the message are unusable.
+    """
+    done, edits = Imported(), actor.source == "code" or settings().four_eyes.edit is None
     work_queues = registry.work_queues()
     parker = RecordStore(homes_of(work_queues), work_queues)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     while batch := list(islice(numbered, IMPORTED_AT_ONCE)):
-        arrivals = [(number, read) for number, line in batch if (read := _read(number, line, done)) is not None]
+        reads = ((number, _read(number, line, done, edits=edits)) for number, line in batch)
+        arrivals = [(number, read) for number, read in reads if read is not None]
         stored = parker.store([delivery for _number, delivery in arrivals])
         for (number, _delivery), one in zip(arrivals, stored, strict=True):
             if one.problem:
@@ -224,9 +230,9 @@ def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = ""
     return done
 
 
-def _read(number: int, line: str | bytes, done: Imported) -> Delivery | None:
+def _read(number: int, line: str | bytes, done: Imported, *, edits: bool) -> Delivery | None:
     try:
-        return _delivery(json.loads(line))
+        return _delivery(json.loads(line), edits=edits)
     except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, RecursionError) as error:
         done.refuse(number, str(error) if type(error) is _NotImportable else _("It is not a line of an export."))
         return None
@@ -236,13 +242,15 @@ class _NotImportable(ValueError):
     """A line that belongs to an export but cannot be imported."""
 
 
-def _delivery(row: Mapping[str, Any]) -> Delivery:
+def _delivery(row: Mapping[str, Any], *, edits: bool) -> Delivery:
     """Return the message as it would be delivered from a parked queue."""
     if row["schema"] != SCHEMA:
         raise _NotImportable(_("Its schema is not %(schema)s.") % {"schema": SCHEMA})
     if "body_base64" not in row:
         raise _NotImportable(_("It was exported without its exact contents."))
     body, raw = (base64.b64decode(row[f"{name}_base64"], validate=True) for name in ("body", "properties"))
+    if not edits:
+        _check_unchanged(row, body, raw)
     stamp = Stamp(
         attempts=int(row["attempts"]),
         since=_milliseconds(row["failed_at"]),
@@ -267,6 +275,20 @@ def _delivery(row: Mapping[str, Any]) -> Delivery:
         raw=encode_properties(Properties(headers=Headers.of(headers))),
         redelivered=True,
     )
+
+
+def _check_unchanged(row: Mapping[str, Any], body: bytes, raw: bytes) -> None:
+    """Refuse a line whose body is not what was exported, or not that of the stored message with its id."""
+    digest, message_id = hashlib.sha256(body).hexdigest(), decode_properties(raw).message_id
+    stored = ParkedMessage.objects.using(database()).filter(queue=row["queue"], erased_at__isnull=True)
+    alike = stored.filter(message_id=short(message_id, 255)).order_by("pk") if message_id else stored.none()
+    other = None if alike.filter(sha256=digest).exists() else alike.only("pk").first()
+    if row["sha256"] == digest and other is None:
+        return
+    text = _("Its body was changed after the export, and an edit needs a second person. Edit the stored message.")
+    if other is not None:
+        text = _("Its body is not that of message #%(number)s, which has its id, and an edit needs a second person.")
+    raise _NotImportable(text % {"number": other.pk if other is not None else ""})
 
 
 def _milliseconds(text: str | None) -> int:

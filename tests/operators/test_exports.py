@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import hashlib
 import json
 from typing import Any
 
@@ -10,9 +11,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import Payload, export, import_lines, neutral
 from tests.operators.made import ANN, record
+from tests.operators.second_person import needing_second_person
 
 pytestmark = pytest.mark.django_db
 EVERYTHING = {"state": ["parked"]}
@@ -97,3 +100,60 @@ def test_an_import_reports_unusable_lines_and_stores_the_others() -> None:
     assert done.stored == 1
     assert [line for line, _why in done.problems] == [1, 3, 4, 5, 7]
     assert done.problems[1][1] == "It was exported without its exact contents."
+
+
+class TestWhereAnEditNeedsASecondPerson:
+    """An import changes the body of no message."""
+
+    @pytest.fixture(autouse=True)
+    def four_eyes(self, settings: Any) -> None:
+        needing_second_person(settings)
+
+    @staticmethod
+    def edited(line: str, **others: object) -> str:
+        body = b'{"payment": 8}'
+        changed = {"body_base64": base64.b64encode(body).decode(), "sha256": hashlib.sha256(body).hexdigest()}
+        return json.dumps({**json.loads(line), **changed, **others})
+
+    def test_a_file_is_imported_again_unchanged(self) -> None:
+        record(message_id="m-7")
+        record(message_id="")
+        done = import_lines(whole(), ANN)
+
+        assert (done.stored, done.problems) == (2, [])
+
+    def test_a_line_with_another_body_than_that_of_its_message_is_refused(self) -> None:
+        one = record(message_id="m-7")
+        [line] = whole()
+        done = import_lines([self.edited(line)], ANN)
+
+        assert done.problems == [
+            (1, f"Its body is not that of message #{one.pk}, which has its id, and an edit needs a second person.")
+        ]
+        assert ParkedMessage.objects.count() == 1
+
+    @pytest.mark.parametrize("message_id", ["m-7", ""])
+    def test_a_line_with_another_body_than_the_exported_one_is_refused(self, message_id: str) -> None:
+        record(message_id=message_id)
+        [line] = whole()
+        ParkedMessage.objects.all().delete()
+        done = import_lines([self.edited(line, sha256=json.loads(line)["sha256"])], ANN)
+
+        assert [why.partition(",")[0] for _line, why in done.problems] == ["Its body was changed after the export"]
+        assert not ParkedMessage.objects.exists()
+
+    def test_two_messages_with_one_id_are_imported_again(self) -> None:
+        record(message_id="m-7")
+        record(message_id="m-7", body=b'{"payment": 8}')
+        done = import_lines(whole(), ANN)
+
+        assert (done.stored, done.problems) == (2, [])
+
+    def test_without_the_setting_and_for_code_a_changed_line_is_another_message(self, settings: Any) -> None:
+        record(message_id="m-7")
+        [line] = whole()
+        by_code = import_lines([self.edited(line)], Actor.of_code("repair"))
+        settings.RMQ_RETRY = {name: value for name, value in settings.RMQ_RETRY.items() if name != "FOUR_EYES"}
+        by_ann = import_lines([self.edited(line)], ANN)
+
+        assert (by_code.stored, by_ann.stored, ParkedMessage.objects.count()) == (1, 1, 2)
