@@ -2,12 +2,11 @@
 
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import Count, QuerySet
 from django.db.transaction import non_atomic_requests
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import floatformat
 from django.urls import URLPattern
 from django.utils import timezone
@@ -15,14 +14,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, waiting_form
+from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, steering, waiting_form
 from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.models import EarlyRetry, ItemState, RequeueItem, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.drive import DRIVEN, drive
 from django_rmq_retry.parked.key_lists import keys_of
-from django_rmq_retry.parked.operators import Actor, Refused, has_own_rules
+from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_clock, run_badge, run_outcome
@@ -65,25 +63,13 @@ class RequeueRunAdmin(Pages):
         return [
             self.own_url("preview/", "preview", self.roomy(partial(requeue_form.preview, self))),
             self.own_url("waiting/", "waiting", partial(waiting_form.preview, self)),
-            self.own_url("<int:pk>/control/", "control", require_POST(self.control)),
+            self.own_url("<int:pk>/control/", "control", partial(steering.control, self)),
             self.own_url("<int:pk>/export/", "export", require_POST(partial(exports.run, self))),
             self.own_url("<int:pk>/send/", "send", non_atomic_requests(require_POST(self.send))),
         ]
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self._shown(request, _found(object_id))
-
-    @needs("control")
-    def control(self, request: HttpRequest, pk: int) -> HttpResponse:
-        actor, reason, action = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("action")
-        try:
-            if action == "slow":
-                requeue.change_rate(pk, actor, rate=requeue_form.number(request.POST.get("rate"), 1.0), reason=reason)
-            elif action in ("pause", "resume", "stop"):
-                getattr(requeue, str(action))(pk, actor, reason=reason)
-        except Refused as refused:
-            messages.warning(request, str(refused))
-        return HttpResponseRedirect(self.address("requeuerun_change", pk))
+        return self._shown(request, steering.run_of(object_id))
 
     @needs("requeue")
     def send(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -92,7 +78,7 @@ class RequeueRunAdmin(Pages):
         why = refusal(request, self.sees) if scripted else ""
         if why:
             return self.refused(request, why)
-        _found(str(pk))
+        steering.run_of(str(pk))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
         seconds = SLICE_SECONDS if scripted else CLICK_SECONDS
         run = drive(pk, thread_name("page"), for_seconds=seconds, outcomes=scripted)
@@ -141,38 +127,13 @@ class RequeueRunAdmin(Pages):
         )
 
     def _buttons(self, request: HttpRequest, run: RequeueRun) -> list[Button]:
-        address, why = self.address("requeuerun_control", run.pk), refusal(request, "control")
-        buttons: list[Button] = []
-
-        def add(label: str, action: str, **more: Any) -> None:
-            values = (("action", action), *((key, str(value)) for key, value in more.pop("values", {}).items()))
-            buttons.append(Button(label=label, address=address, why=why, post=True, values=values, **more))
-
-        if run.state == RunState.PAUSED:
-            add(_("Resume"), "resume", kind="main")
-        elif run.state in (RunState.RUNNING, RunState.PLANNED):
-            add(_("Pause"), "pause")
-        if run.active and run.state != RunState.WAITING:
-            slower = max(round(run.rate / 4), 1)
-            if slower < run.rate:
-                add(_("Slow to %(rate)d per second") % {"rate": slower}, "slow", values={"rate": slower})
-            faster = min(round(run.rate * 2), int(requeue.FASTEST_RATE))
-            if faster > run.rate:
-                add(_("Speed up to %(rate)d per second") % {"rate": faster}, "slow", values={"rate": faster})
-            add(_("Stop"), "stop", kind="danger")
+        buttons = steering.buttons(self, request, run)
         if run.failed and not run.retries_of:
             label = counted(_("Requeue the %(count)d that failed again…"), count=run.failed)
             again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
             buttons.append(Button(label=label, address=again, why=refusal(request, "requeue", count=run.failed)))
         export = self.address("requeuerun_export", run.pk)
         return [*buttons, Button(label=_("Export CSV"), address=export, why=refusal(request, "export"), post=True)]
-
-
-def _found(number: str) -> RequeueRun:
-    run = RequeueRun.objects.filter(pk=number).first() if number.isdecimal() else None
-    if run is None:
-        raise Http404(_("There is no such requeue run."))
-    return run
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
@@ -201,9 +162,8 @@ def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
 
 def _left(run: RequeueRun, now: datetime) -> float | None:
     """Return the seconds until all is sent, at the measured rate."""
-    rest = run.total - run.sent - run.skipped - run.unconfirmed
     rate = _pace(run, now) or run.rate
-    return max(rest, 0) / rate if run.state == RunState.RUNNING and rate else None
+    return run.unsent / rate if run.state == RunState.RUNNING and rate else None
 
 
 def _pace(run: RequeueRun, now: datetime) -> float | None:

@@ -100,6 +100,9 @@ def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
     control = run.add_mutually_exclusive_group()
     for name in ("pause", "resume", "stop"):
         control.add_argument(f"--{name}", action="store_true", help=f"{name} the requeue run")
+    run.add_argument(
+        "--canary", action="store_true", help="with --resume: send one message, and the others after it was processed"
+    )
     control.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
     control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
     run.add_argument("--reason", default="", help="the reason, kept in the audit log")
@@ -148,7 +151,12 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
     run = RequeueRun.objects.filter(pk=number).first()
     if run is None:
         raise CommandError(f"There is no requeue run {number}.", returncode=Exit.NOTHING)
-    for name in ("pause", "resume", "stop"):
+    if options["canary"] and not options["resume"]:
+        raise CommandError("--canary works with --resume only.", returncode=Exit.USAGE)
+    if options["resume"]:
+        resumed = steering.resume(number, actor, canary=options["canary"], reason=reason)
+        return report_run(command, resumed, options, Exit.DONE)
+    for name in ("pause", "stop"):
         if options[name]:
             return report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
     if options["rate"] is not None:
@@ -311,8 +319,14 @@ def report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exi
         paused = run.state == RunState.PAUSED
         if paused and run.failed and not run.retries_of:
             command.say(f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {run.pk}")
-        for step in ("resume", "stop") if paused else ():
-            command.say(f"To {step} it: manage.py rmq_parked requeue-run {run.pk} --{step}")
+        itself = f"manage.py rmq_parked requeue-run {run.pk}"
+        if paused and run.wait in steering.RETESTABLE:
+            command.say(f"To send one again, and the others after it was processed: {itself} --resume --canary")
+            command.say(f"To resume it without a test: {itself} --resume")
+        elif paused:
+            command.say(f"To resume it: {itself} --resume")
+        if paused:
+            command.say(f"To stop it: {itself} --stop")
     return code
 
 

@@ -613,11 +613,11 @@ class Migration(migrations.Migration):
                             ("canary_waits", "One message was sent. The others follow when it has been processed."),
                             (
                                 "canary_failed",
-                                "The first message failed again. Check it, then resume or stop the requeue run.",
+                                "The test message failed again. Check it, then send another one or stop the requeue run.",
                             ),
                             (
                                 "canary_silent",
-                                "The first message has no outcome after a minute. Check it, then resume or stop the requeue run.",
+                                "The test message has no outcome after a minute. Check it, then send another one or stop the requeue run.",
                             ),
                             ("not_confirmed", "The broker did not confirm it in time. It may have been delivered."),
                             (
@@ -671,6 +671,7 @@ class Migration(migrations.Migration):
                 ),
                 ("one_by_one", models.BooleanField(default=False, verbose_name="one at a time for each business key")),
                 ("canary", models.BooleanField(default=False, verbose_name="sends one message first")),
+                ("canary_since", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("total", models.PositiveIntegerField(default=0, verbose_name="messages")),
                 ("sent", models.PositiveIntegerField(default=0, verbose_name="sent")),
                 ("processed", models.PositiveIntegerField(default=0, verbose_name="processed")),

@@ -39,10 +39,13 @@ class RunWait(models.TextChoices):
     )
     KEYS_WAIT = "keys_wait", _("Waits for the outcome of earlier messages with the same business key.")
     CANARY_WAITS = "canary_waits", _("One message was sent. The others follow when it has been processed.")
-    CANARY_FAILED = "canary_failed", _("The first message failed again. Check it, then resume or stop the requeue run.")
+    CANARY_FAILED = (
+        "canary_failed",
+        _("The test message failed again. Check it, then send another one or stop the requeue run."),
+    )
     CANARY_SILENT = (
         "canary_silent",
-        _("The first message has no outcome after a minute. Check it, then resume or stop the requeue run."),
+        _("The test message has no outcome after a minute. Check it, then send another one or stop the requeue run."),
     )
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
     GUARD = "guard", _("More messages failed again than the requeue run allows. Check them, then resume or stop it.")
@@ -113,6 +116,8 @@ class RequeueRun(models.Model):
     stop_at = models.FloatField(_("pauses when more percent fail again than"), null=True, blank=True)
     one_by_one = models.BooleanField(_("one at a time for each business key"), default=False)
     canary = models.BooleanField(_("sends one message first"), default=False)
+    canary_since = models.DateTimeField(null=True, blank=True, editable=False)
+    """What became of messages sent before is known: another canary decides. Null for the first one, or without any."""
 
     total = models.PositiveIntegerField(_("messages"), default=0)
     sent = models.PositiveIntegerField(_("sent"), default=0)
@@ -166,9 +171,19 @@ class RequeueRun(models.Model):
         return self.state in ACTIVE
 
     @property
+    def awaits_canary(self) -> bool:
+        """True if its messages are sent one by one until one was processed."""
+        return self.canary and (self.canary_since is not None or not self.processed)
+
+    @property
     def listing(self) -> bool:
         """True if some of its items are not written yet."""
         return self.listing_limit is not None
+
+    @property
+    def unsent(self) -> int:
+        """The number of messages that it may still send."""
+        return max(self.total - self.sent - self.skipped - self.unconfirmed, 0)
 
     @property
     def guarded_outcomes(self) -> tuple[int, int]:

@@ -64,18 +64,20 @@ def restart_rate() -> dict[str, Any]:
 
 
 def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
-    """Return why the rest waits for the first message, or None; and True if only an operator can end the wait."""
-    if run.processed:
-        return None, False
+    """Return why the rest waits for the canary, or None; and True if it has passed, or if only an operator helps."""
+    if not run.awaits_canary:
+        return None, run.canary
     unsent = (ItemState.PENDING, ItemState.SKIPPED)
     rows = parts_of(run).exclude(state__in=unsent)
+    if run.canary_since is not None:
+        rows = rows.filter(Q(state=ItemState.CLAIMED) | Q(sent_at=None) | Q(sent_at__gt=run.canary_since))
     states = set(rows.values_list("state", flat=True)[:MIN_OUTCOMES])
     if ItemState.FAILED in states:
         return RunWait.CANARY_FAILED, True
     if ItemState.UNCONFIRMED in states:
         return RunWait.NOT_CONFIRMED, True
-    if not states:
-        return None, False
+    if not states or ItemState.PROCESSED in states:
+        return None, bool(states)
     sent_at = rows.filter(state=ItemState.SENT).values_list("sent_at", flat=True).first()
     if sent_at is not None and sent_at < database_clock.now(database()) - CANARY_LIMIT:
         return RunWait.CANARY_SILENT, True
@@ -189,7 +191,7 @@ class Drive:
         if run.retries_of:
             return self._send_early(run, room)
         # Send a single message if the broker was just unreachable or did not confirm, or if the canary has no result.
-        doubtful = self._unconfirmed_slices or run.wait == RunWait.BROKER_AWAY or (run.canary and not run.processed)
+        doubtful = self._unconfirmed_slices or run.wait == RunWait.BROKER_AWAY or run.awaits_canary
         unknown: list[str] = []
         choice = Choice(run, 1 if doubtful else room, lambda queue: self._room(run, queue, unknown))
         if choice.blocked:
@@ -207,7 +209,7 @@ class Drive:
     def _send_early(self, run: RequeueRun, room: int) -> float | None:
         """Send retries that wait on the broker; a run of all of them ends with their number at its start."""
         left = room if len(run.selection.get("filter", {})) > 1 else min(room, run.total - run.sent)
-        most = 1 if run.canary and not run.processed else left
+        most = 1 if run.awaits_canary else left
         try:
             sent = self._early.send(run, most) if most > 0 else 0
         except (BrokerUnreachable, BrokerRefused, Refusal, CopyFailed, Refused) as failed:
@@ -249,13 +251,15 @@ class Drive:
         if run.guard_exceeded:
             self._set(run, state=RunState.PAUSED, wait=RunWait.GUARD)
             return SLICE_SECONDS
-        wait, final = canary(run) if run.canary else (None, False)
+        wait, final = canary(run)
         if wait:
             self._set(run, wait=wait, **({"state": RunState.PAUSED} if final else {}))
             return SLICE_SECONDS
-        if run.canary and run.wait == RunWait.CANARY_WAITS:
-            # The wait for the first message says nothing about the rate of the others.
-            self._set(run, **restart_rate())
+        if final and (run.canary_since is not None or run.wait == RunWait.CANARY_WAITS):
+            # The wait for the canary says nothing about the rate of the others.
+            self._set(run, canary_since=None, **restart_rate())
+            run.canary_since = None
+        if run.wait == RunWait.CANARY_WAITS:
             self._set_wait(run, None)
         return None
 

@@ -134,7 +134,7 @@ class EarlySender:
     def _taken(self, run: RequeueRun) -> list[WaitingRetry]:
         wanted = RetryFilter.of(run.selection.get("filter", {}))
         # Nothing is held while the first one has no outcome.
-        alone = run.canary and not run.processed
+        alone = run.awaits_canary
         most = 1 if alone else max(1, min(math.ceil(run.rate * self._seconds), MOST_HELD))
         work_queue, known = work_queue_of(run.retries_of), dict[int, WaitingRetry]()
 

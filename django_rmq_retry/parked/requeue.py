@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, GatedAct, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import Action, GatedAct, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
@@ -35,11 +35,15 @@ GUARD_OFF = 100.0
 STOP_SECONDS = 0.5
 """Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
-"""A run paused for one of these resumes without its canary, because the operator has inspected the first message."""
+"""A run paused for one of these resumes without its canary, because the operator has inspected that message."""
+RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
+"""A run paused for one of these has failed: before the rest is sent, another canary can show that the cause is gone."""
 REASON_FROM = 100
 """Largest number of messages that can be requeued without a reason."""
 TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""
+UNSENT = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SKIPPED)
+"""States of messages that were not sent, or of which a driver will still note when."""
 NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
 """Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
 
@@ -57,16 +61,18 @@ def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     )
 
 
-def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
-    """Resume a run.
+def resume(run: int, actor: Actor, *, canary: bool = False, reason: str = "") -> RequeueRun:
+    """Resume a run; with ``canary`` it sends one more message, and the rest after that one was processed.
 
     The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
     pause the run again.
     """
     changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate()}
     known = RequeueRun.objects.using(database()).filter(pk=run).first()
-    if known is not None and known.canary and known.wait in CANARY_ENDED:
-        changes["canary"] = False
+    if known is not None and canary:
+        changes |= {"canary": True, "canary_since": database_clock.now(database())}
+    elif known is not None and known.awaits_canary and known.wait in RETESTABLE:
+        changes |= {"canary": False, "canary_since": None}
     if known is not None and known.guard_exceeded:
         changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
     return _change_run(run, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
@@ -108,6 +114,10 @@ def _change_run(
         text = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
         raise Outdated(text % {"run": run, "state": known.get_state_display()})
     before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
+    if changes.get("canary_since"):
+        # A driver that was killed could not note the time. What it had sent is no later than now.
+        lost = known.items.using(database()).filter(sent_at=None).exclude(state__in=UNSENT)
+        lost.update(sent_at=changes["canary_since"])
     RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
     counted = known.total
     if action == Action.STOP and known.listing:

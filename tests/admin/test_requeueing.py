@@ -18,6 +18,8 @@ from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, press
+from tests.operators.made import drive_run
+from tests.parked.made import copy_failed
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
@@ -26,6 +28,11 @@ PREVIEW = "/admin/rmq_retry/requeuerun/preview/"
 
 def previewed(client: Client, **words: int) -> Any:
     return client.get(PREVIEW, words, follow=True)
+
+
+def opened(client: Client, response: Any, link: str) -> Any:
+    """Follow a link of a page."""
+    return client.get(Page(response).links[link])
 
 
 def test_a_message_is_requeued_in_three_clicks(page: Client, sent: list[Message]) -> None:
@@ -183,7 +190,6 @@ def test_sending_one_first_starts_a_run_that_waits_for_it(page: Client, sent: li
     ("button", "state", "said"),
     [
         ("Pause", RunState.PAUSED, "Paused"),
-        ("Stop", RunState.STOPPED, "Stopped"),
         ("Slow to 5", RunState.RUNNING, "5 per"),
     ],
 )
@@ -196,13 +202,55 @@ def test_a_run_is_controlled_by_its_buttons(page: Client, button: str, state: st
     assert OperatorAction.objects.count() == 2
 
 
+def test_a_run_is_stopped_on_a_page_that_asks_for_the_reason(page: Client) -> None:
+    run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    asked = opened(page, run_page, "Stop…")
+    assert RequeueRun.objects.get().state == RunState.RUNNING
+    assert "1 message was not sent and stays parked." in Page(asked).text
+    refused = press(page, asked, "Stop requeue run", reason=" ")
+    assert (refused.status_code, RequeueRun.objects.get().state) == (422, RunState.RUNNING)
+    stopped = press(page, asked, "Stop requeue run", reason="wrong ones")
+
+    assert RequeueRun.objects.get().state == RunState.STOPPED
+    assert "wrong ones" in Page(stopped).text
+    assert OperatorAction.objects.order_by("-number")[0].reason == "wrong ones"
+
+
+def test_after_a_failed_canary_another_one_goes_first_and_the_rest_without_a_test_needs_a_reason(
+    page: Client, sent: list[Message]
+) -> None:
+    cause = made.group()
+    for _ in range(3):
+        made.message(cause)
+    preview = previewed(page, group=cause.pk, canary=1)
+    run_page = press(page, preview, "Send one now, the other 2 after it was processed")
+    run = drive_run(RequeueRun.objects.get(), for_seconds=0.3)
+    item = run.items.get(place=1)
+    copy_failed(item.message_id, item.cycle)
+    drive_run(run)
+    driven = page.get(run_page.request["PATH_INFO"])
+    shown = Page(driven)
+    again = opened(page, driven, "Send one again, the other one after it was processed…")
+    untested = opened(page, driven, "Resume without a test…")
+    refused = press(page, untested, "Resume requeue run")
+    pressed = press(page, again, "Send one again, the other one after it was processed")
+
+    main = [given["href"] for tag, given in shown.tags if tag == "a" and "rmq-main" in given.get("class", "")]
+    assert main == [shown.links["Send one again, the other one after it was processed…"]]
+    assert "The test message failed again." in Page(untested).text
+    assert refused.status_code == 422
+    assert pressed.status_code == 200
+    run = drive_run(run, for_seconds=0.3)
+    assert (run.awaits_canary, run.unsent, len(sent)) == (True, 1, 2)
+
+
 def test_a_paused_run_sends_nothing_until_it_is_resumed(page: Client, sent: list[Message]) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     paused = press(page, run_page, "Pause")
     run = RequeueRun.objects.get()
     page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/send/")
     before = len(sent)
-    resumed = press(page, paused, "Resume")
+    resumed = press(page, opened(page, paused, "Resume…"), "Resume requeue run")
     press(page, resumed, "Continue here")
 
     assert (before, len(sent)) == (0, 1)
@@ -210,7 +258,7 @@ def test_a_paused_run_sends_nothing_until_it_is_resumed(page: Client, sent: list
 
 def test_the_page_reports_that_another_operator_was_faster(page: Client) -> None:
     run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
-    press(page, run_page, "Stop")
+    press(page, opened(page, run_page, "Stop…"), "Stop requeue run", reason="wrong ones")
     late = press(page, run_page, "Pause")
 
     assert "Nothing was changed." in Page(late).text

@@ -31,6 +31,7 @@ WHOLE, REVEAL, NOTE = {"on-call", "developer", "lead"}, {"support", "lead"}, ALL
 EDIT = ("view_parkedmessage", "edit_requeue", "view_payload", "requeue")
 BULK_EDIT = (*EDIT, "bulk_edit")
 REQUEST, APPROVE = "view_approvalrequest", "approve_approvalrequest"
+RUN = "view_requeuerun"
 QUEUE, KEY, MESSAGE, AUDIT = "view_queuecontrol", "view_blockedkey", "view_parkedmessage", "view_operatoraction"
 
 
@@ -82,7 +83,8 @@ ADDRESSES = [
         ("view_requeuerun", "send_waiting"),
         OPERATE,
     ),
-    Address("post", "requeuerun_control", "run", {"action": "pause"}, ("control_requeuerun",), OPERATE),
+    Address("get", "requeuerun_control", "run", {"action": "stop"}, (RUN, "control_requeuerun"), OPERATE),
+    Address("post", "requeuerun_control", "run", {"action": "pause"}, (RUN, "control_requeuerun"), OPERATE),
     Address("post", "requeuerun_send", "run", {}, ("requeue",), ACT),
     Address("post", "requeuerun_export", "run", {}, ("view_requeuerun", "export"), EXPORT),
     Address("get", "operatoraction_changelist", "", {}, (AUDIT,), ALL),

@@ -47,6 +47,7 @@ PAGES = {
     "preview of what waits": f"{RUN}/waiting/?queue=payments.main",
     "runs": f"{RUN}/",
     **{f"run {state}": f"{RUN}/{1 + place}/change/" for place, state in enumerate(RunState)},
+    "stop a run": f"{RUN}/1/control/?action=stop",
     "audit": f"{AUDIT}/",
     "act": f"{AUDIT}/1/change/",
     "audit export": f"{AUDIT}/export/",

@@ -13,7 +13,6 @@ from tests.browser.pages import PAGES
 ANSWERS = {
     *("parkedmessage_restore", "parkedmessage_unhold", "parkedmessage_reveal", "parkedmessage_body"),
     *(
-        "requeuerun_control",
         "requeuerun_export",
         "requeuerun_send",
         "parkedmessage_newer",

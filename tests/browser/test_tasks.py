@@ -199,16 +199,19 @@ def test_ticks_survive_the_live_update_and_need_no_script(sit: Sit) -> None:
     assert box.is_checked()
 
 
-@pytest.mark.parametrize("button", ["Pause", "Stop"])
-def test_a_run_is_stopped_in_one_click(sit: Sit, button: str) -> None:
+def test_a_run_is_paused_in_one_click_and_stopped_with_a_reason(sit: Sit) -> None:
     lead = sit()
     lead.go(HOME)
-    lead.click("Requeue 3…", within=card(button))
+    lead.click("Requeue 3…", within=card("Stop"))
     lead.fill("#rmq-rate", "0.2")
     lead.click("Requeue 3 messages")
     lead.sees("updated every 1 s")
-    lead.page.get_by_role("button", name=button, exact=True).click()
-    lead.sees({"Pause": "Paused", "Stop": "Stopped"}[button])
+    lead.page.get_by_role("button", name="Pause", exact=True).click()
+    lead.sees("Paused")
+    lead.click("Stop…")
+    lead.write("Reason", "wrong ones")
+    lead.click("Stop requeue run")
+    lead.sees("Stopped")
 
 
 def test_a_page_shows_live_updates_only_while_its_run_is_active(sit: Sit) -> None:

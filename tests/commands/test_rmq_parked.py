@@ -365,13 +365,18 @@ class TestRuns:
         number = RequeueRun.objects.get().pk
 
         assert (told.code, told.out) == (5, f"Requeue run {number} (paused): 1 failed again, 2 not sent.\n")
-        assert told.err.splitlines()[-4:] == [
-            "The first message failed again. Check it, then resume or stop the requeue run.",
+        itself = f"manage.py rmq_parked requeue-run {number}"
+        assert told.err.splitlines()[-5:] == [
+            "The test message failed again. Check it, then send another one or stop the requeue run.",
             f"To list the messages that failed again: manage.py rmq_parked list --failed-of-run {number}",
-            f"To resume it: manage.py rmq_parked requeue-run {number} --resume",
-            f"To stop it: manage.py rmq_parked requeue-run {number} --stop",
+            f"To send one again, and the others after it was processed: {itself} --resume --canary",
+            f"To resume it without a test: {itself} --resume",
+            f"To stop it: {itself} --stop",
         ]
         assert parked("list", "--failed-of-run", str(number)).lines[1][0] == ids[0]
+        assert parked("requeue-run", str(number), "--canary").code == 2
+        assert parked("requeue-run", str(number), "--resume", "--canary").code == 0
+        assert RequeueRun.objects.get().awaits_canary
 
     def test_a_run_can_be_paused_resumed_and_driven(self, wired: BlockingChannel) -> None:
         made = requeue_run([record().pk])

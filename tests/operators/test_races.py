@@ -24,6 +24,7 @@ from django_rmq_retry.models import (
     RequeueItem,
     RequeueRun,
     RunState,
+    RunWait,
     State,
 )
 from django_rmq_retry.models.parked import OPEN
@@ -31,7 +32,7 @@ from django_rmq_retry.parked.audit import acts_on, verify
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit_many import PathChange, store_many
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
-from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.parked.requeue import requeue, resume
 from django_rmq_retry.parked.selection import LISTED, Selection
 from tests.operators.dying import CHANGE, DISCARDING_STEPS, EDITING_STEPS, LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operators.invariants import check_books, check_counters
@@ -46,6 +47,7 @@ from tests.operators.made import (
     stop_run,
 )
 from tests.operators.racing import PEOPLE, copies, together
+from tests.parked.made import copy_failed
 from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.marks import NIGHTLY_ON_SQLITE
@@ -167,6 +169,30 @@ def test_a_run_resumes_after_its_driver_is_killed(
     assert (run.sent, run.unconfirmed) == (states["sent"], states["unconfirmed"])
     assert run.sent + run.unconfirmed == 8
     assert run.state in (RunState.WAITING, RunState.FINISHED)
+    check_counters()
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if (step, 2) != ENDS_ONCE])
+def test_a_driver_that_is_killed_with_another_canary_sends_no_second_one(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str
+) -> None:
+    run = requeue_run([record().pk for _ in range(4)], rate=100, canary=True)
+    drive_run(run, for_seconds=0.5)
+    first = run.items.get(place=1)
+    copy_failed(first.message_id, first.cycle)
+    assert drive_run(run).wait == RunWait.CANARY_FAILED
+    resume(run.pk, ANN, canary=True)
+    past = killed(own, broker_url, run, "sending", step, "1")
+    unfinished = run.items.filter(state="claimed").exists()
+    drive_run(run, "heir", for_seconds=1)
+    held = set(copies(wired))
+    assert len(held) in ((1, 2) if unfinished else (2,))
+    ParkedMessage.objects.filter(state=State.REQUEUEING).update(claimed_until=past)
+    run = drive_run(run, "second heir", for_seconds=1)
+
+    assert not copies(wired)
+    assert run.wait == (RunWait.NOT_CONFIRMED if unfinished else RunWait.CANARY_WAITS)
+    assert run.items.filter(state="pending").count() == 2
     check_counters()
 
 

@@ -234,6 +234,100 @@ class TestGuards:
         assert states(run) == ["failed", "sent", "sent"]
 
     @pytest.mark.usefixtures("wired")
+    def test_after_a_failed_canary_another_one_is_sent_alone_and_the_rest_after_it_succeeds(self) -> None:
+        run, clock = started(4, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        one.step()
+        outcome(run, 1, good=False)
+        clock.now += 1
+        one.step()
+        resume(run.pk, ANN, canary=True)
+        for _ in range(3):
+            one.step()
+            clock.now += 1
+        assert (states(run), now(run).wait) == (["failed", "sent", "pending", "pending"], RunWait.CANARY_WAITS)
+        outcome(run, 2, good=True)
+        one.step()
+
+        assert states(run) == ["failed", "processed", "sent", "sent"]
+        assert (now(run).wait, now(run).canary_since) == ("", None)
+
+    @pytest.mark.usefixtures("wired")
+    def test_another_canary_that_fails_pauses_the_run_again(self) -> None:
+        run, clock = started(4, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        for place in (1, 2):
+            one.step()
+            outcome(run, place, good=False)
+            clock.now += 1
+            one.step()
+            assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
+            resume(run.pk, ANN, canary=True)
+        one.step()
+        assert states(run) == ["failed", "failed", "sent", "pending"]
+        pause(run.pk, ANN)
+        resume(run.pk, ANN)
+        clock.now += 1
+        one.step()
+        assert now(run).wait == RunWait.CANARY_WAITS
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_late_success_of_a_silent_canary_does_not_answer_for_the_next_one(self) -> None:
+        run, clock = started(3, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        one.step()
+        RequeueItem.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
+        clock.now += 1
+        one.step()
+        assert now(run).wait == RunWait.CANARY_SILENT
+        resume(run.pk, ANN, canary=True)
+        one.step()
+        outcome(run, 1, good=True)
+        clock.now += 1
+        one.step()
+
+        assert (states(run), now(run).wait) == (["processed", "sent", "pending"], RunWait.CANARY_WAITS)
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_that_its_guard_paused_can_send_one_before_the_rest(self) -> None:
+        run, clock = started(9, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        for place in range(1, 6):
+            outcome(run, place, good=place > 2)
+        clock.now += 1
+        one.step()
+        assert now(run).wait == RunWait.GUARD
+        resume(run.pk, ANN, canary=True)
+        for _ in range(2):
+            one.step()
+            clock.now += 1
+        assert states(run)[6:] == ["sent", "pending", "pending"]
+        outcome(run, 6, good=True)
+        one.step()
+        assert states(run)[6:] == ["sent", "pending", "pending"]
+        outcome(run, 7, good=True)
+        one.step()
+
+        assert states(run)[6:] == ["processed", "sent", "sent"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_resumed_without_another_canary_sends_the_rest(self) -> None:
+        run, clock = started(3, canary=True, rate=100), Clock()
+        one = driver_of(run, clock=clock, targets=Targets())
+        for place in (1, 2):
+            one.step()
+            outcome(run, place, good=False)
+            clock.now += 1
+            one.step()
+            resume(run.pk, ANN, canary=place == 1)
+        one.step()
+
+        assert states(run) == ["failed", "failed", "sent"]
+
+    @pytest.mark.usefixtures("wired")
     def test_an_operators_note_and_the_drivers_code_are_separate(self) -> None:
         run = started(2, stop_at=20)
         noted = pause(run.pk, ANN, reason="look first")

@@ -1,0 +1,159 @@
+"""Steers a requeue run: a pause or another rate acts at once, and a page asks before it is resumed or stopped."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import floatformat
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
+from django_rmq_retry.admin.requeue_form import number as number_in
+from django_rmq_retry.models import RequeueRun, RunState
+from django_rmq_retry.parked import requeue
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.templatetags.rmq_retry import counted
+
+PAUSE, SLOW = "pause", "slow"
+RESUME, TEST, STOP = "resume", "test", "stop"
+"""The actions about which a page asks: ``TEST`` sends one more message before the rest."""
+
+
+@migrated
+@needs("view_run", "control")
+def control(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """Ask before the run is resumed or stopped, and do what was pressed."""
+    run = run_of(str(pk))
+    action, wrong = (request.POST or request.GET).get("action", ""), ""
+    if request.method == "POST":
+        wrong = _missing_reason(request, run, action)
+        if not wrong:
+            try:
+                _steer(run.pk, Actor.of_request(request), action, request)
+            except Refused as refused:
+                messages.warning(request, str(refused))
+    if wrong or (request.method == "GET" and _fits(run, action)):
+        return _asked(pages, request, run, action, wrong)
+    return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+
+
+def buttons(pages: Pages, request: HttpRequest, run: RequeueRun) -> list[Button]:
+    """Return the buttons that steer the run, the one that an operator most likely wants first."""
+    address, why = pages.address("requeuerun_control", run.pk), refusal(request, "control")
+    shown: list[Button] = []
+
+    def ask(label: str, action: str, kind: str = "") -> None:
+        shown.append(Button(label=f"{label}…", address=f"{address}?action={action}", why=why, kind=kind))
+
+    def act(label: str, action: str, *values: tuple[str, str]) -> None:
+        shown.append(Button(label=label, address=address, why=why, post=True, values=(("action", action), *values)))
+
+    if run.state == RunState.PAUSED and _retestable(run):
+        ask(_test_label(run), TEST, "main")
+        ask(_("Resume without a test"), RESUME)
+    elif run.state == RunState.PAUSED:
+        ask(_("Resume"), RESUME, "main")
+    elif run.state in (RunState.RUNNING, RunState.PLANNED):
+        act(_("Pause"), PAUSE)
+    if run.active and run.state != RunState.WAITING:
+        slower = max(round(run.rate / 4), 1)
+        if slower < run.rate:
+            act(_("Slow to %(rate)d per second") % {"rate": slower}, SLOW, ("rate", str(slower)))
+        faster = min(round(run.rate * 2), int(requeue.FASTEST_RATE))
+        if faster > run.rate:
+            act(_("Speed up to %(rate)d per second") % {"rate": faster}, SLOW, ("rate", str(faster)))
+        ask(_("Stop"), STOP, "danger")
+    return shown
+
+
+def run_of(number: str) -> RequeueRun:
+    run = RequeueRun.objects.filter(pk=number).first() if number.isdecimal() else None
+    if run is None:
+        raise Http404(_("There is no such requeue run."))
+    return run
+
+
+def _steer(run: int, actor: Actor, action: str, request: HttpRequest) -> None:
+    reason = request.POST.get("reason", "")
+    if action == SLOW:
+        requeue.change_rate(run, actor, rate=number_in(request.POST.get("rate"), 1.0), reason=reason)
+    elif action == PAUSE:
+        requeue.pause(run, actor, reason=reason)
+    elif action in (RESUME, TEST):
+        requeue.resume(run, actor, canary=action == TEST, reason=reason)
+    elif action == STOP:
+        requeue.stop(run, actor, reason=reason)
+
+
+def _fits(run: RequeueRun, action: str) -> bool:
+    return (action == STOP and run.active) or (action in (RESUME, TEST) and run.state == RunState.PAUSED)
+
+
+def _retestable(run: RequeueRun) -> bool:
+    """Return True if it has failed, and a message can show whether the cause is gone before the others are sent."""
+    return run.wait in requeue.RETESTABLE and run.unsent > 1
+
+
+def _missing_reason(request: HttpRequest, run: RequeueRun, action: str) -> str:
+    if not _needs_reason(run, action) or request.POST.get("reason", "").strip():
+        return ""
+    return _("Enter a reason: it is kept in the audit log.")
+
+
+def _needs_reason(run: RequeueRun, action: str) -> bool:
+    return action == STOP or (action == RESUME and run.wait in requeue.RETESTABLE)
+
+
+def _test_label(run: RequeueRun) -> str:
+    others = run.unsent - 1
+    text = ngettext(
+        "Send one again, the other one after it was processed",
+        "Send one again, the other %(count)d after it was processed",
+        others,
+    )
+    return counted(text, count=others)
+
+
+def _asked(pages: Pages, request: HttpRequest, run: RequeueRun, action: str, wrong: str) -> HttpResponse:
+    context: dict[str, Any] = {
+        STOP: {"title": _("Stop requeue run %(number)s") % {"number": run.pk}, "danger": True},
+        RESUME: {"title": _("Resume requeue run %(number)s") % {"number": run.pk}, "danger": False},
+        TEST: {"title": _test_label(run), "danger": False},
+    }[action]
+    return pages.page(
+        request,
+        "requeuerun/control.html",
+        status=422 if wrong else 200,
+        run=run,
+        action=action,
+        effect=_effect(run, action),
+        warning=run.get_wait_display() if action == RESUME and _retestable(run) else "",
+        reason_needed=_needs_reason(run, action),
+        wrong={"reason": wrong} if wrong else {},
+        **context,
+    )
+
+
+def _effect(run: RequeueRun, action: str) -> str:
+    """Return what the action does, as a sentence."""
+    if action == STOP and run.retries_of:
+        return _("Retries that were not sent wait until they are due. A stopped requeue run cannot be resumed.")
+    if action == STOP:
+        text = ngettext(
+            "%(count)d message was not sent and stays parked. A stopped requeue run cannot be resumed.",
+            "%(count)d messages were not sent and stay parked. A stopped requeue run cannot be resumed.",
+            run.unsent,
+        )
+        return counted(text, count=run.unsent)
+    if action == TEST:
+        return _(
+            "One message is sent. The others follow when it has been processed. If it fails again, the requeue run "
+            "pauses again and sends nothing else."
+        )
+    text = ngettext(
+        "%(count)d message is sent, at %(rate)s per second.",
+        "%(count)d messages are sent, at %(rate)s per second.",
+        run.unsent,
+    )
+    return counted(text, count=run.unsent, rate=floatformat(run.rate, -1))
