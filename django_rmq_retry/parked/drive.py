@@ -139,8 +139,7 @@ class Drive:
         if run.state == RunState.STOPPED or run.listing:
             return self._list_or_skip(run)
         if run.state == RunState.WAITING:
-            if run.retries_of:
-                self._settle(run)
+            self._settle(run)
             return self._advance()
         # Ask the broker only when in doubt: a publish would detect an outage too, but takes longer to fail.
         doubtful = run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY
@@ -180,8 +179,7 @@ class Drive:
         return run
 
     def _slice(self, run: RequeueRun) -> float | None:
-        if run.retries_of:
-            self._settle(run)
+        self._settle(run)
         pause = self._guard_pause(run)
         if pause is not None:
             return pause
@@ -240,7 +238,8 @@ class Drive:
         return RECHECK_SECONDS
 
     def _settle(self, run: RequeueRun, *, ended: bool = False) -> None:
-        if ended or self._clock() - self._settled >= SETTLE_SECONDS:
+        """Find the outcomes of retries that were sent early; consumers find those of parked messages."""
+        if run.retries_of and (ended or self._clock() - self._settled >= SETTLE_SECONDS):
             settle(run, ended=ended)
             recount(run.pk)
             run.refresh_from_db()

@@ -6,7 +6,7 @@ driver that was killed is followed by one that knows which messages may have bee
 
 import math
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 
 from django.db.models import QuerySet
@@ -14,7 +14,6 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.refusals import Refusal
-from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.messages.texts import short
@@ -99,7 +98,7 @@ class EarlySender:
     def __init__(self, patience: float, seconds: float | None) -> None:
         self._patience = patience
         self._seconds = HELD_SECONDS if seconds is None else min(seconds, HELD_SECONDS)
-        self._opened: AbstractContextManager[Session | None] | None = None
+        self._opened = ExitStack()
         self._withdrawal: Withdrawal | None = None
         self._held: list[WaitingRetry] = []
         self.not_seen = ""
@@ -122,14 +121,10 @@ class EarlySender:
             raise
 
     def close(self) -> None:
-        withdrawal, self._withdrawal, self._held = self._withdrawal, None, []
-        opened, self._opened = self._opened, None
+        self._withdrawal, self._held = None, []
         # Whatever fails here, the broker puts back what is unacked when the connection ends.
         with suppress(RmqRetryError, Refusal, OSError):
-            if withdrawal is not None:
-                withdrawal.end()
-        if opened is not None:
-            opened.__exit__(None, None, None)
+            self._opened.close()
 
     def _taken(self, run: RequeueRun) -> list[WaitingRetry]:
         wanted = RetryFilter.of(run.selection.get("filter", {}))
@@ -152,11 +147,12 @@ class EarlySender:
 
     def _open(self) -> Withdrawal:
         if self._withdrawal is None:
-            self._opened = broker_connections.current.session(purpose="run", patience=self._patience)
-            session = self._opened.__enter__()
+            opening = broker_connections.current.session(purpose="run", patience=self._patience)
+            session = self._opened.enter_context(opening)
             if session is None:
                 raise NotAllowed(_("There is no broker whose waiting queues could be read."))
             self._withdrawal = Withdrawal(session)
+            self._opened.callback(self._withdrawal.end)
         return self._withdrawal
 
     def _sent(self, run: RequeueRun, part: Sequence[WaitingRetry]) -> int | None:
