@@ -8,6 +8,7 @@ each look counts, and a waiting queue sends what exceeds its limit before it is 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django_rmq_retry.amqp.frames import Receive
 from django_rmq_retry.amqp.inspection import counted
@@ -20,11 +21,11 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import ROOM_BYTES
 from django_rmq_retry.messages.stamp import NO_STAMP, Stamp
 
-MOST_LOOKED_AT = 50_000
+MOST_LOOKED_AT = 10_000
 """The most messages of one waiting queue that are looked at, and unacked, at a time."""
 MOST_BYTES = 256 * 1024 * 1024
 """The size of their bodies at which a look ends, too."""
-MOST_SECONDS = 8.0
+MOST_SECONDS = 6.0
 """Seconds after which a look ends, so that a driver of a run looks for less time than its lease lasts."""
 FIRST_FETCHED = 32
 """Messages that are fetched before their size is known; from then on twice as many each time."""
@@ -32,6 +33,11 @@ MOST_FETCHED = 5000
 MOST_FETCHED_BYTES = 16 * 1024 * 1024
 MOST_HELD_BYTES = 64 * 1024 * 1024
 """The size of the chosen bodies at which no further one is taken; the next look takes them."""
+PUT_BACK_AT_ONCE = 16
+"""Messages that are put back before the queue has taken them. With more than 32 unanswered requests to a quorum queue,
+RabbitMQ collects returns and takes them back in any order; one that is due late would then hold up the others."""
+MOST_ASKED = 20
+"""Questions whether it has taken them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +69,8 @@ class Withdrawal:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._held: dict[int, None] = {}
-        """The delivery tags of what is unacked, in the order of the queue."""
+        self._held: dict[int, str] = {}
+        """By delivery tag, in the order of the queue: the waiting queue of what is unacked."""
         self._copies = Copies(session, self._held.pop)
         self._copies.begin()
         self.unseen_behind: dict[str, int] = {}
@@ -121,7 +127,7 @@ class Withdrawal:
         looked_at, size, asked, until = 0, 0, first, time.monotonic() + MOST_SECONDS
         while asked:
             part = self._fetch(way, asked)
-            self._held |= dict.fromkeys(one.tag for one in part)
+            self._held |= {one.tag: way.queue for one in part}
             looked_at += len(part)
             size += sum(len(one.delivery.body) for one in part)
             yield [one for one in part if _is_retry(one)]
@@ -155,10 +161,27 @@ class Withdrawal:
         return seen
 
     def _put_back(self, *, except_for: Collection[int] = ()) -> None:
-        for tag in [tag for tag in self._held if tag not in except_for]:
-            # Not a reject: RabbitMQ 4.3 counts it as a failed delivery.
-            self._copies.channel.basic_nack(tag, requeue=True)
-            del self._held[tag]
+        tags = [tag for tag in self._held if tag not in except_for]
+        for start in range(0, len(tags), PUT_BACK_AT_ONCE):
+            part = tags[start : start + PUT_BACK_AT_ONCE]
+            queue = self._held[part[0]]
+            wanted = self._ready(queue) + len(part)
+            for tag in part:
+                # Not a reject: RabbitMQ 4.3 counts it as a failed delivery.
+                self._copies.channel.basic_nack(tag, requeue=True)
+                del self._held[tag]
+            # Some may be due already, so that the queue never has as many.
+            asked = 0
+            while self._ready(queue) < wanted and asked < MOST_ASKED:
+                asked += 1
+
+    def _ready(self, queue: str) -> int:
+        """Ask on the channel of the messages how many a queue has ready: behind all that was sent before."""
+        answers: list[Any] = []
+        channel = self._copies.channel
+        channel.queue_declare(queue, passive=True, callback=answers.append)
+        self._session.wait(lambda: answers, channel)
+        return int(answers[0].method.message_count)
 
 
 def _is_retry(one: Withdrawn) -> bool:
