@@ -113,44 +113,51 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
                 wrong = {"all": str(refused)}
     if wrong.get("all") and not found.sendable:
         wrong["all"] = " ".join([wrong["all"], decided_meanwhile(selection)]).strip()
+    values = _page_values(request, selection, wish, found)
+    return pages.page(
+        request,
+        "requeuerun/preview.html",
+        **values,
+        status=422 if wrong else 200,
+        again=again(request, selection) if "all" in wrong else "",
+        left=left,
+        wrong=wrong,
+        forbidden=why_not,
+        disabled=bool(why_not) or not found.sendable or bool(values["look"].unreachable),
+    )
+
+
+def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, found: RequeueReport) -> dict[str, Any]:
     look = broker_look.look()
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
     alone = named_alone(request, selection, _("Requeue %(name)s"), found.total)
     queues = registry.topology().queues
     others = [finding for finding in found.findings if finding.name != "permanent"]
-    return pages.page(
-        request,
-        "requeuerun/preview.html",
-        title=alone or counted(title, count=found.total),
-        status=422 if wrong else 200,
-        selection=selection,
-        chosen=labels.chosen(selection.facts()),
-        causes=_causes(found),
-        under_way=under_way(selection.queryset()),
-        token=selection.token(),
-        again=again(request, selection) if "all" in wrong else "",
-        wish=wish,
-        report=found,
-        findings=[(with_seen_examples(request, finding), finding.name in wish.include) for finding in others],
-        permanent=next((finding for finding in found.findings if finding.name == "permanent"), None),
-        button=counted(many, count=found.sendable),
-        alone=selection.alone,
-        others=found.sendable - 1,
-        why_not_one=refusal(request, "requeue"),
-        unchecked=unchecked(request, selection),
-        typed_from=TYPED_FROM if found.sendable > TYPED_FROM else 0,
-        reason_needed=found.total > REASON_FROM,
-        seconds=found.sendable / wish.rate if wish.rate else None,
-        targets=[name for name, one in queues.items() if one.role not in NO_TARGETS],
-        sample=sample(request, selection),
-        look=look,
-        levels=targets_of(found.queues, look),
-        left=left,
-        wrong=wrong,
-        forbidden=why_not,
-        disabled=bool(why_not) or not found.sendable or bool(look.unreachable),
-    )
+    return {
+        "title": alone or counted(title, count=found.total),
+        "selection": selection,
+        "chosen": labels.chosen(selection.facts()),
+        "causes": _causes(found),
+        "under_way": under_way(selection.queryset()),
+        "token": selection.token(),
+        "wish": wish,
+        "report": found,
+        "findings": [(with_seen_examples(request, finding), finding.name in wish.include) for finding in others],
+        "permanent": next((finding for finding in found.findings if finding.name == "permanent"), None),
+        "button": counted(many, count=found.sendable),
+        "alone": selection.alone,
+        "others": found.sendable - 1,
+        "why_not_one": refusal(request, "requeue"),
+        "unchecked": unchecked(request, selection),
+        "typed_from": TYPED_FROM if found.sendable > TYPED_FROM else 0,
+        "reason_needed": found.total > REASON_FROM,
+        "seconds": found.sendable / wish.rate if wish.rate else None,
+        "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
+        "sample": sample(request, selection),
+        "look": look,
+        "levels": targets_of(found.queues, look),
+    }
 
 
 def _causes(found: RequeueReport) -> list[tuple[ErrorGroup, int]]:

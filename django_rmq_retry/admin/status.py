@@ -28,7 +28,7 @@ from django_rmq_retry.templatetags.rmq_retry import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
+class ButtonTarget:
     """Where a button leads: its words, the name of the page, and the permission that the page needs."""
 
     label: Any
@@ -36,18 +36,18 @@ class Destination:
     verb: str
 
 
-CONSUMERS = Destination(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
-QUEUES = Destination(label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue")
-GROUPS = Destination(label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group")
-GROUP = Destination(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group")
-RUN = Destination(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
-OUTBOX = Destination(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
-KEYS = Destination(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
-REQUESTS = Destination(
+CONSUMERS = ButtonTarget(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
+QUEUES = ButtonTarget(label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue")
+GROUPS = ButtonTarget(label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group")
+GROUP = ButtonTarget(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group")
+RUN = ButtonTarget(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
+OUTBOX = ButtonTarget(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
+KEYS = ButtonTarget(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
+REQUESTS = ButtonTarget(
     label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
 )
-REQUEST = Destination(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
-DESTINATIONS: Mapping[Code, Destination] = {
+REQUEST = ButtonTarget(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
+TARGETS: Mapping[Code, ButtonTarget] = {
     **dict.fromkeys((Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE, Code.NO_CONSUMER, Code.IDLE), CONSUMERS),
     **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
     **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
@@ -78,18 +78,18 @@ class Need:
 
     @classmethod
     def of(cls, problem: Problem, request: HttpRequest, address: Callable[..., str]) -> "Need":
-        destination = DESTINATIONS.get(problem.code)
-        if problem.subject and destination is GROUPS:
-            destination = GROUP
-        elif problem.subject and destination is REQUESTS:
-            destination = REQUEST
-        if destination is None:
+        target = TARGETS.get(problem.code)
+        if problem.subject and target is GROUPS:
+            target = GROUP
+        elif problem.subject and target is REQUESTS:
+            target = REQUEST
+        if target is None:
             return cls(problem=problem)
-        where = (problem.subject,) if destination in (GROUP, RUN, REQUEST) else ()
+        where = (problem.subject,) if target in (GROUP, RUN, REQUEST) else ()
         button = Button(
-            label=str(destination.label),
-            address=address(destination.page, *where),
-            why=refusal(request, destination.verb),
+            label=str(target.label),
+            address=address(target.page, *where),
+            why=refusal(request, target.verb),
             describes=visible(problem.subject),
         )
         return cls(problem=problem, buttons=(button,))

@@ -5,7 +5,6 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Protocol
@@ -122,19 +121,16 @@ class Mail:
 class Webhook:
     name = "webhook"
 
-    def __init__(
-        self, settings: Settings, url: Secret, secret: Secret, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, settings: Settings, url: Secret, secret: Secret) -> None:
         self._settings = settings
         self._url = url
         self._secret = secret
-        self._clock = clock
         # Its path is often the password.
         self.to = str(urlsplit(url.reveal()).hostname)
 
     def send(self, alert: Alert) -> None:
         body = json.dumps(self._document(alert), ensure_ascii=False).encode("utf-8", "replace")
-        timestamp = str(int(self._clock()))
+        timestamp = str(int(time.time()))
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"django-rmq-retry/{__version__}",

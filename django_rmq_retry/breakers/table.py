@@ -1,6 +1,5 @@
 """Breakers, pauses and rates in the database."""
 
-import logging
 import os
 import socket
 import uuid
@@ -17,15 +16,13 @@ from django_rmq_retry.breakers.rates import AHEAD_SECONDS, first_free
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
-log = logging.getLogger("django_rmq_retry")
-
 MOST_UPDATES = 20
 
 
-def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, QueueState]:
+def states(queues: Iterable[str]) -> Mapping[str, QueueState]:
     """Return the states of these queues in their order, by one query: for status pages and commands."""
     names = list(queues)
-    alias = using or router.db_for_read(QueueControl)
+    alias = router.db_for_read(QueueControl)
     rows = {row.queue: state_of(row) for row in QueueControl.objects.using(alias).filter(queue__in=names)}
     return {name: rows.get(name) or QueueState(queue=name) for name in names}
 

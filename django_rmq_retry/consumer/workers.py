@@ -17,7 +17,7 @@ HUNG_CHECK_SECONDS = 0.5
 class Workers(Generic[Job]):
     """A fixed number of threads that take jobs from one queue, which another thread fills."""
 
-    def __init__(self, threads: int, run: Callable[[Job], object], *, name: str = "rmq-worker") -> None:
+    def __init__(self, threads: int, run: Callable[[Job], object]) -> None:
         self._run = run
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
@@ -30,7 +30,8 @@ class Workers(Generic[Job]):
         self._busy = 0
         self._quiet = threading.Condition(self._lock)
         self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number + 1}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._work, name=f"rmq-worker-{number + 1}", daemon=True)
+            for number in range(threads)
         ]
 
     def start(self) -> None:

@@ -287,7 +287,7 @@ def add_common(parser: CommandParser, common: Iterable[str] = ()) -> None:
     parser.add_argument("-v", "--verbosity", type=int, choices=range(4), **hidden)
 
 
-def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: Exit = Exit.USAGE) -> None:
+def check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse an unknown name, and suggest the nearest known one."""
     among = list(known)
     for name in names:
@@ -295,7 +295,7 @@ def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: 
             continue
         near = difflib.get_close_matches(name, among, n=1)
         meant = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(among) or 'none'}."
-        raise CommandError(f"There is no {what} {printable(name)!r}. {meant}", returncode=code)
+        raise CommandError(f"There is no {what} {printable(name)!r}. {meant}", returncode=Exit.USAGE)
 
 
 def remembered(command: RmqCommand) -> list[Declared] | None:

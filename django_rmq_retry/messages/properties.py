@@ -12,6 +12,7 @@ from typing import Any
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.header_names import BARE
 
+SHOWN_NAME_CHARACTERS = 60
 DEPTH_LIMIT = 64
 SHORT_STRING_BYTES = 255
 
@@ -95,11 +96,13 @@ def entries(raw: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int, in
         at = stop
 
 
-def shown(key: bytes, *, limit: int = 60) -> str:
+def shown(key: bytes) -> str:
     """Return a header's name with unprintable characters escaped, safe for any terminal, log and database."""
     text = key.decode("utf-8", "backslashreplace")
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:limit])
-    return safe if len(text) <= limit else safe + "…"
+    safe = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:SHOWN_NAME_CHARACTERS]
+    )
+    return safe if len(text) <= SHOWN_NAME_CHARACTERS else safe + "…"
 
 
 def decode_value(raw: bytes, at: int, stop: int, *, depth: int = 1) -> object:

@@ -21,10 +21,10 @@ class ErrorNote:
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
-def one_line(error: BaseException, limit: int = ERROR_TEXT_BYTES) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error's text as a part of a sentence: on one line, without its full stop; its class if it has none."""
-    text = " ".join(short(error, 4 * limit).split()).removesuffix(".")
-    return short(text or type(error).__name__, limit)
+    text = " ".join(short(error, 4 * ERROR_TEXT_BYTES).split()).removesuffix(".")
+    return short(text or type(error).__name__)
 
 
 def short(value: object, limit: int = ERROR_TEXT_BYTES) -> str:

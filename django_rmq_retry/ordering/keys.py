@@ -187,7 +187,7 @@ def add_waiting(blocked_key: BlockedKey, delivery: Delivery, *, even_if_full: bo
     BlockedKey.objects.using(using).filter(pk=blocked_key.pk).update(waiting=F("waiting") + 1)
 
 
-def pass_on(blocked_key: BlockedKey, *, now: datetime | None = None) -> BlockedMessage | None:
+def pass_on(blocked_key: BlockedKey) -> BlockedMessage | None:
     """Let the next message go first, back in its queue, as the first is resolved; unblock the key if none waits."""
     using = database()
     following = BlockedMessage.objects.using(using).filter(block=blocked_key).order_by("pk").first()
@@ -200,7 +200,7 @@ def pass_on(blocked_key: BlockedKey, *, now: datetime | None = None) -> BlockedM
         name=following.name,
         identity=following.identity,
         parked=False,
-        since=now or database_clock.now(using),
+        since=database_clock.now(using),
         waiting=BlockedMessage.objects.using(using).filter(block=blocked_key).count() - 1,
     )
     outbox.current.keep([copy_back(following, blocked_key.queue)], using=using)

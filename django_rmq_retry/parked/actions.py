@@ -142,7 +142,7 @@ def discarding(category: str, text: str = "") -> Change:
     )
 
 
-def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
+def restore(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
     """Undo discards: park the discarded messages of a selection again."""
     change = Change(
         action=Action.RESTORE,
@@ -151,7 +151,7 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Al
         changes={"resolved_at": None, "resolution": ""},
         reason=reason,
     )
-    return perform(change, selection, actor, allowed=allowed)
+    return perform(change, selection, actor)
 
 
 def hold(
@@ -166,9 +166,9 @@ def hold(
     return perform(change, selection, actor, allowed=allowed)
 
 
-def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
+def unhold(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
     change = Change(action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=NOT_HELD, reason=reason)
-    return perform(change, selection, actor, allowed=allowed)
+    return perform(change, selection, actor)
 
 
 def unhold_due() -> int:

@@ -119,12 +119,10 @@ def _locked_control(queue: str) -> QueueControl:
     return locking(rows.filter(queue=queue)).get()
 
 
-def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
+def blocked(*, handler: str = "") -> QuerySet[BlockedKey]:
     """Return the blocked keys, the longest blocked first."""
     rows = BlockedKey.objects.using(database()).order_by("since", "pk")
-    if handler:
-        rows = rows.filter(handler=handler)
-    return rows.filter(key=key) if key else rows
+    return rows.filter(handler=handler) if handler else rows
 
 
 @transaction_of(BlockedKey)

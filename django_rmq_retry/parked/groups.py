@@ -141,13 +141,13 @@ def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:
     return _change(group, actor, Action.NOTE, changes, reason=changes.get("note", ""))
 
 
-def mute(group: int, actor: Actor, *, muted: bool = True, reason: str = "") -> ErrorGroup:
+def mute(group: int, actor: Actor, *, muted: bool = True) -> ErrorGroup:
     """Stop alarms about a group, or allow them again; its messages are displayed as before."""
-    return _change(group, actor, Action.MUTE, {"muted": muted}, reason=reason)
+    return _change(group, actor, Action.MUTE, {"muted": muted})
 
 
 @transaction_of(ErrorGroup)
-def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, object], *, reason: str) -> ErrorGroup:
+def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, object], *, reason: str = "") -> ErrorGroup:
     rows = ErrorGroup.objects.using(database()).filter(pk=group)
     known = locking(rows).first()
     if known is None:

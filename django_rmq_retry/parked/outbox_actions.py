@@ -23,7 +23,7 @@ def failing(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(FAILING)
 
 
-def retry_outbox(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str = "") -> int:
+def retry_outbox(actor: Actor, ids: Collection[int] | None, *, using: str) -> int:
     """Schedule these rows, or all failed rows, to be sent again; return their number."""
     count = 0
     with transaction.atomic(using=using):
@@ -31,7 +31,7 @@ def retry_outbox(actor: Actor, ids: Collection[int] | None, *, using: str, reaso
         if rows:
             chosen = OutboxMessage.objects.using(using).filter(pk__in=[row.pk for row in rows])
             count = chosen.update(failed_at=None, attempts=0, due_at=database_clock.now(using))
-            _log_outbox_action(actor, Action.REQUEUE, rows, using=using, reason=reason)
+            _log_outbox_action(actor, Action.REQUEUE, rows, using=using)
     if count:
         outbox_rows.notify(using)
     return count
@@ -58,7 +58,9 @@ def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> 
     return list(locking(chosen.order_by("pk").defer("body", "properties")))
 
 
-def _log_outbox_action(actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
+def _log_outbox_action(
+    actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str = ""
+) -> None:
     subject = rows[0].message_id if len(rows) == 1 else ""
     names = [row.message_id or f"#{row.pk}" for row in rows[:MOST_NAMED_ROWS]]
     log_action(

@@ -5,7 +5,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -31,28 +30,27 @@ PROBE_SECONDS = 2.0
 class Reach:
     """The reachability of the broker, shared by all threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._probe_at = 0.0
         self.away = False
 
     def probe_due(self) -> bool:
-        return self._clock() >= self._probe_at
+        return time.monotonic() >= self._probe_at
 
     def take_probe(self) -> bool:
         """Like `probe_due`, but True for one thread only: the next probe is due PROBE_SECONDS later."""
         with self._lock:
             if not self.probe_due():
                 return False
-            self._probe_at = self._clock() + PROBE_SECONDS
+            self._probe_at = time.monotonic() + PROBE_SECONDS
             return True
 
     def lost(self, why: str) -> None:
         """Record that the broker did not answer, and log it once."""
         with self._lock:
             first, self.away = not self.away, True
-            self._probe_at = self._clock() + PROBE_SECONDS
+            self._probe_at = time.monotonic() + PROBE_SECONDS
         if first:
             text = "The broker does not answer; messages stay in the outbox until a relay sends them: %s"
             log.warning(text, why, extra={"event": "outbox_waiting"})

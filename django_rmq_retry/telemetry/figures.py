@@ -56,15 +56,14 @@ _HEAD = struct.Struct("<dQQ")
 class Notice:
     """A text in memory that a supervisor shares with its children: one process writes it, each process reads it."""
 
-    def __init__(self, *, room: int = ROOM_BYTES) -> None:
-        self._memory = mmap.mmap(-1, _HEAD.size + room)
-        self._room = room
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _HEAD.size + ROOM_BYTES)
 
     def write(self, text: str) -> None:
         """Replace the text. One that is too long is cut at the end of a line."""
         written = text.encode()
-        if len(written) > self._room:
-            written = written[: written.rindex(b"\n", 0, self._room) + 1]
+        if len(written) > ROOM_BYTES:
+            written = written[: written.rindex(b"\n", 0, ROOM_BYTES) + 1]
         _at, _length, turn = _HEAD.unpack_from(self._memory, 0)
         # An odd turn means that the text is being replaced.
         _HEAD.pack_into(self._memory, 0, time.monotonic(), 0, turn + 1)

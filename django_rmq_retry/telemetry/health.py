@@ -36,17 +36,10 @@ class Instruments:
 class Health:
     """Answers for the processes of one board."""
 
-    def __init__(
-        self,
-        instruments: Instruments,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        more: Callable[[], str] = str,
-    ) -> None:
+    def __init__(self, instruments: Instruments, *, more: Callable[[], str] = str) -> None:
         self._board = instruments.board
         self._notice = instruments.notice
         self._version = instruments.version
-        self._clock = clock
         self._more = more
         """Returns further metrics of the process, in the text format."""
 
@@ -69,7 +62,7 @@ class Health:
         return Response(body=text, content_type=CONTENT_TYPE)
 
     def _silent(self, seconds: float) -> list[int]:
-        return self._board.silent(seconds, now=self._clock())
+        return self._board.silent(seconds, now=time.monotonic())
 
 
 class RelayHealth:

@@ -31,7 +31,6 @@ from tests.faults import forks
 from tests.tooling.waiting import wait_until
 
 QUEUE, PARKED = "work", "work.parked"
-ENDLESS = 99
 
 
 class Broken(Exception):

@@ -24,6 +24,8 @@ log = logging.getLogger("django_rmq_retry")
 
 HOST = "127.0.0.1"
 READ_BYTES = WRITE_BYTES = 262_144
+FIRST_CONNECTION_SECONDS = 30.0
+"""Seconds for which it waits for the first connection before it ends, if it does not stay for good."""
 SWEEP_SECONDS = 1.0
 _BACKLOG = 512
 _FAREWELL_SECONDS = 2.0
@@ -43,11 +45,11 @@ class ServedConnection:
 class BrokerServer:
     """Listens as soon as it is constructed; `run` serves until `stop`, which any thread may call."""
 
-    def __init__(self, broker: Broker, *, port: int = 0, linger: float | None = None, first: float = 30.0) -> None:
+    def __init__(self, broker: Broker, *, port: int = 0, linger: float | None = None) -> None:
         self.broker = broker
         self._linger = linger
         """Seconds to stay without a connection; None is unlimited."""
-        self._alone_until = time.monotonic() + first
+        self._alone_until = time.monotonic() + FIRST_CONNECTION_SECONDS
         self._connections: dict[socket.socket, ServedConnection] = {}
         self._changed: set[ServedConnection] = set()
         self._selector = selectors.DefaultSelector()
