@@ -81,7 +81,7 @@ def trusted(using: str) -> datetime | None:
         if using not in _differing:
             _differing.add(using)
             text = "%s Nothing is deleted by age until they agree. Synchronize both by NTP."
-            log.error(text, difference(apart, using), extra={"event": "clocks", "database": using})
+            log.error(text, difference_text(apart, using), extra={"event": "clocks", "database": using})
         return None
     if using in _differing:
         _differing.discard(using)
@@ -89,7 +89,7 @@ def trusted(using: str) -> datetime | None:
     return now(using)
 
 
-def difference(apart: timedelta, using: str) -> str:
+def difference_text(apart: timedelta, using: str) -> str:
     """Return a sentence that describes the difference between the clocks."""
     word = "behind" if apart > timedelta() else "ahead of"
     return f"The clock of this host is {span(abs(apart))} {word} the clock of database {using!r}."

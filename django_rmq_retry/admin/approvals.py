@@ -135,7 +135,7 @@ class ApprovalRequestAdmin(Pages):
             waits=waits,
             stuck=stuck,
             mine=mine,
-            chosen=labels.chosen(wish.selection.facts(), known.subject),
+            chosen=labels.selection_text(wish.selection.facts(), known.subject),
             reason=resolution_text(known.reason) if known.act == GatedAct.DISCARD else known.reason,
             seen=approvals.mark(known) if waits or stuck else "",
             why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",

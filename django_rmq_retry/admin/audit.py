@@ -18,13 +18,13 @@ from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry.admin import exports, labels
 from django_rmq_retry.admin.facts import facts_in_words
-from django_rmq_retry.admin.labels import column, cut, labelled
+from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.key_lists import keys_of
-from django_rmq_retry.parked.key_text import written
+from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
@@ -113,7 +113,7 @@ class OperatorActionAdmin(Pages):
     when = admin.display(description=gettext_lazy("When"))(lambda _self, action: rmq_clock(action.at))
     action_name = admin.display(description=gettext_lazy("Action"))(lambda _self, action: action.get_action_display())
     why = admin.display(description=gettext_lazy("Reason"))(
-        lambda _self, action: labelled(_("Reason"), cut(labels.action_reason(action)) or NOTHING)
+        lambda _self, action: labelled(_("Reason"), one_short_line(labels.action_reason(action)) or NOTHING)
     )
 
     place = column(OperatorAction, "source")
@@ -124,19 +124,19 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Operator"))
     def who(self, action: OperatorAction) -> str:
-        return cut(f"{action.who} ({action.behalf})" if action.behalf else action.who)
+        return one_short_line(f"{action.who} ({action.behalf})" if action.behalf else action.who)
 
     @admin.display(description=gettext_lazy("Subject"))
     def about(self, action: OperatorAction) -> SafeString | str:
         """Return a link to the action's object; the link's text stays readable after the object is deleted."""
         for number, page, name in (
-            (action.message, "parkedmessage", cut(action.subject) or f"#{action.message}"),
+            (action.message, "parkedmessage", one_short_line(action.subject) or f"#{action.message}"),
             (action.run, "requeuerun", _("requeue run %(number)d") % {"number": action.run or 0}),
             (action.group, "errorgroup", _("group #%(number)d") % {"number": action.group or 0}),
         ):
             if number is not None:
                 return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), name)
-        return cut(action.subject) or NOTHING
+        return one_short_line(action.subject) or NOTHING
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ActionList
@@ -190,7 +190,7 @@ def _listed(action: OperatorAction) -> list[tuple[str, str]]:
     chosen = _inside(action.details, "selection", "filter")
     titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
     lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
-    return [(title, written(keys_of(number))) for title, number in lists if isinstance(number, int)]
+    return [(title, text_of_keys(keys_of(number))) for title, number in lists if isinstance(number, int)]
 
 
 def _inside(facts: object, *names: str) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from django_rmq_retry.parked.key_lists import (
     matches_of_list,
     store,
 )
-from django_rmq_retry.parked.key_text import parse, written
+from django_rmq_retry.parked.key_text import parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
 from django_rmq_retry.templatetags.rmq_retry import counted
@@ -331,7 +331,7 @@ def left_out(request: HttpRequest, selection: Selection) -> LeftOut:
     keys, seen = _keys_left_out(selection), seen_by(request)
     known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first() if LISTED in selection.filter else None
     return LeftOut(
-        text=written(keys),
+        text=text_of_keys(keys),
         effect=excluded(selection.filter[EXCEPT]["list"], selection.undiminished(), seen) if keys else None,
         listed=matches_of_list(known, seen) if known else None,
         states=selection.filter.get("state", State.values),

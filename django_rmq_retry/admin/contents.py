@@ -10,10 +10,10 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
-from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, is_json, masked, without
+from django_rmq_retry.messages.masking import HIDDEN, body_text, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
-from django_rmq_retry.parked.arrivals import moment
-from django_rmq_retry.parked.edit import plain
+from django_rmq_retry.parked.arrivals import stated_time
+from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.templatetags.rmq_retry import visible
 
@@ -83,7 +83,7 @@ def dump(data: bytes) -> str:
 
 
 def _open(data: bytes, content_type: str) -> Body:
-    text = decoded(data, content_type)
+    text = body_text(data, content_type)
     if text is None:
         why = _("The body is not text in its declared encoding, so its bytes are shown.")
         return Body(hex=dump(data), cut=len(data) > HEX_LIMIT, why=why)
@@ -92,7 +92,7 @@ def _open(data: bytes, content_type: str) -> Body:
 
 def _why_withheld(data: bytes, content_type: str) -> str:
     """Return the reason that the confidential fields of a body cannot be found."""
-    if is_json(decoded(data, content_type) or ""):
+    if is_json(body_text(data, content_type) or ""):
         return _("The body is nested too deeply to find its confidential fields, so it is not shown.")
     return _("The body is not JSON, so its confidential fields cannot be found and it is not shown.")
 
@@ -135,7 +135,7 @@ class DeathEntry:
     def of(cls, death: Death) -> "DeathEntry":
         texts = {name: _short(getattr(death, name)) for name in ("queue", "exchange", "reason", "expiration")}
         keys = _short(", ".join(death.keys[:MOST_DEATHS]))
-        return cls(**texts, count=death.count, at=moment(death.at), keys=keys)
+        return cls(**texts, count=death.count, at=stated_time(death.at), keys=keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ def _headers(properties: Properties, *, whole: bool, shown: Collection[str]) -> 
         hidden = place not in shown and hides([name], masks)
         seen = HIDDEN
         if not hidden:
-            text = visible(plain(value if place in shown else without(value, [name], masks)))
+            text = visible(as_text(value if place in shown else without(value, [name], masks)))
             seen = text if len(text) <= VALUE_LIMIT else f"{text[:VALUE_LIMIT]}…"
         yield Header(
             name=visible(name),

@@ -19,7 +19,7 @@ from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properti
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.edit import Proposal, editable, laid_out, propose, store, text_of, typed_text
+from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
 from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -67,7 +67,7 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
         title = _("Edit %(name)s") % {"name": message}
         return pages.page(request, "refusal.html", title=title, status=409, why=why_not)
     if request.method != "POST":
-        text = text_of(message) or ""
+        text = editable_text(message) or ""
         return _form_page(pages, request, message, laid_out(text) or text)
     form = EditForm.read(request, message)
     proposal = propose(message, text=typed_text(message, form.text), headers=form.headers, new_id=form.new_id)

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.models import BlockedKey, DiscardCategory, ErrorGroup, GatedAct, OperatorAction, RequeueRun, State
-from django_rmq_retry.parked.edit import plain
+from django_rmq_retry.parked.edit import as_text
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 
 NAMES: Mapping[str, Any] = {
@@ -100,14 +100,14 @@ def _plain(value: object) -> str:
         return str(yesno(value))
     if isinstance(value, float):
         return number_format(int(value) if value.is_integer() else value)
-    return plain(value)
+    return as_text(value)
 
 
 def _selection(value: Mapping[str, Any]) -> str:
     with suppress(TypeError, KeyError, AttributeError):
         numbers = ", ".join(f"#{pk}" for pk in value.get("ids", ()))
-        return " · ".join(filter(None, (labels.chosen(value), numbers, _time(value["as_of"]))))
-    return plain(value)
+        return " · ".join(filter(None, (labels.selection_text(value), numbers, _time(value["as_of"]))))
+    return as_text(value)
 
 
 def _time(text: str) -> str:

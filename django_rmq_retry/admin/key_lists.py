@@ -11,7 +11,7 @@ from django_rmq_retry.admin.choice import MOST_KEYS_SHOWN, seen_by
 from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
 from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.parked.key_lists import Lookup, list_filter, look_up, matches_of_list, store
-from django_rmq_retry.parked.key_text import MOST_KEYS, parse, written
+from django_rmq_retry.parked.key_text import MOST_KEYS, parse, text_of_keys
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import LISTED, Selection, number_in
 from django_rmq_retry.templatetags.rmq_retry import counted
@@ -37,7 +37,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
         "parkedmessage/keys.html",
         title=_("A list of keys"),
         status=422 if wrong else 200,
-        text=written(lookup.keys) if lookup else text,
+        text=text_of_keys(lookup.keys) if lookup else text,
         wrong={"keys": wrong} if wrong else {},
         most=MOST_KEYS,
         answer=lookup,
@@ -74,7 +74,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "several": [
             (key, some[:MOST_MATCHES_SHOWN], len(some) - MOST_MATCHES_SHOWN) for key, some in matches_of(lookup.several)
         ],
-        "missing": written(lookup.missing),
+        "missing": text_of_keys(lookup.missing),
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
         "spaced": len(lookup.spaced),
         "held": held,

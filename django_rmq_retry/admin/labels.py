@@ -71,7 +71,7 @@ def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:
     return [(LINKS[name], address) for name, address in addresses.items() if name in LINKS]
 
 
-def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
+def selection_text(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
     # A later version may have stored a field that this one does not know.
@@ -107,25 +107,25 @@ def status(message: ParkedMessage) -> SafeString:
 
 @admin.display(description=gettext_lazy("Business key"))
 def key(message: ParkedMessage) -> str:
-    return cut(message.business_key or message.message_id or f"#{message.pk}", LONGEST_KEY)
+    return one_short_line(message.business_key or message.message_id or f"#{message.pk}", LONGEST_KEY)
 
 
 @admin.display(description=gettext_lazy("Message type"))
 def kind(message: ParkedMessage) -> SafeString:
-    return labelled(_("Message type"), name(cut(message.type or NOTHING)))
+    return labelled(_("Message type"), name(one_short_line(message.type or NOTHING)))
 
 
 @admin.display(description=gettext_lazy("Error"))
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
     text = text or reason_text(message.reason)
-    whole = format_html('<span title="{}">{}</span>', cut(text, LONGEST_TITLE), cut(text))
+    whole = format_html('<span title="{}">{}</span>', one_short_line(text, LONGEST_TITLE), one_short_line(text))
     return labelled(_("Error"), whole)
 
 
 @admin.display(description=gettext_lazy("Queue"))
 def queue(message: ParkedMessage) -> SafeString:
-    return labelled(_("Queue"), name(cut(message.queue or NOTHING)))
+    return labelled(_("Queue"), name(one_short_line(message.queue or NOTHING)))
 
 
 @admin.display(description=gettext_lazy("Attempts"))
@@ -146,7 +146,7 @@ IN_GROUP = tuple(cell for cell in CELLS if cell is not failure)
 """The cells of a message on the page of its group, which has the error."""
 
 
-def cut(text: str, most: int = LONGEST_CELL) -> str:
+def one_short_line(text: str, most: int = LONGEST_CELL) -> str:
     """Return one short line of a text."""
     line = visible(" ".join(text[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
@@ -223,7 +223,7 @@ class Card:
 
 
 def _named(names: Iterable[str]) -> str:
-    return listed(cut(name) for name in dict.fromkeys(names) if name)
+    return listed(one_short_line(name) for name in dict.fromkeys(names) if name)
 
 
 def cards(groups: Sequence[ErrorGroup]) -> list[Card]:

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from django_rmq_retry.admin.labels import column, cut
+from django_rmq_retry.admin.labels import column, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.models import OutboxMessage
@@ -20,7 +20,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outbox_actions import retry_outbox
 from django_rmq_retry.templatetags.rmq_retry import rmq_clock
 
-Rows = QuerySet[OutboxMessage]
+OutboxRows = QuerySet[OutboxMessage]
 
 
 class ByOutboxState(admin.SimpleListFilter):
@@ -30,7 +30,7 @@ class ByOutboxState(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [("failed", pgettext("outbox", "failed")), ("waiting", _("waiting to be sent"))]
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+    def queryset(self, request: HttpRequest, queryset: OutboxRows) -> OutboxRows:
         return queryset.filter(failed_at__isnull=self.value() == "waiting") if self.value() else queryset
 
 
@@ -54,21 +54,21 @@ class OutboxMessageAdmin(Pages):
         *("attempts", "error", "failed_at"),
     )
 
-    name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: cut(str(row)))
+    name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: one_short_line(str(row)))
     written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: rmq_clock(row.created_at))
     of_tries = column(OutboxMessage, "attempts")
-    order = admin.display(description=gettext_lazy("Ordering key"))(lambda _self, row: cut(row.order_key))
-    why = admin.display(description=gettext_lazy("Last error"))(lambda _self, row: cut(row.error))
+    order = admin.display(description=gettext_lazy("Ordering key"))(lambda _self, row: one_short_line(row.order_key))
+    why = admin.display(description=gettext_lazy("Last error"))(lambda _self, row: one_short_line(row.error))
 
     @admin.display(description=gettext_lazy("To"))
     def to(self, row: OutboxMessage) -> str:
-        return cut(f"{row.exchange} {row.routing_key}".strip())
+        return one_short_line(f"{row.exchange} {row.routing_key}".strip())
 
     @admin.display(description=gettext_lazy("State"))
     def state(self, row: OutboxMessage) -> str:
         return pgettext("outbox", "failed") if row.failed_at else _("waiting to be sent")
 
-    def get_queryset(self, request: HttpRequest) -> Rows:
+    def get_queryset(self, request: HttpRequest) -> OutboxRows:
         return super().get_queryset(request).defer("body", "properties")
 
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponseBase:
@@ -78,7 +78,7 @@ class OutboxMessageAdmin(Pages):
         return not refusal(request, "retry")
 
     @admin.action(description=gettext_lazy("Retry failed messages"), permissions=["retry"])
-    def retry(self, request: HttpRequest, rows: Rows) -> None:
+    def retry(self, request: HttpRequest, rows: OutboxRows) -> None:
         """Send failed rows again; rows that the relay will send anyway are left out."""
         chosen = list(rows.values_list("pk", flat=True))
         count = retry_outbox(Actor.of_request(request), chosen, using=rows.db)

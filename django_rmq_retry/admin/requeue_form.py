@@ -60,9 +60,9 @@ class RequeueForm:
             return cls(canary=bool(request.GET.get("canary")), include=held, reason=reason)
         pressed = form.get("start", "")
         wish = cls(
-            rate=number(form.get("rate"), 20.0),
-            max_depth=int(number(form.get("max_depth"), 1000)) if form.get("wait") else None,
-            stop_at=number(form.get("stop_at"), STOP_AT) if form.get("guard") else None,
+            rate=typed_number(form.get("rate"), 20.0),
+            max_depth=int(typed_number(form.get("max_depth"), 1000)) if form.get("wait") else None,
+            stop_at=typed_number(form.get("stop_at"), STOP_AT) if form.get("guard") else None,
             reason=form.get("reason", "").strip(),
             target=form.get("target", ""),
             one_by_one=form.get("order") == "key",
@@ -137,7 +137,7 @@ def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, 
     return {
         "title": alone or counted(title, count=found.total),
         "selection": selection,
-        "chosen": labels.chosen(selection.facts()),
+        "chosen": labels.selection_text(selection.facts()),
         "causes": _causes(found),
         "under_way": under_way(selection.queryset()),
         "token": selection.token(),
@@ -172,7 +172,7 @@ def _first(selection: Selection, terms: Terms) -> Selection:
     return Selection.of_ids([] if first is None else [first]).leaving_out(selection.filter.get(EXCEPT))
 
 
-def number(text: str | None, otherwise: float) -> float:
+def typed_number(text: str | None, otherwise: float) -> float:
     """Return the typed number if it is finite and not negative, else the default."""
     try:
         value = float((text or "").replace(",", "."))

@@ -53,7 +53,7 @@ class RequeueRunAdmin(Pages):
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
     chosen = admin.display(description=gettext_lazy("Selection"))(
-        lambda _self, run: labelled(_("Selection"), labels.chosen(run.selection, run.description) or NOTHING)
+        lambda _self, run: labelled(_("Selection"), labels.selection_text(run.selection, run.description) or NOTHING)
     )
     created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
     of_sent = column(RequeueRun, "sent", "total")
@@ -106,7 +106,7 @@ class RequeueRunAdmin(Pages):
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
             why=run.explanation,
-            chosen=labels.chosen(run.selection, run.description),
+            chosen=labels.selection_text(run.selection, run.description),
             look=seen,
             others_send=bool(seen.unreachable) and not away,
             badge=run_badge(run, unreachable=away),

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
-from django_rmq_retry.admin.requeue_form import number as number_in
+from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.models import RequeueRun, RunState
 from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -77,7 +77,7 @@ def run_of(number: str) -> RequeueRun:
 def _steer(run: int, actor: Actor, action: str, request: HttpRequest) -> None:
     reason = request.POST.get("reason", "")
     if action == SLOW:
-        requeue.change_rate(run, actor, rate=number_in(request.POST.get("rate"), 1.0), reason=reason)
+        requeue.change_rate(run, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
     elif action == PAUSE:
         requeue.pause(run, actor, reason=reason)
     elif action in (RESUME, TEST):

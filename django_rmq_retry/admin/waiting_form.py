@@ -9,7 +9,7 @@ from django.utils.translation import ngettext
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, needs
-from django_rmq_retry.admin.requeue_form import number, targets_of, unconfirmed
+from django_rmq_retry.admin.requeue_form import targets_of, typed_number, unconfirmed
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
@@ -50,8 +50,8 @@ class WaitingForm:
             queue=form.get("queue", ""),
             wanted=wanted,
             keys=keys,
-            rate=number(form.get("rate"), 20.0),
-            stop_at=number(form.get("stop_at"), STOP_AT) if guarded else None,
+            rate=typed_number(form.get("rate"), 20.0),
+            stop_at=typed_number(form.get("stop_at"), STOP_AT) if guarded else None,
             reason=form.get("reason", "").strip(),
             typed=form.get("typed", "").strip(),
         )

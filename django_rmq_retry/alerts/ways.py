@@ -173,7 +173,7 @@ def signature(secret: Secret, timestamp: str, body: bytes) -> str:
     return hmac.new(secret.reveal().encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
-def reason_of(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
     """Return why a try failed, without the texts of errors, which may hold an address or a password."""
     if isinstance(error, Undelivered):
         return str(error)
@@ -215,7 +215,7 @@ class Patient:
         try:
             self.way.send(alert)
         except Exception as error:  # noqa: BLE001 - a mail backend of the project may raise anything
-            self._results[alert.id] = reason_of(error)
+            self._results[alert.id] = failure_reason(error)
         else:
             self._results[alert.id] = ""
         finally:

@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.contracts import (
     unsent,
     unwritable,
 )
-from django_rmq_retry.amqp.frames import check_address, marshal_publish, text_of
+from django_rmq_retry.amqp.frames import check_address, marshal_publish, name_text
 from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import above, channel_closed, limit_in
 from django_rmq_retry.errors import HeadersTooLarge
@@ -209,7 +209,7 @@ class ConfirmChannel:
         """Mark the publish that the broker returned: before its confirm, without the header BCC, which it removes."""
         raw: bytes = properties.raw  # type: ignore[attr-defined]  # RawProperties
         name = decode_properties(raw).message_id
-        place = text_of(method.exchange), text_of(method.routing_key)  # type: ignore[attr-defined]  # Basic.Return
+        place = name_text(method.exchange), name_text(method.routing_key)  # type: ignore[attr-defined]  # Basic.Return
         alike = [pending for pending in self._sent.values() if pending.may_be(place, body)]
         same = next((pending for pending in alike if pending.raw == raw), None)
         named = next((pending for pending in alike if pending.message.properties.message_id == name), None)

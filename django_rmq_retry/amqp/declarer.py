@@ -10,7 +10,7 @@ from django_rmq_retry.amqp.refusals import LOCKED, Refusal
 from django_rmq_retry.amqp.rows import Row
 from django_rmq_retry.amqp.session import (
     METHOD_FIELDS,
-    Named,
+    NamedDeclaration,
     Session,
     binding,
     declaring,
@@ -32,7 +32,7 @@ MOVING = ".moving"
 """The suffix of the queue that holds the messages of a queue while it is recreated."""
 
 
-def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
+def by_trial(session: Session, declaration: NamedDeclaration) -> tuple[Difference, ...]:
     """Return the differences. Each refusal names one; declaring again with the broker's value shows the next."""
     here = wanted(declaration)
     trial, differences = dict(here), dict[str, Difference]()
@@ -53,7 +53,7 @@ def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
             return tuple(differences.values())
 
 
-def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[str, tuple[Difference, ...]]:
+def of_others(session: Session, declaration: NamedDeclaration, row: Row | None) -> tuple[str, tuple[Difference, ...]]:
     """Return the type of a foreign queue or exchange, and where it differs from what the project declares or needs."""
     if row is not None:
         there = _reported(declaration, row)
@@ -66,7 +66,7 @@ def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[st
     return str(there.get(_TYPE, "")), tuple(_unfit(declaration, there))
 
 
-def _unfit(declaration: Named, there: Mapping[str, object]) -> Iterator[Difference]:
+def _unfit(declaration: NamedDeclaration, there: Mapping[str, object]) -> Iterator[Difference]:
     if isinstance(declaration, QueueDeclaration):
         here = {name: value for name, value in declaration.arguments.items() if name in declaration.vital}
         # If the dead-letter exchange matters, an unexpected routing key would misroute retries.
@@ -79,7 +79,7 @@ def _unfit(declaration: Named, there: Mapping[str, object]) -> Iterator[Differen
             yield Difference(argument=name, here=value, broker=broker, reported=broker is not _UNREPORTED)
 
 
-def _reported(declaration: Named, row: Row) -> dict[str, object]:
+def _reported(declaration: NamedDeclaration, row: Row) -> dict[str, object]:
     """Return the arguments that the management API shows. A value set by a broker policy counts like an argument."""
     if isinstance(declaration, ExchangeDeclaration):
         return {"type": row["type"], **row["arguments"]}
@@ -87,7 +87,7 @@ def _reported(declaration: Named, row: Row) -> dict[str, object]:
     return {**{f"x-{name}": value for name, value in policy.items()}, **row["arguments"], _TYPE: row["type"]}
 
 
-def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> dict[str, object]:
+def _tried(session: Session, declaration: NamedDeclaration, trial: dict[str, object]) -> dict[str, object]:
     """Return the arguments that refusals name. The declarations are invalid: they cannot create it if it is gone."""
     named = set[str]()
     while True:
@@ -105,7 +105,7 @@ def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> di
             return trial
 
 
-def by_row(declaration: Named, row: Row) -> tuple[Difference, ...] | None:
+def by_row(declaration: NamedDeclaration, row: Row) -> tuple[Difference, ...] | None:
     """Return the differences from a row of the management API; None if only the broker itself can find them."""
     here = wanted(declaration)
     there = {**{name: row.get(name, here[name]) for name in METHOD_FIELDS if name in here}, **row["arguments"]}
@@ -140,7 +140,7 @@ class Declarer:
     def plan(self, topology: Topology) -> Plan:
         """Return the topology's state on the broker, without the queues that consumers declare. Changes nothing."""
         topology = topology.lasting
-        declarations: list[Named] = [*topology.exchanges.values(), *topology.queues.values()]
+        declarations: list[NamedDeclaration] = [*topology.exchanges.values(), *topology.queues.values()]
         named = [self._look(declaration) for declaration in declarations]
         states = {(item.kind, item.name): item.state for item in named}
         rows = self.inspector.bindings() if self.inspector and topology.bindings else None
@@ -153,7 +153,7 @@ class Declarer:
         plan = self.plan(topology)
         return replace(plan, items=tuple(self._carry_out(item) for item in plan.items))
 
-    def there(self, declaration: Named) -> bool:
+    def there(self, declaration: NamedDeclaration) -> bool:
         """True if the broker has a queue or exchange of that name. Raises a Refusal if that cannot be determined."""
         try:
             self.session.ask(passively(declaration))
@@ -166,7 +166,7 @@ class Declarer:
             raise
         return True
 
-    def _look(self, declaration: Named) -> Item:
+    def _look(self, declaration: NamedDeclaration) -> Item:
         unfit = queue_refusal(self.session.server, declaration) if isinstance(declaration, QueueDeclaration) else None
         try:
             if not self.there(declaration):
@@ -182,7 +182,7 @@ class Declarer:
             declaration=declaration, state=PlanState.DIFFERS if differences else PlanState.SAME, differences=differences
         )
 
-    def _of_others(self, declaration: Named) -> Item:
+    def _of_others(self, declaration: NamedDeclaration) -> Item:
         try:
             kind, differences = of_others(self.session, declaration, self._row(declaration))
         except Refusal as refusal:
@@ -193,12 +193,12 @@ class Declarer:
         state = PlanState.DIFFERS if differences else PlanState.SAME
         return Item(declaration=declaration, state=state, differences=differences, type=kind)
 
-    def _differences(self, declaration: Named) -> tuple[Difference, ...]:
+    def _differences(self, declaration: NamedDeclaration) -> tuple[Difference, ...]:
         row = self._row(declaration)
         differences = None if row is None else by_row(declaration, row)
         return by_trial(self.session, declaration) if differences is None else differences
 
-    def _row(self, declaration: Named) -> Row | None:
+    def _row(self, declaration: NamedDeclaration) -> Row | None:
         if self.inspector is None:
             return None
         if isinstance(declaration, QueueDeclaration):
@@ -234,7 +234,7 @@ class Declarer:
         return item
 
 
-def _absent(declaration: Named, unfit: str | None) -> Item:
+def _absent(declaration: NamedDeclaration, unfit: str | None) -> Item:
     if declaration.existing:
         problem = "It is external (existing=True) and does not exist."
         return Item(declaration=declaration, state=PlanState.MISSING, problem=problem)

@@ -192,6 +192,6 @@ class Places(dict[bytes, tuple[str, str]]):
         return place
 
 
-def text_of(name: str | bytes) -> str:
+def name_text(name: str | bytes) -> str:
     # pika passes names that are not UTF-8 as bytes.
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")

@@ -8,7 +8,7 @@ from pika import BlockingConnection
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import parameters
-from django_rmq_retry.amqp.frames import text_of
+from django_rmq_retry.amqp.frames import name_text
 from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.rows import Row
@@ -123,7 +123,7 @@ def try_publish(session: Session) -> PublishTest:
     blocked: list[str] = []
     answers: list[object] = []
     session.connection.add_on_connection_blocked_callback(
-        lambda _connection, frame: blocked.append(text_of(frame.method.reason or "") or "unknown")
+        lambda _connection, frame: blocked.append(name_text(frame.method.reason or "") or "unknown")
     )
     channel = session.channel()
     channel.basic_publish("", UNROUTABLE, b"")
@@ -174,8 +174,8 @@ def peek(access: Access, queue: str) -> list[Delivery]:
                     queue=queue,
                     body=body or b"",
                     raw=b"".join(properties.encode()),
-                    exchange=text_of(method.exchange or ""),
-                    routing_key=text_of(method.routing_key or ""),
+                    exchange=name_text(method.exchange or ""),
+                    routing_key=name_text(method.routing_key or ""),
                     redelivered=method.redelivered,
                 )
             )

@@ -18,7 +18,7 @@ from django_rmq_retry.amqp.rows import (
     Misshapen,
     Row,
     RowKind,
-    decoded,
+    json_of,
     row_of,
     rows_of,
 )
@@ -81,7 +81,7 @@ class Inspector:
     def _one(self, path: str, kind: RowKind) -> Row | None:
         try:
             body = self._get(path)
-            return None if body is None else row_of(decoded(body), kind)
+            return None if body is None else row_of(json_of(body), kind)
         except Misshapen as error:
             raise StrangeAnswer(self.shown, kind.one, str(error)) from None
 
@@ -91,7 +91,7 @@ class Inspector:
             if body is None:
                 # The broker has this virtual host, so its management API has the list.
                 raise BrokerUnreachable(self.shown, f"the management API answers {MISSING}")
-            return rows_of(decoded(body), kind)
+            return rows_of(json_of(body), kind)
         except Misshapen as error:
             raise StrangeAnswer(self.shown, kind.many, str(error)) from None
 

@@ -38,8 +38,8 @@ from django_rmq_retry.amqp.frames import (
     RawProperties,
     Receive,
     Tags,
+    name_text,
     read_content_header,
-    text_of,
 )
 from django_rmq_retry.amqp.transport import Opening, Transport
 
@@ -206,7 +206,7 @@ class Channel:
             self._content = _Content(value.method)
             return
         if kind is spec.Basic.Cancel:
-            self.consumers.pop(text_of(value.method.consumer_tag), None)
+            self.consumers.pop(name_text(value.method.consumer_tag), None)
         replies = self._replies.get(kind)
         callback = replies.popleft() if replies else self._always.get(kind, _ignore)
         callback(value)
@@ -233,10 +233,10 @@ class Channel:
             callback(self, method, RawProperties(raw), body)
 
     def _delivery(self, method: Any, raw: bytes, body: bytes) -> None:
-        tag = text_of(method.consumer_tag)
+        tag = name_text(method.consumer_tag)
         receive = self.consumers.get(tag)
         if receive is not None:
-            names = text_of(method.exchange), text_of(method.routing_key)
+            names = name_text(method.exchange), name_text(method.routing_key)
             receive(tag, method.delivery_tag, method.redelivered, *names, raw, body)
         elif not self.is_open:
             # The broker requeues it when the channel closes.

@@ -9,7 +9,7 @@ from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.open_line import OpenLine
 from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.amqp.refusals import Refusal
-from django_rmq_retry.amqp.session import Named, passively
+from django_rmq_retry.amqp.session import NamedDeclaration, passively
 from django_rmq_retry.topology.declarations import QueueDeclaration
 
 
@@ -31,7 +31,9 @@ def report_emptiness(lines: Sequence[OpenLine], callback: Callable[[bool], None]
 class ExistenceCheck:
     """Calls back once with what is missing, unless the connection is lost. What is not shown counts as existing."""
 
-    def __init__(self, connection: Connection, named: Iterable[Named], callback: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, connection: Connection, named: Iterable[NamedDeclaration], callback: Callable[[list[str]], None]
+    ) -> None:
         self._connection = connection
         self._left = deque(named)
         self._missing: list[str] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-Check = Callable[[object], bool]
+ValueCheck = Callable[[object], bool]
 
 _HUGE_NUMBER = 2**63
 """No number of a broker is as large, and larger ones would not fit into times and floats."""
@@ -48,7 +48,7 @@ def _is_stats(value: object) -> bool:
 class RowKind:
     many: str
     one: str
-    fields: Mapping[str, Check]
+    fields: Mapping[str, ValueCheck]
     """The fields that are read, if an answer has them."""
     needed: frozenset[str]
     """Those that one row for itself must have; a list may show queues of a stopped node, of which less is known."""
@@ -91,7 +91,7 @@ PERMISSIONS = RowKind(
 )
 
 
-def decoded(body: bytes) -> object:
+def json_of(body: bytes) -> object:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

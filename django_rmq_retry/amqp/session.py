@@ -21,7 +21,7 @@ Question = Callable[[Channel, Answered], object]
 ANSWER_SECONDS = 30.0
 """Seconds to wait for one answer; a cluster without a majority never answers."""
 
-Named = ExchangeDeclaration | QueueDeclaration
+NamedDeclaration = ExchangeDeclaration | QueueDeclaration
 METHOD_FIELDS = ("type", "durable", "exclusive", "auto_delete", "internal")
 """Properties that are fields of the method, not arguments; refusals and the management API use these names, too."""
 
@@ -164,13 +164,13 @@ class Session:
         loop.close()
 
 
-def wanted(declaration: Named) -> dict[str, object]:
+def wanted(declaration: NamedDeclaration) -> dict[str, object]:
     """Return the properties and arguments of a declaration in one mapping."""
     own = {name: getattr(declaration, name) for name in METHOD_FIELDS if hasattr(declaration, name)}
     return {**own, **declaration.arguments}
 
 
-def declaring(declaration: Named, values: Mapping[str, object] | None = None) -> Question:
+def declaring(declaration: NamedDeclaration, values: Mapping[str, object] | None = None) -> Question:
     """Return a request to declare a queue or exchange, or one with other values; None leaves an argument out."""
     values = wanted(declaration) if values is None else values
     own: dict[str, Any] = {name: value for name, value in values.items() if name in METHOD_FIELDS}
@@ -183,7 +183,7 @@ def declaring(declaration: Named, values: Mapping[str, object] | None = None) ->
     return lambda channel, done: channel.exchange_declare(name, kind, arguments=arguments, callback=done, **own)
 
 
-def passively(declaration: Named) -> Question:
+def passively(declaration: NamedDeclaration) -> Question:
     """Return a request that succeeds if the queue or exchange exists, with any arguments."""
     name = declaration.name
     if isinstance(declaration, QueueDeclaration):
@@ -205,7 +205,7 @@ def unbinding(declaration: BindingDeclaration) -> Question:
     return lambda channel, done: channel.queue_unbind(*names, **how, callback=done)
 
 
-def right_for(declaration: Named | BindingDeclaration, what: str, name: str) -> str:
+def right_for(declaration: NamedDeclaration | BindingDeclaration, what: str, name: str) -> str:
     """Return the permission that a refused declaration needs; older brokers name only the queue or exchange."""
     if isinstance(declaration, BindingDeclaration):
         return "read" if what == "exchange" and name == declaration.source else "write"

@@ -20,7 +20,7 @@ from django_rmq_retry.amqp.pauses import Pauses
 from django_rmq_retry.amqp.quarantine_turns import QuarantineTurns
 from django_rmq_retry.amqp.queue_checks import ExistenceCheck, report_emptiness
 from django_rmq_retry.amqp.refusals import forbidden, interruption_text, queue_may_be_gone, unrecoverable
-from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.amqp.session import NamedDeclaration
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.errors import QueueUnusable, TopologyMissing
 from django_rmq_retry.messages.message import Delivery, Settlement
@@ -43,7 +43,13 @@ class PikaSource:
     """Consumes over one connection with a channel for each queue; copies use the publisher's connection."""
 
     def __init__(
-        self, io: IoThread, access: Access, publisher: Publisher, *, needs: Iterable[Named] = (), patient: bool = False
+        self,
+        io: IoThread,
+        access: Access,
+        publisher: Publisher,
+        *,
+        needs: Iterable[NamedDeclaration] = (),
+        patient: bool = False,
     ) -> None:
         self._io = io
         self._needs = tuple(needs)

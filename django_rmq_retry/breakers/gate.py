@@ -133,14 +133,14 @@ class BreakerGate:
             tally.add(end)
             if end is End.GOOD or not (breaker.names(error) or tally.full):
                 return circuit
-            cause = cause_of(tally.failures, verdict.error or error)
+            cause = breaker_cause(tally.failures, verdict.error or error)
             wait = breaker.wait(0, self._chance())
             return circuit.trip(handler=subscription.name, kind=_kind(verdict, error), cause=cause, now=now, wait=wait)
         if not probe:
             return circuit
         if end is End.GOOD:
             return circuit.close()
-        cause = cause_of(1, verdict.error or error)
+        cause = breaker_cause(1, verdict.error or error)
         return circuit.fail(cause=cause, now=now, wait=breaker.wait(circuit.failed + 1, self._chance()))
 
     def _exchanged(self) -> Mapping[str, QueueState] | None:
@@ -216,7 +216,7 @@ def _kind(verdict: Verdict, error: BaseException | None) -> str:
     return "" if error is None else ErrorNote.of(error).kind
 
 
-def cause_of(failures: int, error: BaseException | ErrorNote | None) -> str:
+def breaker_cause(failures: int, error: BaseException | ErrorNote | None) -> str:
     """Return a short text for the error that opened a breaker, with the number of failures."""
     note = ErrorNote.of(error) if isinstance(error, BaseException) else error
     text = str(note or "")

@@ -68,15 +68,15 @@ def columns_of(circuit: Circuit) -> dict[str, Any]:
         "handler": circuit.handler[:255],
         "kind": circuit.kind[:255],
         "cause": circuit.cause[:600],
-        "opened_at": moment(circuit.since),
+        "opened_at": column_time(circuit.since),
         "failed": circuit.failed,
-        "probe_at": moment(circuit.probe_at),
+        "probe_at": column_time(circuit.probe_at),
         "prober": circuit.prober,
-        "probe_until": moment(circuit.probe_until),
+        "probe_until": column_time(circuit.probe_until),
     }
 
 
-def moment(epoch: float) -> datetime | None:
+def column_time(epoch: float) -> datetime | None:
     """Return the time as a column stores it; 0 stands for no time."""
     return datetime.fromtimestamp(epoch, UTC) if epoch else None
 
@@ -104,14 +104,14 @@ class BreakerTable:
     def claim(self, queue: str, who: str, *, now: float, until: float, most: float) -> bool:
         """Claim the next probe; return True on success. Times over ``most`` seconds ahead are from a wrong clock."""
         open_ones = QueueControl.objects.using(database()).filter(queue=queue, opened=True)
-        free = Q(prober="") | Q(prober=who) | Q(probe_until__isnull=True) | Q(probe_until__lte=moment(now))
-        wrong = Q(probe_at__gt=moment(now + most)) | Q(probe_until__gt=moment(now + most))
-        due = open_ones.filter(wrong | (Q(probe_at__lte=moment(now)) & free))
-        return bool(due.update(prober=who, probe_until=moment(until), probe_at=moment(now)))
+        free = Q(prober="") | Q(prober=who) | Q(probe_until__isnull=True) | Q(probe_until__lte=column_time(now))
+        wrong = Q(probe_at__gt=column_time(now + most)) | Q(probe_until__gt=column_time(now + most))
+        due = open_ones.filter(wrong | (Q(probe_at__lte=column_time(now)) & free))
+        return bool(due.update(prober=who, probe_until=column_time(until), probe_at=column_time(now)))
 
     def renew(self, queue: str, who: str, until: float) -> None:
         mine = QueueControl.objects.using(database()).filter(queue=queue, opened=True, prober=who)
-        mine.update(probe_until=moment(until))
+        mine.update(probe_until=column_time(until))
 
     def release(self, who: str) -> None:
         """Release this process's probes, so that other processes can probe at once."""

@@ -134,7 +134,7 @@ class ConsumingProcess:
         row = self._row
         if row is None:
             return self._consumed()
-        with last_row(row, status_line.text_of(self._consumer, self._events, without_signs=row.without_signs)):
+        with last_row(row, status_line.status_text(self._consumer, self._events, without_signs=row.without_signs)):
             return self._consumed()
 
     def _consumed(self) -> int:

@@ -162,7 +162,7 @@ class Throughput:
         return (count - before) / (now - began) if now > began else 0.0
 
 
-def text_of(consumer: Consumer, events: Events, *, without_signs: bool) -> Callable[[], str]:
+def status_text(consumer: Consumer, events: Events, *, without_signs: bool) -> Callable[[], str]:
     """Return the function that makes the text of the status line: pace, counts, halts and the effect of Ctrl-C."""
     pace = Throughput()
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 from django_rmq_retry import forks
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import ChainedError, Grouping, named, projects_own, trace, traced, untraced
+from django_rmq_retry.messages.tracebacks import (
+    ChainedError,
+    Grouping,
+    named_fingerprint,
+    projects_own,
+    trace,
+    traced,
+    untraced,
+)
 from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
@@ -52,4 +60,4 @@ def named_by_handler(delivery: Delivery, subscription: Subscription | None, erro
             extra={"event": "ungrouped", "handler": subscription.name},
         )
         return ""
-    return named(name) if isinstance(name, str) and name else ""
+    return named_fingerprint(name) if isinstance(name, str) and name else ""

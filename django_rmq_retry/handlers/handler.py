@@ -12,7 +12,15 @@ from django_rmq_retry.arguments import TABLE, TEXT, Argument, check_seconds, che
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.call import awaited, guarded
-from django_rmq_retry.handlers.subscription import Ack, Fingerprint, HandlerOptions, Keys, Match, Named, Subscription
+from django_rmq_retry.handlers.subscription import (
+    Ack,
+    Fingerprint,
+    HandlerOptions,
+    Keys,
+    Match,
+    MessageName,
+    Subscription,
+)
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.breaker import Breaker
@@ -163,10 +171,10 @@ def handler(
     codec: Codec = JSON,
     keys: Keys | None = None,
     fingerprint: Fingerprint | None = None,
-    once: bool | Named = False,
+    once: bool | MessageName = False,
     formerly: str | Sequence[str] = (),
     using: str = "",
-    order_by: Named | None = None,
+    order_by: MessageName | None = None,
     rate: float | str | None = None,
     breaker: Breaker | None = None,
     timeout: float | None = None,

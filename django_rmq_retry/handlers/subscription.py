@@ -25,7 +25,7 @@ KEY_SEPARATOR = ":"
 Ack = Literal["manual", "auto"]
 Keys = Callable[[Delivery], str | Sequence[str]]
 Fingerprint = Callable[[Delivery, BaseException], str]
-Named = Callable[[Delivery], object]
+MessageName = Callable[[Delivery], object]
 """Returns a value that identifies a message (``once``), or its ordering key (``order_by``)."""
 
 
@@ -109,13 +109,13 @@ class HandlerOptions:
     """Returns the business keys of a message, by which operators find it."""
     fingerprint: Fingerprint | None = None
     """Returns the group of a failure, in place of the project-wide rule."""
-    once: bool | Named = False
+    once: bool | MessageName = False
     """True to handle a message only once even if it is delivered twice; or a function that identifies the message."""
     formerly: tuple[str, ...] = ()
     """The handler's earlier names, the first one first: under that one its handled messages stay stored."""
     using: str = ""
     """The alias of the database in which the handler writes; empty for the default database."""
-    order_by: Named | None = None
+    order_by: MessageName | None = None
     """Returns the ordering key: a failed message blocks later messages with the same key."""
     rate: float | None = None
     """Limit on runs per second, for all processes together."""

@@ -12,7 +12,7 @@ from django_rmq_retry import forks
 from django_rmq_retry.database_connections import left_open, tidied
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerSkipped, log_left_open
-from django_rmq_retry.handlers.subscription import Named, Subscription
+from django_rmq_retry.handlers.subscription import MessageName, Subscription
 from django_rmq_retry.messages.identity import message_name, named_by_bytes
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.reasons import Reason
@@ -66,7 +66,7 @@ def digest_of(body: bytes) -> UUID:
     return UUID(_digest(body))
 
 
-def _from_function(once: Named, handler: str, delivery: Delivery) -> str:
+def _from_function(once: MessageName, handler: str, delivery: Delivery) -> str:
     # What was open before is not the function's: a transaction around a test.
     before = {one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block or left_open(one)}
     try:

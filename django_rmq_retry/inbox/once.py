@@ -99,7 +99,7 @@ def insert(connection: Any, handler: str, name: Name) -> bool:
         return bool(cursor.rowcount)
 
 
-def same(connection: Any, name: Name) -> bool | None:
+def has_same_body(connection: Any, name: Name) -> bool | None:
     """True if the existing entry has the same body; None if the entry was deleted meanwhile."""
     with connection.cursor() as cursor:
         cursor.execute(_statements(connection.vendor).same, (name.digest, name.key))
@@ -352,7 +352,7 @@ class OnceRun:
             # It was handled under another name of a renamed handler, so that entry decides.
             InboxEntry.objects.using(connection.alias).filter(key=name.key).delete()
             name = replace(name, key=earlier_key)
-        same_body = same(connection, name)
+        same_body = has_same_body(connection, name)
         if same_body is None:
             raise EntryDeleted
         if same_body and self._name.certain:

@@ -25,7 +25,7 @@ log = logging.getLogger("django_rmq_retry")
 BATCH_ENTRIES = 500
 TURN_BATCHES = 8
 """Batches in one turn, after which other chores get the thread."""
-Row = tuple[datetime, UUID, str, str]
+EntryRow = tuple[datetime, UUID, str, str]
 """The time of handling, the key, the handler and the name of an entry."""
 Longer = Mapping[tuple[str, bool], datetime]
 """The time from which entries are kept, by handler and by a flag that is True for names made of bytes."""
@@ -56,14 +56,14 @@ class EntryRetention:
             if rows and longer is None:
                 longer = kept_longer(once)
             due = [row for row in rows if not _kept(row, longer or {})]
-            forget(alias, due, once)
+            delete_entries(alias, due, once)
             if len(rows) < BATCH_ENTRIES:
                 self._reached.pop(alias, None)
                 return False
             self._reached[alias] = rows[-1][:2]
         return True
 
-    def _next(self, alias: str, before: datetime) -> list[Row]:
+    def _next(self, alias: str, before: datetime) -> list[EntryRow]:
         rows = InboxEntry.objects.using(alias).filter(handled_at__lt=before)
         reached = self._reached.get(alias)
         if reached is not None:
@@ -73,7 +73,7 @@ class EntryRetention:
         return list(ordered.values_list("handled_at", "key", "handler", "name")[:BATCH_ENTRIES])
 
 
-def forget(alias: str, rows: Collection[Row], once: Iterable[Subscription] = ()) -> int:
+def delete_entries(alias: str, rows: Collection[EntryRow], once: Iterable[Subscription] = ()) -> int:
     """Delete entries, except those whose message is parked and not resolved. Return the number deleted."""
     if not rows:
         return 0
@@ -109,7 +109,7 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
     return oldest_times
 
 
-def _kept(row: Row, longer: Longer) -> bool:
+def _kept(row: EntryRow, longer: Longer) -> bool:
     at, _, handler, name = row
     until = longer.get((handler, named_by_bytes(name)))
     return until is not None and at >= until

@@ -26,7 +26,7 @@ from django_rmq_retry.management.parked_choice import (
 from django_rmq_retry.messages.json_fields import path_of
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import State
-from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
+from django_rmq_retry.parked.edit import Proposal, editable, editable_text, propose, store
 from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, store_many
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
@@ -160,7 +160,7 @@ def _edit_one(command: RmqCommand, options: Options) -> Exit:
     refusal = editable(row)
     if refusal:
         raise CommandError(refusal, returncode=Exit.UNCONFIRMED)
-    before = text_of(row) or ""
+    before = editable_text(row) or ""
     proposal = propose(row, text=_new_text(options, before), headers=_headers(options), new_id=options["new_id"])
     show_proposal(command, proposal)
     if proposal.problems:

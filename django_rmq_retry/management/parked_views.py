@@ -14,12 +14,12 @@ from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
 from django_rmq_retry.management.terminal import clock, local, utc
 from django_rmq_retry.messages.deaths import Death, deaths, well_formed
-from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
+from django_rmq_retry.messages.masking import body_text, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
-from django_rmq_retry.parked.arrivals import moment
+from django_rmq_retry.parked.arrivals import stated_time
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.findings import sends_any
@@ -270,7 +270,7 @@ def _death(one: Death) -> Mapping[str, object]:
         "count": one.count,
         "exchange": short(one.exchange),
         "routing_keys": [short(key) for key in one.keys[:MOST_DEATHS]],
-        "at": utc(moment(one.at)),
+        "at": utc(stated_time(one.at)),
         "expiration": short(one.expiration),
     }
 
@@ -302,7 +302,7 @@ def _attempt_line(one: Attempt, *, terminal: bool) -> str:
 
 def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
     data = bytes(row.body)
-    text = decoded(data, row.content_type) if reveal else masked(data, row.content_type, settings().operators.mask)[0]
+    text = body_text(data, row.content_type) if reveal else masked(data, row.content_type, settings().operators.mask)[0]
     if form == "hex":
         return data.hex(" ", 4) if reveal else "(hidden: --reveal shows it)"
     if text is None:

@@ -51,7 +51,7 @@ class Lines(logging.Formatter):
         head = f"{clock} [{record.process}]" if self._with_pid else clock
         sign = SIGNS.get(getattr(record, "event", "")) if record.name == NAME else None
         text = self._verdict(record, sign) if sign and hasattr(record, "attempts") else self._remark(record)
-        trace = "".join(f"\n    {printable(line)}" for line in trace_of(record).splitlines())
+        trace = "".join(f"\n    {printable(line)}" for line in trace_text(record).splitlines())
         return f"{head} {text}{trace}"
 
     def _verdict(self, record: Any, sign: tuple[str, str, str]) -> str:
@@ -80,7 +80,8 @@ class Logfmt(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(
-            f"{key if key.isidentifier() else _KEY.sub('_', key)}={_quoted(value)}" for key, value in fields(record)
+            f"{key if key.isidentifier() else _KEY.sub('_', key)}={_quoted(value)}"
+            for key, value in record_fields(record)
         )
 
 
@@ -88,7 +89,7 @@ class JsonLines(logging.Formatter):
     """Format a record as one line of JSON in ASCII, so that no text can break out of the line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(dict(fields(record)), default=str)
+        return json.dumps(dict(record_fields(record)), default=str)
 
 
 class Console(logging.StreamHandler[Any]):
@@ -139,7 +140,7 @@ def shows_signs(stream: Any) -> bool:
     return True
 
 
-def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+def record_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     """Yield the fields of a record, most important first; empty ones are left out."""
     extras = {key: value for key, value in vars(record).items() if key not in RECORD_FIELDS and value not in (None, "")}
     if not extras.get("after"):
@@ -156,10 +157,10 @@ def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     yield from extras.items()
     yield "pid", record.process
     if record.exc_info:
-        yield "trace", trace_of(record)
+        yield "trace", trace_text(record)
 
 
-def trace_of(record: logging.LogRecord) -> str:
+def trace_text(record: logging.LogRecord) -> str:
     return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
 
 

@@ -69,7 +69,7 @@ def fields(text: str) -> Iterator[FieldSpan]:
                 levels.append(_Container(path, start, entry, 0 if mark == "[" else None))
 
 
-def written(path: Path) -> str:
+def path_text(path: Path) -> str:
     """Return a path as text, such as ``items[0].price``."""
     text = ""
     for step in path:
@@ -101,7 +101,7 @@ def differing(before: str, after: str) -> list[tuple[str, str | None, str | None
     """Return the paths of values that differ in two checked JSON texts, with both literals; None for a missing one."""
     old, new = _leaves(before), _leaves(after)
     places = dict.fromkeys([*old, *new])
-    return [(written(one[0]), old.get(one), new.get(one)) for one in places if old.get(one) != new.get(one)]
+    return [(path_text(one[0]), old.get(one), new.get(one)) for one in places if old.get(one) != new.get(one)]
 
 
 def _leaves(text: str) -> dict[tuple[Path, int], str]:

@@ -30,7 +30,7 @@ def masked(
     Places in `shown` are listed but stay readable. The text is None if it is not a JSON object or array or has more
     than `MOST_LEVELS` levels: its fields cannot be separated, so the caller must hide it completely.
     """
-    text = data if isinstance(data, str) else decoded(data, content_type)
+    text = data if isinstance(data, str) else body_text(data, content_type)
     if text is None or not is_json(text):
         return None, ()
     pieces: list[str] = []
@@ -64,7 +64,7 @@ def without(value: Any, fields: Sequence[str], paths: Sequence[str]) -> Any:
     return [without(inner, fields, paths) for inner in value] if isinstance(value, list) else value
 
 
-def decoded(data: bytes, content_type: str) -> str | None:
+def body_text(data: bytes, content_type: str) -> str | None:
     """Return the text of a body, decoded by its charset or by the detected JSON encoding; None if that fails."""
     try:
         return data.decode(_charset(content_type) or json.detect_encoding(data)) if data else ""

@@ -91,12 +91,12 @@ def entries(raw: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int, in
             try:
                 stop = value_end(raw, value_at, end)
             except UndecodableHeaders as error:
-                raise UndecodableHeaders(error.problem, header=error.header or shown(key)) from None
+                raise UndecodableHeaders(error.problem, header=error.header or printable_name(key)) from None
         yield key, at, value_at, stop
         at = stop
 
 
-def shown(key: bytes) -> str:
+def printable_name(key: bytes) -> str:
     """Return a header's name with unprintable characters escaped, safe for any terminal, log and database."""
     text = key.decode("utf-8", "backslashreplace")
     safe = "".join(
@@ -181,7 +181,7 @@ def decode_key(key: bytes) -> str:
     try:
         return key.decode("utf-8")
     except UnicodeDecodeError:
-        raise UndecodableHeaders("the key is not UTF-8", header=shown(key)) from None
+        raise UndecodableHeaders("the key is not UTF-8", header=printable_name(key)) from None
 
 
 def _check_depth(depth: int) -> None:
@@ -211,7 +211,7 @@ def encode_entry(key: str, value: object, *, depth: int = 1) -> bytes:
             return b"%bS%b%b" % (_encode_key(key), LENGTH.pack(len(text)), text)
         return _encode_key(key) + encode_value(value, depth=depth)
     except (TypeError, ValueError) as error:
-        error.add_note(f"in header {shown(key.encode('utf-8', 'replace'))!r}")
+        error.add_note(f"in header {printable_name(key.encode('utf-8', 'replace'))!r}")
         raise
 
 
@@ -219,7 +219,9 @@ def encode_entry(key: str, value: object, *, depth: int = 1) -> bytes:
 def _encode_key(key: str) -> bytes:
     name = key.encode("utf-8")
     if len(name) > SHORT_STRING_BYTES:
-        raise ValueError(f"Header name {shown(name)!r} takes {len(name)} bytes; AMQP takes {SHORT_STRING_BYTES}.")
+        raise ValueError(
+            f"Header name {printable_name(name)!r} takes {len(name)} bytes; AMQP takes {SHORT_STRING_BYTES}."
+        )
     return bytes((len(name),)) + name
 
 
@@ -338,7 +340,7 @@ class Headers(Mapping[str, object]):
         try:
             return decode_value(self.raw, at, stop)
         except UndecodableHeaders as error:
-            name = shown(key.encode("utf-8", "surrogateescape"))
+            name = printable_name(key.encode("utf-8", "surrogateescape"))
             raise UndecodableHeaders(error.problem, header=name) from None
 
     def get(self, key: str, default: object = None) -> object:
@@ -384,7 +386,7 @@ class Headers(Mapping[str, object]):
             try:
                 check_value(self.raw, value_at, stop)
             except UndecodableHeaders as error:
-                raise UndecodableHeaders(error.problem, header=shown(key)) from None
+                raise UndecodableHeaders(error.problem, header=printable_name(key)) from None
 
 
 def _cut(raw: bytes) -> tuple[dict[str, tuple[int, int]], list[tuple[bytes, int, int]]]:

@@ -86,7 +86,7 @@ def trace(error: BaseException, own: Own) -> tuple[ChainedError, ...]:
     # Positional arguments and a list, for speed: this runs at every failure.
     return tuple(
         [
-            ChainedError(kind_of(one), link, short(one, TRACE_TEXT_BYTES), stack_of(one, own))
+            ChainedError(class_name(one), link, short(one, TRACE_TEXT_BYTES), stack_of(one, own))
             for one, link in causes(error)
         ]
     )
@@ -108,7 +108,7 @@ def causes(error: BaseException) -> list[tuple[BaseException, str]]:
     return chain
 
 
-def kind_of(error: BaseException) -> str:
+def class_name(error: BaseException) -> str:
     """Return the name of its class, with the module unless that is builtins or __main__."""
     try:
         return _named(type(error))  # type: ignore[arg-type]  # a class is hashable even if its instances are not
@@ -234,7 +234,7 @@ def untraced(error: str, *, reason: str, queue: str) -> Grouping:
     return Grouping(fingerprint=_digest(GROUPING_RULE, error, reason, queue))
 
 
-def named(name: str) -> str:
+def named_fingerprint(name: str) -> str:
     return _digest("named", name)
 
 

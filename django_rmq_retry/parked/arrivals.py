@@ -66,7 +66,7 @@ class Arrival:
     @classmethod
     def read(cls, delivery: Delivery, homes: Mapping[str, str], now: datetime) -> "Arrival":
         parked = read_parked(delivery, homes)
-        stated_at = moment(parked.parked_at)
+        stated_at = stated_time(parked.parked_at)
         return cls(
             delivery=delivery,
             parked=parked,
@@ -99,7 +99,7 @@ class Arrival:
             "summary": short(parked.stamp.summary, TEXT_LIMIT),
             "attempts": parked.stamp.attempts,
             "traceparent": parked.stamp.traceparent,
-            "failed_at": moment(parked.stamp.since),
+            "failed_at": stated_time(parked.stamp.since),
             "parked_at": self.at,
         }
 
@@ -118,7 +118,7 @@ class Arrival:
             "properties": parked.raw,
             "content_type": short(properties.content_type or "", NAME_LIMIT),
             "content_encoding": short(properties.content_encoding or "", NAME_LIMIT),
-            "published_at": moment((properties.timestamp or 0) * 1000),
+            "published_at": stated_time((properties.timestamp or 0) * 1000),
         }
 
 
@@ -156,7 +156,7 @@ def apply_step(record: ParkedMessage, arrival: Arrival, step: Step) -> bool:
     return True
 
 
-def moment(milliseconds: int) -> datetime | None:
+def stated_time(milliseconds: int) -> datetime | None:
     """Return the time that a message states; None if it states none, or one outside the calendar."""
     if milliseconds <= 0:
         return None

@@ -63,20 +63,20 @@ def rows(headers: Headers) -> list[HeaderRow]:
     """Return all headers. Only the sender's own strings, integers and booleans can be edited."""
     rows_of_headers = []
     for name in headers:
-        kind = kind_of(name)
+        kind = kind_of_header(name)
         try:
             value = headers[name]
         except UndecodableHeaders:
             rows_of_headers.append(HeaderRow(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
             continue
         simple = isinstance(value, (str, int))
-        shown = plain(value)
+        shown = as_text(value)
         locked = kind is not HeaderKind.CUSTOM or not simple
         rows_of_headers.append(HeaderRow(name=name, kind=kind, text=shown, type=type(value).__name__, locked=locked))
     return rows_of_headers
 
 
-def plain(value: object) -> str:
+def as_text(value: object) -> str:
     """Return a value as text, without the syntax of a programming language."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
@@ -85,13 +85,13 @@ def plain(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} = {plain(inner)}" for name, inner in value.items())
+        return ", ".join(f"{name} = {as_text(inner)}" for name, inner in value.items())
     if isinstance(value, list):
-        return "; ".join(map(plain, value))
+        return "; ".join(map(as_text, value))
     return str(value)
 
 
-def kind_of(name: str) -> HeaderKind:
+def kind_of_header(name: str) -> HeaderKind:
     """Return the kind of a header: the system's, one that chooses a handler, or the sender's own."""
     if name.startswith((PREFIX, "x-")) or name in BROKERS_OWN:
         return HeaderKind.SYSTEM
@@ -114,7 +114,7 @@ def changed_headers(
         before = row.text if row else ""
         if (row and text == before) or (row is None and text is None):
             continue
-        if (row and row.locked) or kind_of(name) is not HeaderKind.CUSTOM or not name:
+        if (row and row.locked) or kind_of_header(name) is not HeaderKind.CUSTOM or not name:
             refused.append(_("The header %(name)r cannot be changed.") % {"name": name})
             continue
         changes[name] = before, text or ""
@@ -196,12 +196,12 @@ def editable(message: ParkedMessage) -> str:
         return text % {"type": name}
     if not message.open:
         return _("Only an open message can be edited.")
-    if text_of(message) is None:
+    if editable_text(message) is None:
         return _("Its body is not text, or is compressed. Only text can be edited.")
     return ""
 
 
-def text_of(message: ParkedMessage) -> str | None:
+def editable_text(message: ParkedMessage) -> str | None:
     """Return the exact text that an edit starts from; None if the body is not text."""
     body = contents(message).body
     if message.content_encoding.lower() not in ("", "identity", "utf-8", "utf8"):
@@ -222,7 +222,7 @@ def laid_out(text: str) -> str | None:
 
 def typed_text(message: ParkedMessage, typed: str) -> str:
     """Return the text that a form means: it shows JSON laid out, so there only what is no space was edited."""
-    before = text_of(message) or ""
+    before = editable_text(message) or ""
     if laid_out(before) is None or check_json(typed)[0]:
         return typed
     return rejoined(before, typed)
@@ -253,7 +253,7 @@ def propose(
     """Return the result of an edit without storing it. ``headers`` has the new values; None removes a header."""
     original = contents(message)
     # Browsers send CRLF at the end of each line of a text area.
-    after = text if "\r" in (text_of(message) or "") else text.replace("\r\n", "\n")
+    after = text if "\r" in (editable_text(message) or "") else text.replace("\r\n", "\n")
     try:
         known = decode_properties(original.raw)
         changed, changes, refused = changed_headers(known.headers, headers or {})
@@ -290,7 +290,7 @@ def _examined(
     headers: Mapping[str, tuple[str, str]],
     refused: Sequence[str],
 ) -> Proposal:
-    before = text_of(message) or ""
+    before = editable_text(message) or ""
     problems: list[str] = []
     warnings: list[str] = []
     if "json" in message.content_type.lower() or is_json(before):

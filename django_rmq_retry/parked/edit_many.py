@@ -20,7 +20,7 @@ from django_rmq_retry.models import Action, GatedAct, MessageVersion, ParkedMess
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
-from django_rmq_retry.parked.edit import Proposal, check_json, editable, next_version, propose, rows, text_of
+from django_rmq_retry.parked.edit import Proposal, check_json, editable, editable_text, next_version, propose, rows
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -189,9 +189,9 @@ def _fit(message: ParkedMessage, change: PathChange, revision: int, allowed: All
     try:
         if change.header:
             before, after = _header(message, change)
-            proposal = propose(message, text=text_of(message) or "", headers={change.header: after})
+            proposal = propose(message, text=editable_text(message) or "", headers={change.header: after})
         else:
-            text = text_of(message) or ""
+            text = editable_text(message) or ""
             before, after, changed = _changed(text, change)
             proposal = propose(message, text=changed)
     except DoesNotFit as error:

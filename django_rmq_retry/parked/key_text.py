@@ -115,7 +115,7 @@ def _numbered(cell: str) -> bool:
     return any(char.isdigit() for char in cell)
 
 
-def written(keys: Iterable[str]) -> str:
+def text_of_keys(keys: Iterable[str]) -> str:
     """Return a list as text, one key per line, that is parsed to the same keys."""
     lines = [_quoted(key) if _ambiguous(key) else key for key in keys]
     # A single key with a space would be parsed as two keys.

@@ -25,8 +25,6 @@ CHORES_SECONDS = 5.0
 MOST_RUNS = 20
 """Largest number of runs that one process drives at a time."""
 
-Around = Callable[[], AbstractContextManager[object]]
-
 
 class RunDriver(Recurring):
     """Drives requeue runs beside a consumer. An outage of the database or broker pauses only this thread.
@@ -35,7 +33,11 @@ class RunDriver(Recurring):
     """
 
     def __init__(
-        self, *, around: Around = nullcontext, look: float = LOOK_SECONDS, chores: float = CHORES_SECONDS
+        self,
+        *,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        look: float = LOOK_SECONDS,
+        chores: float = CHORES_SECONDS,
     ) -> None:
         super().__init__("rmq-runs")
         self._around = around

@@ -12,7 +12,7 @@ from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing.outbox_rows import READ, OutboxRow, row_of
+from django_rmq_retry.publishing.outbox_rows import READ, OutboxRow, row_from_table
 from django_rmq_retry.statements import write_first
 
 MOST_ROWS = 500
@@ -83,7 +83,7 @@ def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[OutboxRow]:
     room = 0 if wanted.only or wanted.alone else wanted.most - len(heads)
     followers = _followers(using, ready, heads, room, lock=lock) if room else []
     rows = OutboxMessage.objects.using(using).filter(pk__in=_within([*heads, *followers])).order_by("pk")
-    return [row_of(row) for row in rows.values_list(*READ)]
+    return [row_from_table(row) for row in rows.values_list(*READ)]
 
 
 def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> list[Sized]:

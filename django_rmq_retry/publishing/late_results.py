@@ -104,7 +104,7 @@ class ResultWriter:
             results = [answer for alias, answer in answers if alias == using]
             for left in reversed(range(tries)):
                 try:
-                    written(results, using=using)
+                    record_results(results, using=using)
                     break
                 except Exception as error:  # noqa: BLE001 - the database may be unreachable
                     with suppress(Exception):
@@ -119,7 +119,7 @@ class ResultWriter:
                         self._ended.wait(WRITE_PAUSE_SECONDS)
 
 
-def written(answers: list[RowResult], *, using: str) -> None:
+def record_results(answers: list[RowResult], *, using: str) -> None:
     """Record publish results: delete confirmed rows, postpone rows with a fault, release the others to the relays."""
     confirmed = [answer.row.id for answer in answers if answer.result.confirmed]
     if confirmed:

@@ -53,7 +53,7 @@ class AfterCommit:
         # off no longer contains this one.
         if connections[self.using].run_on_commit is not self.waits_in and any(one[1] is self for one in self.waits_in):
             # A savepoint rolled back by hand may have removed rows without notice, so read which ones exist.
-            self.rows = outbox_rows.written(self.rows, using=self.using)
+            self.rows = outbox_rows.rows_in_table(self.rows, using=self.using)
         if not self.rows:
             return
         # Results for which no thread could be started may be waiting.
@@ -65,7 +65,7 @@ class AfterCommit:
             outbox_rows.delete([row.id for row in confirmed], using=self.using)
         missing = [answer for answer in answers if not answer.result.confirmed]
         if missing:
-            late_results.written(missing, using=self.using)
+            late_results.record_results(missing, using=self.using)
         done = {answer.row.id for answer in answers} | in_flight
         free = [row for row in self.rows if row.id not in done]
         keys = {row.message.order_key for row in confirmed} - {""}

@@ -173,7 +173,7 @@ def stored_name(message: Message) -> str:
     return name if name.isprintable() else short(name, 255)
 
 
-def row_of(values: Sequence[Any]) -> OutboxRow:
+def row_from_table(values: Sequence[Any]) -> OutboxRow:
     """Return a row read from the table; its message equals the inserted one, byte for byte."""
     id, exchange, routing_key, mandatory, body, properties, order_key, attempts, alone = values  # noqa: A001
     message = Message(
@@ -263,7 +263,7 @@ def _update(using: str, changes: str, where: str, values: Sequence[Any]) -> int:
         return int(cursor.rowcount)
 
 
-def written(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
+def rows_in_table(rows: Sequence[OutboxRow], *, using: str) -> list[OutboxRow]:
     """Return the rows that are in the table, by id and message id: SQLite reuses the ids of rolled back rows."""
     ids = ", ".join(str(int(row.id)) for row in rows)
     there = set(_select(using, f"id, message_id FROM {{table}} WHERE id IN ({ids})", ()))

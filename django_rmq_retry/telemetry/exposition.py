@@ -57,7 +57,7 @@ class Family:
         return lines
 
 
-def text_of(families: Iterable[Family]) -> str:
+def exposition_text(families: Iterable[Family]) -> str:
     return "\n".join([*chain.from_iterable(family.lines() for family in families), ""])
 
 

@@ -28,7 +28,7 @@ from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.recurring import LastingFailures, Recurring
-from django_rmq_retry.telemetry.exposition import Family, single, text_of
+from django_rmq_retry.telemetry.exposition import Family, exposition_text, single
 from django_rmq_retry.telemetry.meter import Board
 from django_rmq_retry.topology.declarations import Role
 
@@ -117,7 +117,7 @@ class Figures(Recurring):
 
     def turn(self) -> float:
         began = time.monotonic()
-        self._notice.write(text_of(self.read()))
+        self._notice.write(exposition_text(self.read()))
         return max(READ_EVERY_SECONDS, SHARE * (time.monotonic() - began))
 
     def read(self) -> list[Family]:

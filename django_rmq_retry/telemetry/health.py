@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.publishing.relay_thread import RelayThread
-from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, families_of, single, text_of
+from django_rmq_retry.telemetry.exposition import CONTENT_TYPE, exposition_text, families_of, single
 from django_rmq_retry.telemetry.figures import Notice
 from django_rmq_retry.telemetry.http import Response
 from django_rmq_retry.telemetry.meter import SILENT_SECONDS, Board, Slot
@@ -58,7 +58,7 @@ class Health:
     def _metrics(self) -> Response:
         alive = self._board.processes - len(self._silent(SILENT_SECONDS))
         own = families_of(self._board, alive=alive, version=self._version)
-        text = text_of(own) + self._notice.read(newest=FRESH_SECONDS) + self._more()
+        text = exposition_text(own) + self._notice.read(newest=FRESH_SECONDS) + self._more()
         return Response(body=text, content_type=CONTENT_TYPE)
 
     def _silent(self, seconds: float) -> list[int]:
@@ -75,7 +75,7 @@ class RelayHealth:
     def answer(self, path: str) -> Response:
         if path == "/metrics":
             about = "Messages that this relay has sent from the outbox."
-            own = text_of([single("relayed_total", about, self._relaying.sent)])
+            own = exposition_text([single("relayed_total", about, self._relaying.sent)])
             return Response(body=own + self._notice.read(newest=FRESH_SECONDS), content_type=CONTENT_TYPE)
         if path in ("/livez", "/readyz"):
             trouble = self._relaying.trouble if path == "/readyz" else ""

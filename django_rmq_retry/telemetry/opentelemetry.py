@@ -14,7 +14,7 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Headers, has_headers
 from django_rmq_retry.messages.stamp import STAMP_HEADERS
 from django_rmq_retry.messages.texts import ErrorNote, short
-from django_rmq_retry.messages.tracebacks import kind_of
+from django_rmq_retry.messages.tracebacks import class_name
 from django_rmq_retry.policies.verdict import Discard, Kind, Verdict
 from django_rmq_retry.telemetry.trace_headers import usable
 
@@ -206,7 +206,7 @@ def _failed(span: api.Span, error: BaseException | None, reason: str) -> None:
             span.set_attribute("error.type", reason)
             span.set_status(api.StatusCode.ERROR)
         return
-    span.set_attribute("error.type", kind_of(error))
+    span.set_attribute("error.type", class_name(error))
     span.set_status(api.StatusCode.ERROR, ErrorNote.of(error).text)
     # An exception of the project may fail to show its text.
     with suppress(Exception):

@@ -27,7 +27,7 @@ MOST_DELIVERIES = 100_000
 MOST_TURNS = 1_000_000
 MOST_ATTEMPTS_AT_ONCE = 1000
 
-Key = tuple[str, str | bytes]
+PlaceKey = tuple[str, str | bytes]
 
 
 class KitPauses:
@@ -99,10 +99,10 @@ class Tried:
 class AttemptRecorder:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failed: dict[Key, Tried] = {}
+        self._failed: dict[PlaceKey, Tried] = {}
         self.attempts: list[Tried] = []
         self.waits: list[float] = []
-        self.unfinished: Callable[[Key, Tried], None] = lambda _key, _tried: None
+        self.unfinished: Callable[[PlaceKey, Tried], None] = lambda _key, _tried: None
         """Called after each attempt that another one follows."""
 
     def coming(self) -> bool:
@@ -183,7 +183,7 @@ class Driver:
         finally:
             self._patience = outer
 
-    def unfinished(self, key: Key, tried: Tried) -> None:
+    def unfinished(self, key: PlaceKey, tried: Tried) -> None:
         """Count an attempt that another one follows."""
         self._patience.unfinished(key, tried)
 
@@ -330,10 +330,10 @@ class Patience:
     def __init__(self, limit: int) -> None:
         """A limit is the most attempts of one message; without, 1000 attempts at the same time of the clock."""
         self._limit = limit
-        self._counts: dict[Key, tuple[float, int]] = {}
+        self._counts: dict[PlaceKey, tuple[float, int]] = {}
         self.over: NeverQuiet | None = None
 
-    def unfinished(self, key: Key, tried: Tried) -> None:
+    def unfinished(self, key: PlaceKey, tried: Tried) -> None:
         at, count = self._counts.get(key, (tried.at, 0))
         count = count + 1 if self._limit or at == tried.at else 1
         self._counts[key] = tried.at, count

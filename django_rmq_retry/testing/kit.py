@@ -50,7 +50,7 @@ log = logging.getLogger("django_rmq_retry")
 
 UPDATE = "RMQ_UPDATE_SNAPSHOTS"
 
-Named = Handler[Any] | str
+HandlerOrName = Handler[Any] | str
 UNPUBLISHED = (
     " Nothing was published to it. In a TestCase, messages published inside atomic() are sent only with "
     "captureOnCommitCallbacks(execute=True)."
@@ -300,7 +300,7 @@ class RmqTest:
         self._driver.run(until=self._broker.now + seconds)
         return len(self._recorder.attempts) - before
 
-    def published(self, handler: Named | None = None) -> list[Delivery]:
+    def published(self, handler: HandlerOrName | None = None) -> list[Delivery]:
         """The messages published to that handler, or all; retries and answers are not included."""
         messages = [(message, self._queues(message)) for message in self._sent]
         if handler is None:
@@ -311,7 +311,7 @@ class RmqTest:
         fitting = [one for one in arrivals if taken(one, self._work_queues[name], subscription)]
         return [replace(one, data=decoded(one, subscription.codec)) for one in fitting]
 
-    def parked(self, handler: Named) -> Parked:
+    def parked(self, handler: HandlerOrName) -> Parked:
         """The handler's parked message; the last one if there are several."""
         messages = self.all_parked(handler)
         if messages:
@@ -323,7 +323,7 @@ class RmqTest:
             f"No message of {_name(handler)} is parked. It has made {len(tried)} attempts{last}.{hint}"
         )
 
-    def all_parked(self, handler: Named) -> list[Parked]:
+    def all_parked(self, handler: HandlerOrName) -> list[Parked]:
         """Every message that this handler parked, or that the broker removed from its queue."""
         subscription = registry.subscription(_name(handler))
         homes = homes_of(tuple(self._work_queues.values()))
@@ -334,7 +334,7 @@ class RmqTest:
         queue = subscription.queue.name
         return [one for one in messages if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 
-    def attempts(self, handler: Named | None = None) -> list[Tried]:
+    def attempts(self, handler: HandlerOrName | None = None) -> list[Tried]:
         """Every attempt of this handler, or of all handlers."""
         return [one for one in self._recorder.attempts if handler is None or one.handler == _name(handler)]
 
@@ -342,7 +342,7 @@ class RmqTest:
         """The messages in a queue without a handler, such as a queue for answers."""
         return [_read(delivery) for delivery in self._broker.messages_in(queue)]
 
-    def fail_next(self, point: Named, trouble: Trouble | str, *, times: int = 1) -> None:
+    def fail_next(self, point: HandlerOrName, trouble: Trouble | str, *, times: int = 1) -> None:
         """Inject a fault: ``fail_next(charge, BankDown("timeout"), times=2)``.
 
         An exception is raised instead of the handler. ``"crash before ack"``, ``"duplicate delivery"`` and
@@ -430,7 +430,7 @@ def _read(delivery: Delivery) -> Delivery:
     return replace(delivery, data=decoded(delivery))
 
 
-def _name(handler: Named) -> str:
+def _name(handler: HandlerOrName) -> str:
     return handler if isinstance(handler, str) else handler.name
 
 

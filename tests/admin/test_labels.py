@@ -54,8 +54,8 @@ def test_a_selection_is_described_in_labels() -> None:
     words = {"group": 41, "state": ["parked", "on_hold"], "reason": "expired", "queue": "payments.main"}
     said = "[!! group !!] 41 · [!! status !!] [!! Parked !!], [!! On hold !!] · [!! reason !!] [!! expired !!]"
 
-    assert labels.chosen({"filter": words}) == f"{said} · [!! queue !!] payments.main"
-    assert labels.chosen({"ids": {"7": 1}}, "#7") == "#7"
+    assert labels.selection_text({"filter": words}) == f"{said} · [!! queue !!] payments.main"
+    assert labels.selection_text({"ids": {"7": 1}}, "#7") == "#7"
 
 
 @pytest.mark.usefixtures("marked")
@@ -79,4 +79,4 @@ def test_a_cause_without_an_error_is_named_in_the_readers_language(client: Clien
 
 
 def test_a_field_of_a_later_version_keeps_its_name() -> None:
-    assert labels.chosen({"filter": {"queue": "cards", "bank": "north"}}) == "queue cards · bank north"
+    assert labels.selection_text({"filter": {"queue": "cards", "bank": "north"}}) == "queue cards · bank north"

@@ -20,7 +20,7 @@ from django_rmq_retry import conf
 from django_rmq_retry.alerts.found import AlertFinding
 from django_rmq_retry.alerts.ledger import Alert, AlertEvent
 from django_rmq_retry.alerts.runbook import runbook
-from django_rmq_retry.alerts.ways import Patient, Undelivered, Way, reason_of, ways
+from django_rmq_retry.alerts.ways import Patient, Undelivered, Way, failure_reason, ways
 from django_rmq_retry.health.rules import Code, Severity
 from tests.alerts.receiving import PATH, SECRET, Receiver
 from tests.commands.running import Exit, run
@@ -178,10 +178,10 @@ def test_a_way_that_is_silent_costs_its_deadline_and_gets_no_second_try_beside_t
 
 
 def test_the_reason_of_a_failure_holds_no_text_of_the_error() -> None:
-    assert reason_of(ValueError(f"https://h{PATH}")) == "ValueError"
-    assert reason_of(OSError(111, "Connection refused", PATH)) == "ConnectionRefusedError (Connection refused)"
-    assert reason_of(SMTPAuthenticationError(535, PATH.encode())) == "SMTPAuthenticationError (535)"
-    assert reason_of(Undelivered("it answered 500")) == "it answered 500"
+    assert failure_reason(ValueError(f"https://h{PATH}")) == "ValueError"
+    assert failure_reason(OSError(111, "Connection refused", PATH)) == "ConnectionRefusedError (Connection refused)"
+    assert failure_reason(SMTPAuthenticationError(535, PATH.encode())) == "SMTPAuthenticationError (535)"
+    assert failure_reason(Undelivered("it answered 500")) == "it answered 500"
 
 
 def test_the_doctor_sends_one_test_by_each_way(receiving: Receiver) -> None:

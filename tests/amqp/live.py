@@ -13,7 +13,7 @@ from django_rmq_retry.amqp import Access, Done, Line, Publisher
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.amqp.session import NamedDeclaration
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.messages import Properties
 from django_rmq_retry.topology import Server
@@ -128,7 +128,7 @@ def consuming(
     url: str | Sequence[str],
     *lines: Line,
     publisher: Publisher | None = None,
-    needs: Sequence[Named] = (),
+    needs: Sequence[NamedDeclaration] = (),
     **options: Any,
 ) -> Iterator[tuple[PikaSource, Seen]]:
     """A source that has been started; it is stopped in the end, if the test has not done so."""

@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import Delivery
 from django_rmq_retry.amqp import CONFIRMED, Line
 from django_rmq_retry.amqp import source as room
-from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.amqp.session import NamedDeclaration
 from django_rmq_retry.errors import QueueUnusable
 from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration
@@ -220,7 +220,7 @@ def test_a_missing_queue_raises_at_once_at_the_start(broker_url: str) -> None:
     assert str(error) == "Queue 'q' cannot be consumed: it does not exist. Declare it with `manage.py rmq_declare`."
 
 
-NEEDS: tuple[Named, ...] = (
+NEEDS: tuple[NamedDeclaration, ...] = (
     ExchangeDeclaration(name="back"),
     *(QueueDeclaration(name=name) for name in ("q", "wait", "parked")),
 )

@@ -9,7 +9,7 @@ from django_rmq_retry import Exchange, Queue
 from django_rmq_retry.amqp import Refusal, Secret
 from django_rmq_retry.amqp.declarer import Declarer, of_others
 from django_rmq_retry.amqp.management_api import Inspector
-from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.amqp.session import NamedDeclaration
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
 from django_rmq_retry.topology.plan import Difference, Plan, PlanState
@@ -124,7 +124,7 @@ def test_an_unknown_exchange_type_is_reported_and_the_rest_is_declared(declarer:
     ids=["no type", "quorum", "classic", "an exchange"],
 )
 def test_an_external_object_deleted_during_the_check_is_not_declared(
-    gone: Named, declarer: Declarer, vhost: Vhost
+    gone: NamedDeclaration, declarer: Declarer, vhost: Vhost
 ) -> None:
     with pytest.raises(Refusal):
         of_others(declarer.session, gone, None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.consumer.status_line import Above, LastRow, Throughput, last_row, text_of
+from django_rmq_retry.consumer.status_line import Above, LastRow, Throughput, last_row, status_text
 from django_rmq_retry.policies import Kind
 from tests.commands.terminals import screen, terminal
 from tests.shop.running import Shop
@@ -192,7 +192,7 @@ class TestTelling:
     def test_counts_have_thousands_separators_and_a_rate(self, plain: bool, between: str) -> None:
         known: Any = Known()
         known.counts.update({Kind.ACK: 91_204, Kind.RETRY: 31, Kind.PARK: 226})
-        told = text_of(known, known, without_signs=plain)()
+        told = status_text(known, known, without_signs=plain)()
 
         words = ["0/s", "in flight 3", "ok 91,204", "retry 31", "parked 226", "Ctrl-C: finish and stop"]
         assert told == between.join(words)

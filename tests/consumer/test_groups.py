@@ -12,7 +12,7 @@ from django_rmq_retry.handlers.call import guarded
 from django_rmq_retry.handlers.subscription import Fingerprint
 from django_rmq_retry.messages import Settlement, encode_properties
 from django_rmq_retry.messages.parked_copy import ParkedCopy
-from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
+from django_rmq_retry.messages.tracebacks import Grouping, named_fingerprint, untraced
 from django_rmq_retry.policies import Kind
 from tests.consumer.attempts import Book, attempts_of
 from tests.handlers.factories import delivery
@@ -119,7 +119,7 @@ def test_an_overrule_is_grouped_by_its_cause() -> None:
 def test_a_handler_names_its_groups() -> None:
     found = parked(charge, fingerprint=lambda message, error: f"{message.queue} {type(error).__name__}")
 
-    assert found.fingerprint == named("payments BankDown")
+    assert found.fingerprint == named_fingerprint("payments BankDown")
     assert found.culprit == "tests.messages.exceptions:post"
 
 

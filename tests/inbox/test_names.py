@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Unready
-from django_rmq_retry.handlers.subscription import Named
+from django_rmq_retry.handlers.subscription import MessageName
 from django_rmq_retry.inbox.names import NAME_LENGTH, name_for
 from django_rmq_retry.inbox.once import insert, once, present
 from django_rmq_retry.messages import Reason
@@ -33,7 +33,7 @@ NOT_RUN = "The handler was not run."
 
 
 def subscribed(
-    named: bool | Named = True, does: Callable[[Delivery], object] = lambda _: None, *, name: str = "h"
+    named: bool | MessageName = True, does: Callable[[Delivery], object] = lambda _: None, *, name: str = "h"
 ) -> Subscription:
     policy = RetryThenPark(attempts=1)
     return Subscription(name=name, run=does, queue=Queue("q"), policy=policy, park="q.parked", once=named)
@@ -43,7 +43,7 @@ def arrival(**options: Any) -> Delivery:
     return replace(delivery(queue="q", **options), data=7)
 
 
-def handled(named: bool | Named = True, **options: Any) -> bool:
+def handled(named: bool | MessageName = True, **options: Any) -> bool:
     """Return True if the handler runs for such a message."""
     ran: list[Delivery] = []
     with suppress(Duplicate):
@@ -64,7 +64,7 @@ def once_or_duplicate(subscription: Subscription, message: Delivery) -> None:
         raise
 
 
-def parked(named: bool | Named = True, **options: Any) -> tuple[Reason | None, str]:
+def parked(named: bool | MessageName = True, **options: Any) -> tuple[Reason | None, str]:
     with pytest.raises(HandlerSkipped) as found:
         once(subscribed(named, lambda _: pytest.fail("it must not run")), arrival(**options), OnceState())
     assert not found.value.verdict.counted

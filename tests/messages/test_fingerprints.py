@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq_retry.messages.tracebacks import Grouping, named, trace, traced, untraced
+from django_rmq_retry.messages.tracebacks import Grouping, named_fingerprint, trace, traced, untraced
 from tests.messages.exceptions import (
     BankDown,
     Unprintable,
@@ -83,7 +83,7 @@ def test_without_a_trace_the_fingerprint_uses_error_reason_and_queue() -> None:
 
 
 def test_a_group_named_by_a_handler_has_its_own_fingerprint() -> None:
-    assert named("bank 7") == sha1('["named", "bank 7"]')
+    assert named_fingerprint("bank 7") == sha1('["named", "bank 7"]')
 
 
 @pytest.mark.parametrize("make", [circle, lambda: caught(syntax), odd_names, lambda: caught(lambda: deep(10**6))])

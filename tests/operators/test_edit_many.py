@@ -11,7 +11,7 @@ import pytest
 from django_rmq_retry import handler
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.messages import decode_properties
-from django_rmq_retry.messages.json_fields import Path, written
+from django_rmq_retry.messages.json_fields import Path, path_text
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked import edit_many
 from django_rmq_retry.parked.copies import contents
@@ -115,7 +115,7 @@ def test_a_change_of_any_json_changes_its_path_and_keeps_every_other_byte(act: A
             continue
         path = chance.choice([*known])
         value = "07" if act == Act.REPLACE else chance.choice(("-0.10", '"\\u0041"', '{"x":[1.50]}'))
-        fit = result(payment(text), PathChange(path=written(path), act=act, find="0", value=value))
+        fit = result(payment(text), PathChange(path=path_text(path), act=act, find="0", value=value))
         if known[path] > 1:
             assert "several times" in fit.why, seed
         if fit.proposal is None:

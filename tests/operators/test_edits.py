@@ -11,7 +11,7 @@ from django_rmq_retry.messages import Reason, decode_properties
 from django_rmq_retry.models import OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.difference import DiffLine, Sign
-from django_rmq_retry.parked.edit import HeaderKind, Proposal, editable, propose, rows, store, text_of
+from django_rmq_retry.parked.edit import HeaderKind, Proposal, editable, editable_text, propose, rows, store
 from django_rmq_retry.parked.findings import report
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.parked.requeue import start
@@ -184,4 +184,4 @@ def test_the_text_of_an_edited_message_is_its_latest_version() -> None:
     one = payment()
     store(one.pk, ANN, edited(one, '{"a": 1}'), version=1, reason="x")
 
-    assert text_of(again(one)) == '{"a": 1}'
+    assert editable_text(again(one)) == '{"a": 1}'

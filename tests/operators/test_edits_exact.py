@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq_retry import handler
 from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.messages.json_fields import differing, path_of, rejoined, written
+from django_rmq_retry.messages.json_fields import differing, path_of, path_text, rejoined
 from django_rmq_retry.messages.masking import tokens
 from django_rmq_retry.parked.edit import laid_out, propose, typed_text
 from tests.operators.json_texts import SEEDS, body
@@ -54,7 +54,7 @@ def test_an_inserted_or_removed_value_leaves_the_others_as_they_are(before: str,
 
 @pytest.mark.parametrize("path", ["amount", "items[0].price", '"a.b".c', "[0]", "a[0][1]"])
 def test_a_path_is_read_as_it_is_written(path: str) -> None:
-    assert written(path_of(path)) == path
+    assert path_text(path_of(path)) == path
 
 
 @pytest.mark.parametrize("path", ['a["x"]', "a..b", ".a", "a b", "a.[0]", "a[x]"])

@@ -17,7 +17,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.key_lists import alike, excluded, keys_of, list_filter, look_up, matches_of_list, store
-from django_rmq_retry.parked.key_text import MOST_TEXT, parse, written
+from django_rmq_retry.parked.key_text import MOST_TEXT, parse, text_of_keys
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.selection import LISTED, Selection
@@ -84,7 +84,7 @@ class TestReading:
         ],
     )
     def test_a_written_list_of_keys_is_read_back_unchanged(self, keys: list[str]) -> None:
-        assert parse(written(keys)) == keys
+        assert parse(text_of_keys(keys)) == keys
 
     @pytest.mark.parametrize(
         ("text", "columns"),

@@ -49,11 +49,11 @@ def start(thread):
 threading.Thread.start = start
 """
 SLOW = """
-quick = late_results.written
-def written(*answers, **using):
+quick = late_results.record_results
+def slow(*answers, **using):
     time.sleep(2)
     quick(*answers, **using)
-late_results.written = written
+late_results.record_results = slow
 """
 
 

@@ -67,7 +67,7 @@ def test_a_row_is_sent_byte_for_byte_as_published(monkeypatch: pytest.MonkeyPatc
         publish_many([message, Message(body=b"", properties=Properties(), routing_key="q", mandatory=False)])
 
     rows = OutboxMessage.objects.order_by("pk").values_list(*outbox_rows.READ)
-    found = [outbox_rows.row_of(row).message for row in rows]
+    found = [outbox_rows.row_from_table(row).message for row in rows]
     assert found[0] == message
     assert found[0].properties.headers.raw == message.properties.headers.raw
     assert (found[1].body, found[1].properties, found[1].mandatory) == (b"", Properties(), False)

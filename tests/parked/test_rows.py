@@ -16,7 +16,7 @@ from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.header_names import TICKET
 from django_rmq_retry.messages.identity import attempt_identity, message_identity
-from django_rmq_retry.messages.tracebacks import named
+from django_rmq_retry.messages.tracebacks import named_fingerprint
 from django_rmq_retry.parked.attempts import KEPT_BODY_BYTES, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.policies import halt, park
 from tests.handlers.factories import delivery
@@ -111,7 +111,7 @@ def test_a_large_body_is_not_kept_in_the_buffer() -> None:
 def test_the_fingerprint_of_the_handler_also_groups_retries() -> None:
     named_one = replace(CHARGE, fingerprint=lambda message, _: f"bank of {message.queue}")
 
-    assert row_of(failure(subscription=named_one)).fingerprint == named("bank of payments")
+    assert row_of(failure(subscription=named_one)).fingerprint == named_fingerprint("bank of payments")
 
 
 def test_a_retry_has_the_group_that_parking_would_give_it() -> None:

@@ -8,7 +8,7 @@ from django.db import OperationalError
 
 from django_rmq_retry.health import facts
 from django_rmq_retry.telemetry import figures
-from django_rmq_retry.telemetry.exposition import text_of
+from django_rmq_retry.telemetry.exposition import exposition_text
 from django_rmq_retry.telemetry.figures import Figures, Notice
 from django_rmq_retry.telemetry.meter import Board
 
@@ -31,7 +31,7 @@ def test_a_database_that_does_not_answer_is_asked_once_and_leaves_the_figures_of
     monkeypatch.setattr(facts, "only", lambda _alias: False)
     read = Figures(Notice(), Board(()), (), threads=1, around=nullcontext).read
     try:
-        texts = [text_of(read()) for _ in range(2)]
+        texts = [exposition_text(read()) for _ in range(2)]
     finally:
         over.set()
 

@@ -12,7 +12,7 @@ from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.messages import Properties, Reason, encode_properties
 from django_rmq_retry.policies import ACK, DUPLICATE, Verdict, discard, park, retry
-from django_rmq_retry.telemetry.exposition import families_of, text_of
+from django_rmq_retry.telemetry.exposition import exposition_text, families_of
 from django_rmq_retry.telemetry.meter import Board, Meter, Slot
 from tests.handlers.factories import delivery
 
@@ -47,7 +47,7 @@ def ended(verdict: Verdict, *, seconds: float = 0.2, subscription: Subscription 
 
 def samples(board: Board) -> Samples:
     """The samples, read by Prometheus' own parser."""
-    text = text_of(families_of(board, alive=1, version="1.0"))
+    text = exposition_text(families_of(board, alive=1, version="1.0"))
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in found}
 
@@ -171,7 +171,7 @@ def test_numbers_of_killed_children_are_kept_and_their_states_cleared() -> None:
 def test_names_with_quotes_and_line_ends_are_escaped() -> None:
     name = 'a"b\\c\nd'
     board = Board(work_queues_of([subscribed(name=name)]))
-    text = text_of(families_of(board, alive=0, version="1.0"))
+    text = exposition_text(families_of(board, alive=0, version="1.0"))
 
     (found,) = {
         sample.labels["handler"]

@@ -20,7 +20,7 @@ from django_rmq_retry.embedded.engine.envelopes import (
     Returned,
     StoredMessage,
     checked_headers,
-    decoded,
+    decoded_properties,
     with_table,
 )
 from django_rmq_retry.embedded.engine.queue import BrokerQueue, dressed
@@ -116,7 +116,7 @@ class Publishing(Declaring):
 
     def _read(self, message: StoredMessage, seen: Glance) -> None:
         if seen.names_user:
-            named = decoded(message.raw).user_id
+            named = decoded_properties(message.raw).user_id
             if named != self.user:
                 why = f"user_id property set to '{named}' but authenticated user was '{self.user}'"
                 raise RequestRefused(406, why)
@@ -128,7 +128,7 @@ class Publishing(Declaring):
         if seen.reply_to == REPLY_TO.encode():
             if not self.reply_name:
                 raise RequestRefused(406, "fast reply consumer does not exist")
-            message.raw = encode_properties(replace(decoded(message.raw), reply_to=self.reply_name))
+            message.raw = encode_properties(replace(decoded_properties(message.raw), reply_to=self.reply_name))
 
     def _answer(self, message: StoredMessage) -> None:
         tag = 1

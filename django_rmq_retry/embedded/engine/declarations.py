@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from django_rmq_retry.embedded.engine.queue import BrokerQueue
-from django_rmq_retry.embedded.engine.refusals import RequestRefused, locked, missing, shown
+from django_rmq_retry.embedded.engine.refusals import RequestRefused, locked, missing, resource_text
 from django_rmq_retry.embedded.engine.routing import TYPES, BrokerBinding, check_match
 from django_rmq_retry.embedded.engine.specs import ExchangeSpec, QueueSpec, type_name
 from django_rmq_retry.embedded.engine.vhost import EventOutbox, Vhost
 
-Arguments = Mapping[str, object] | None
+OptionalArguments = Mapping[str, object] | None
 REPLY_TO = "amq.rabbitmq.reply-to"
 _RESERVED = "amq."
 
@@ -38,7 +38,7 @@ class Declaring:
         durable: bool = False,
         auto_delete: bool = False,
         internal: bool = False,
-        arguments: Arguments = None,
+        arguments: OptionalArguments = None,
     ) -> None:
         name = _stripped(name)
         if passive:
@@ -58,7 +58,7 @@ class Declaring:
         )
         existing = self.vhost.router.exchanges.get(name)
         if existing is not None:
-            existing.spec.check_same(spec, shown("exchange", name, self.vhost.name))
+            existing.spec.check_same(spec, resource_text("exchange", name, self.vhost.name))
             return
         if name.startswith(_RESERVED):
             raise _reserved("exchange", name)
@@ -71,20 +71,24 @@ class Declaring:
     def exchange_delete(self, name: str, *, if_unused: bool = False) -> None:
         _refuse_default(name)
         if name.startswith(_RESERVED):
-            raise RequestRefused(403, f"deletion of system {shown('exchange', name, self.vhost.name)} not allowed")
+            raise RequestRefused(
+                403, f"deletion of system {resource_text('exchange', name, self.vhost.name)} not allowed"
+            )
         exchange = self.vhost.router.exchanges.get(name)
         if exchange is None:
             return
         if if_unused and exchange.bindings:
-            raise RequestRefused(406, f"{shown('exchange', name, self.vhost.name)} in use")
+            raise RequestRefused(406, f"{resource_text('exchange', name, self.vhost.name)} in use")
         self.vhost.router.remove_exchange(exchange)
 
-    def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
+    def exchange_bind(self, destination: str, source: str, key: str = "", arguments: OptionalArguments = None) -> None:
         binding = self._exchange_binding(destination, source, key, arguments)
         check_match(binding)
         self.vhost.router.bind(binding)
 
-    def exchange_unbind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
+    def exchange_unbind(
+        self, destination: str, source: str, key: str = "", arguments: OptionalArguments = None
+    ) -> None:
         if destination in self.vhost.router.exchanges and source in self.vhost.router.exchanges:
             self.vhost.router.unbind(self._exchange_binding(destination, source, key, arguments))
 
@@ -96,7 +100,7 @@ class Declaring:
         durable: bool = False,
         exclusive: bool = False,
         auto_delete: bool = False,
-        arguments: Arguments = None,
+        arguments: OptionalArguments = None,
     ) -> DeclareOk:
         name = _stripped(name)
         if name == REPLY_TO or name.startswith(f"{REPLY_TO}."):
@@ -126,14 +130,14 @@ class Declaring:
         spec.check(vhost.behaviour, server_named=not name)
         return self._declared(vhost.add_queue(spec, self.outbox if exclusive else None))
 
-    def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
+    def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: OptionalArguments = None) -> None:
         binding = self._queue_binding(queue, exchange, key, arguments)
         check_match(binding)
         if isinstance(binding.destination, BrokerQueue):
             self._check_mine(binding.destination)
         self.vhost.router.bind(binding)
 
-    def queue_unbind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
+    def queue_unbind(self, queue: str, exchange: str, key: str = "", arguments: OptionalArguments = None) -> None:
         _refuse_default(exchange)
         if self._named(queue) in self.vhost.router.queues and exchange in self.vhost.router.exchanges:
             self.vhost.router.unbind(self._queue_binding(queue, exchange, key, arguments))
@@ -180,7 +184,7 @@ class Declaring:
         if queue.owner is not None and queue.owner is not self.outbox:
             raise locked(queue.name, self.vhost.name)
 
-    def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> BrokerBinding:
+    def _queue_binding(self, queue: str, exchange: str, key: str, arguments: OptionalArguments) -> BrokerBinding:
         name = self._named(queue)
         _refuse_default(exchange)
         source = self.vhost.exchange(exchange)
@@ -188,7 +192,7 @@ class Declaring:
         key = name if not queue and not key else key
         return BrokerBinding(source, self.vhost.queue(name), key, dict(arguments or {}))
 
-    def _exchange_binding(self, destination: str, source: str, key: str, arguments: Arguments) -> BrokerBinding:
+    def _exchange_binding(self, destination: str, source: str, key: str, arguments: OptionalArguments) -> BrokerBinding:
         _refuse_default(destination)
         _refuse_default(source)
         start = self.vhost.exchange(source)

@@ -263,7 +263,7 @@ class Counts:
         return shown
 
 
-def begin(entry: Entry, behaviour: Behaviour) -> None:
+def begin_count(entry: Entry, behaviour: Behaviour) -> None:
     """Start with the count that the message brought."""
     if behaviour.carried_count == "counted":
         entry.count = entry.message.count or 0

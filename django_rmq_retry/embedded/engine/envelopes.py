@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
-from django_rmq_retry.embedded.engine.specs import milliseconds
+from django_rmq_retry.embedded.engine.specs import expiration_milliseconds
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers, Properties, decode_properties
 
@@ -57,7 +57,7 @@ class StoredMessage:
     def note(self, seen: "Glance") -> None:
         """Note the properties that queues act on, or refuse an invalid expiration."""
         if seen.expiration is not None:
-            self.expiration = str(milliseconds(seen.expiration))
+            self.expiration = str(expiration_milliseconds(seen.expiration))
         self.persistent, self.priority = seen.mode == PERSISTENT, seen.priority
 
     @property
@@ -149,7 +149,7 @@ def checked_headers(raw: bytes) -> Headers:
         raise RequestRefused(502, "the header table cannot be decoded") from None
 
 
-def decoded(raw: bytes) -> Properties:
+def decoded_properties(raw: bytes) -> Properties:
     """Decode all properties of a client's message, or refuse it."""
     try:
         return decode_properties(raw)

@@ -12,7 +12,7 @@ from django_rmq_retry.embedded.engine.entries import (
     Counts,
     Delayed,
     Entry,
-    begin,
+    begin_count,
     count,
     delivery_count,
     ready_for,
@@ -186,7 +186,7 @@ class BrokerQueue:
         self.position += 1
         entry = Entry(message, self.position, self._end_of(message))
         if message.count is not None:
-            begin(entry, self.shared.behaviour)
+            begin_count(entry, self.shared.behaviour)
         if self.stores and (self._stores_all or message.persistent):
             self.shared.store.enqueued(self.name, entry)
         ready.put(entry)

@@ -49,20 +49,21 @@ class RequestRefused(RmqRetryError):
         return cut.decode("utf-8", "ignore")
 
 
-def shown(kind: str, name: str, vhost: str) -> str:
+def resource_text(kind: str, name: str, vhost: str) -> str:
     """Format a resource as RabbitMQ does: queue 'payments' in vhost '/'."""
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
 def missing(kind: str, name: str, vhost: str) -> RequestRefused:
-    return RequestRefused(404, f"no {shown(kind, name, vhost)}")
+    return RequestRefused(404, f"no {resource_text(kind, name, vhost)}")
 
 
 def locked(queue: str, vhost: str) -> RequestRefused:
     return RequestRefused(
         405,
-        f"cannot obtain exclusive access to locked {shown('queue', queue, vhost)}. It could be originally declared on "
-        "another connection or the exclusive property value does not match that of the original declaration.",
+        f"cannot obtain exclusive access to locked {resource_text('queue', queue, vhost)}. It could be originally "
+        "declared on another connection or the exclusive property value does not match that of the original "
+        "declaration.",
     )
 
 

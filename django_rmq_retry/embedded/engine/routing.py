@@ -7,7 +7,7 @@ from typing import Union
 from django_rmq_retry.embedded.engine.envelopes import StoredMessage
 from django_rmq_retry.embedded.engine.queue import BrokerQueue
 from django_rmq_retry.embedded.engine.refusals import RequestRefused
-from django_rmq_retry.embedded.engine.specs import ExchangeSpec, identical, same, shown_value, type_name
+from django_rmq_retry.embedded.engine.specs import ExchangeSpec, equal_values, identical, shown_value, type_name
 from django_rmq_retry.embedded.engine.store import DurableStore, KeptBinding
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import Headers
@@ -149,7 +149,7 @@ def _hit(headers: Headers, key: str, value: object) -> bool:
     if key not in headers:
         return False
     try:
-        return value is None or same(value, headers[key])
+        return value is None or equal_values(value, headers[key])
     except UndecodableHeaders:
         return False
 

@@ -1,7 +1,7 @@
 """The sessions of clients on a virtual host, and the host's restoration from a file."""
 
 from django_rmq_retry.embedded.engine.channel import BrokerChannel
-from django_rmq_retry.embedded.engine.entries import Entry, begin
+from django_rmq_retry.embedded.engine.entries import Entry, begin_count
 from django_rmq_retry.embedded.engine.queue import BrokerQueue
 from django_rmq_retry.embedded.engine.routing import BrokerBinding, Destination
 from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage
@@ -95,5 +95,5 @@ def _put(queue: BrokerQueue, kept: KeptMessage, held: dict[BrokerQueue, list[Ent
         case "dying", str(reason):
             queue.bury(entry, reason)
         case _:
-            begin(entry, queue.shared.behaviour)
+            begin_count(entry, queue.shared.behaviour)
             queue.ready.put(entry)

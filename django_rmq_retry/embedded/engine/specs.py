@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
-from django_rmq_retry.embedded.engine.refusals import RequestRefused, shown, unequal
+from django_rmq_retry.embedded.engine.refusals import RequestRefused, resource_text, unequal
 from django_rmq_retry.topology.plan import MOST_TTL_MS
 
 _INT32 = range(-(2**31), 2**31)
@@ -47,11 +47,11 @@ def shown_value(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def same(one: object, other: object) -> bool:
+def equal_values(one: object, other: object) -> bool:
     """Compare table values: text equals bytes, integers of any width are equal, `true` and a decimal never equal 1."""
     if isinstance(one, (bool, Decimal, list, dict)) or isinstance(other, (bool, Decimal, list, dict)):
         return identical(one, other)
-    return plain(one) == plain(other)
+    return as_bytes(one) == as_bytes(other)
 
 
 def identical(one: object, other: object) -> bool:
@@ -66,13 +66,13 @@ def identical(one: object, other: object) -> bool:
     return one == other
 
 
-def plain(value: object) -> object:
+def as_bytes(value: object) -> object:
     return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 def check_equal(argument: str, thing: str, *, current: object, received: object) -> None:
     """Refuse a redeclaration that changes this field."""
-    if not same(current, received):
+    if not equal_values(current, received):
         raise unequal(argument, thing, f"'{shown_value(received)}'", f"'{shown_value(current)}'")
 
 
@@ -112,7 +112,7 @@ def lease_problem(value: object) -> str | None:
     return "{value_zero,0}" if value == 0 and not isinstance(value, bool) else time_problem(value)
 
 
-def milliseconds(expiration: str) -> int:
+def expiration_milliseconds(expiration: str) -> int:
     """Parse the property `expiration`, or refuse the message."""
     digits = expiration[1:] if expiration[:1] in "+-" else expiration
     length = len(digits) - len(digits.lstrip("0123456789"))
@@ -221,7 +221,7 @@ class QueueSpec:
 
     @property
     def thing(self) -> str:
-        return shown("queue", self.name, self.vhost)
+        return resource_text("queue", self.name, self.vhost)
 
     def seconds(self, name: str) -> float | None:
         value = self.arguments.get(name)

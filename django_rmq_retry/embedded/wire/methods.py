@@ -46,7 +46,7 @@ def server_properties(version: str) -> dict[str, object]:
     }
 
 
-def user_of(mechanism: str, response: bytes) -> str:
+def login_user(mechanism: str, response: bytes) -> str:
     """Return the user; as on a fresh RabbitMQ this is guest, from this machine only."""
     if mechanism not in MECHANISMS.split():
         raise RequestRefused(503, f"unknown authentication mechanism '{mechanism}'")
@@ -115,7 +115,7 @@ class Handshake:
         if self.expected is spec.Connection.StartOk:
             self.sends_reason = _has_capability(method.client_properties, "authentication_failure_close")
             self.supports_cancel = _has_capability(method.client_properties, "consumer_cancel_notify")
-            self.user = user_of(method.mechanism, method.response)
+            self.user = login_user(method.mechanism, method.response)
             self.sends_reason = True
             self.expected = spec.Connection.TuneOk
             return spec.Connection.Tune(MOST_CHANNELS, FRAME_MAX, HEARTBEAT_SECONDS)
