@@ -876,6 +876,27 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="ParkedMinute",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("minute", models.DateTimeField()),
+                ("count", models.PositiveIntegerField()),
+                (
+                    "group",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="minutes",
+                        to="rmq_retry.errorgroup",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [models.UniqueConstraint(fields=("group", "minute"), name="rmq_minute_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="ListedKey",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

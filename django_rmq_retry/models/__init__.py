@@ -21,6 +21,7 @@ from django_rmq_retry.models.parked import (
     ListedKey,
     MessageVersion,
     ParkedMessage,
+    ParkedMinute,
     State,
 )
 from django_rmq_retry.models.runs import EarlyRetry, ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
@@ -52,6 +53,7 @@ __all__ = [
     "OperatorAction",
     "OutboxMessage",
     "ParkedMessage",
+    "ParkedMinute",
     "QueueControl",
     "RequestMember",
     "RequestState",

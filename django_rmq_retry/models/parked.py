@@ -1,4 +1,4 @@
-"""Models for parked messages, their error groups, versions, attempts and business keys, and lists of keys."""
+"""Models for parked messages: error groups and trends, versions, attempts, business keys, and lists of keys."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -128,6 +128,24 @@ class ErrorGroup(models.Model):
     def cause(self) -> str:
         """The title; without an error, as of an expired message, it is the reason."""
         return str(reason_text(self.title)) if self.title == self.reason else self.title
+
+
+class ParkedMinute(models.Model):
+    """How many messages of an error group were parked in a minute of the last hours, for its trend.
+
+    The messages themselves would all have to be read: in an incident these are most messages that there are.
+    """
+
+    group = models.ForeignKey(ErrorGroup, on_delete=models.CASCADE, related_name="minutes", db_index=False)
+    minute = models.DateTimeField()
+    count = models.PositiveIntegerField()
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["group", "minute"], name="rmq_minute_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.minute} {self.count}"
 
 
 class State(models.TextChoices):

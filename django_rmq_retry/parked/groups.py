@@ -8,25 +8,27 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import connections, router
-from django.db.models import Case, Count, F, IntegerField, Value, When
+from django.db.models import Case, Count, F, Value, When
 from django.db.models.functions import Greatest, Least
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
+from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, State, reduced
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
-from django_rmq_retry.statements import lock, locking
+from django_rmq_retry.statements import BulkCount, lock, locking
 
 GROUPS_AT_ONCE = 500
 NOTE_LIMIT = 10_000
 LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
 BUCKETS, BUCKET = 18, timedelta(minutes=10)
 """Three hours in total."""
+MINUTE, MINUTES_KEPT = timedelta(minutes=1), timedelta(hours=4)
+count_minutes = BulkCount(ParkedMinute, ("group_id", "minute", "count"))
 _ORIGINS = """
 WITH RECURSIVE queued(grp, queue) AS (
     SELECT id, (SELECT queue FROM rmq_retry_parkedmessage WHERE group_id = rmq_retry_errorgroup.id AND state = %%s
@@ -55,7 +57,10 @@ No pair of group and queue is there twice. With GROUP BY PostgreSQL expects a te
 the query (``jit_above_cost``), which takes longer than to run it.
 """
 GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
-"""The messages in the last minutes from which a group grows: a single one is an event, and no growth."""
+"""The messages in the last minutes from which a group grows: a single one is an event, and no growth.
+
+They are counted by the minute: the last four, and what has passed of the present one.
+"""
 
 
 def recount(groups: Collection[int] | None = None) -> int:
@@ -115,6 +120,17 @@ class GroupTally:
             changes = _columns(self.changes[group], now)
             if changes:
                 ErrorGroup.objects.using(using).filter(pk=group).update(**changes)
+        self._write_minutes(using=using, now=now)
+
+    def _write_minutes(self, *, using: str, now: datetime) -> None:
+        """Count what was parked by the minute, for the trends, and delete the minutes that no trend shows any more."""
+        oldest = now - MINUTES_KEPT
+        seen = Counter((group, minute_of(at)) for group, change in self.changes.items() for at in change.seen)
+        rows = sorted((group, minute, count) for (group, minute), count in seen.items() if minute >= oldest)
+        if rows:
+            count_minutes(rows, using=using)
+            groups = {group for group, _minute, _count in rows}
+            ParkedMinute.objects.using(using).filter(group__in=groups, minute__lt=oldest).delete()
 
 
 def _columns(change: _Change, now: datetime) -> dict[str, Any]:
@@ -194,6 +210,11 @@ def grows(newest: int) -> bool:
     return newest >= GROWTH
 
 
+def minute_of(at: datetime) -> datetime:
+    """Return the minute in which a time is."""
+    return at.replace(second=0, microsecond=0)
+
+
 class Lately(NamedTuple):
     """The messages of groups that were parked lately."""
 
@@ -206,18 +227,14 @@ class Lately(NamedTuple):
 
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
-    """Count the messages of groups that were parked lately; one query serves all groups."""
-    end = timezone.now()
+    """Return how many messages of groups were parked lately; one query serves all groups."""
+    end = minute_of(timezone.now()) + MINUTE
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
-    # Newest first: during an incident most rows are there, and need only one comparison.
-    spans = [(end - GROWTH_SPAN, buckets), *reversed([(start, place) for place, start in enumerate(starts)])]
-    placing = Case(*(When(parked_at__gte=at, then=Value(place)) for at, place in spans), output_field=IntegerField())
     counts = {group: [0] * buckets for group in groups}
     newest = dict.fromkeys(counts, 0)
-    if counts:
-        recent = ParkedMessage.objects.filter(group__in=list(counts), parked_at__gte=starts[0]).order_by()
-        placed = recent.annotate(place=placing).values_list("group", "place")
-        for group, place, count in placed.annotate(count=Count("pk")):
-            counts[group][min(place, buckets - 1)] += count
-            newest[group] += count if place == buckets else 0
+    recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=starts[0]).order_by()
+    for group, minute, count in recent.values_list("group", "minute", "count"):
+        # By the clock of a worker that is ahead, a message may be parked later than now.
+        counts[group][min((minute - starts[0]) // BUCKET, buckets - 1)] += count
+        newest[group] += count if minute >= end - GROWTH_SPAN else 0
     return Lately(starts, counts, newest)

@@ -19,7 +19,9 @@ from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import claim
 from django_rmq_retry.parked.copies import copy_for
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.drive import Drive, drive
+from django_rmq_retry.parked.groups import count_minutes, minute_of
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 
@@ -72,6 +74,7 @@ def record(
     BusinessKey.objects.bulk_create([BusinessKey(message=message, value=value) for value in named])
     counter = COUNTED_AS[message.state]
     ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
+    count_minutes([(message.group_id, minute_of(message.parked_at), 1)], using=database())
     return message
 
 

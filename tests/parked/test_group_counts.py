@@ -1,14 +1,26 @@
 """The counters of error groups."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
-from django_rmq_retry.models import ErrorGroup, State
+from django_rmq_retry.models import ErrorGroup, ParkedMinute, State
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS
-from django_rmq_retry.parked.groups import Origin, counted_origins, origins_of, recount
+from django_rmq_retry.parked.groups import (
+    BUCKETS,
+    Origin,
+    count_minutes,
+    counted_origins,
+    minute_of,
+    origins_of,
+    parked_lately,
+    recount,
+)
+from tests.parked.arrivals import by_us, store, the_group
 from tests.parked.made import group, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -103,3 +115,57 @@ def test_the_origins_of_a_group_are_those_of_its_parked_messages() -> None:
     assert counted_origins(one.pk)[0] == (Origin("card", "pay"), 2)
     assert sum(count for _origin, count in counted_origins(one.pk)) == 5
     assert origins_of([]) == {}
+
+
+def milliseconds(at: datetime) -> int:
+    return int(at.timestamp() * 1000)
+
+
+def ago(**span: int) -> datetime:
+    return timezone.now() - timedelta(**span)
+
+
+def test_messages_are_counted_in_the_minute_in_which_they_were_parked() -> None:
+    store(*(by_us(id=f"m-{number}", at=milliseconds(ago(minutes=30))) for number in range(3)))
+    store(by_us(id="m-3", at=milliseconds(ago(minutes=30))), by_us(id="m-4", at=milliseconds(ago(minutes=2))))
+    lately = parked_lately([the_group().pk])
+
+    counts = lately.counts[the_group().pk]
+    assert (sum(counts), counts[-1], lately.newest[the_group().pk]) == (5, 1, 1)
+    assert sum(counts[-5:-2]) == 4
+    assert len(counts) == len(lately.starts) == BUCKETS
+    assert {at.second for at in lately.starts} == {0}
+
+
+def test_a_message_that_is_parked_again_is_counted_both_times() -> None:
+    store(by_us(at=milliseconds(ago(minutes=50))))
+    store(by_us(at=milliseconds(ago(minutes=1))))
+
+    assert (the_group().parked, sum(parked_lately([the_group().pk]).counts[the_group().pk])) == (1, 2)
+
+
+def test_a_trend_reads_no_message() -> None:
+    with CaptureQueriesContext(connection) as queries:
+        parked_lately([parked().group_id for _ in range(3)][:2])
+
+    assert ["parkedmessage" in query["sql"] for query in queries if query["sql"].startswith("SELECT")] == [False]
+
+
+def test_minutes_that_no_trend_shows_are_deleted() -> None:
+    store(by_us(id="m-1", at=milliseconds(ago(minutes=1))))
+    count_minutes([(the_group().pk, minute_of(ago(hours=5)), 7)], using="default")
+    store(by_us(id="m-2", at=milliseconds(ago(hours=6))), by_us(id="m-3", at=milliseconds(ago(minutes=3))))
+
+    left = ParkedMinute.objects.filter(group=the_group()).order_by("minute")
+    assert [row.count for row in left] == [1, 1]
+
+
+def test_a_count_of_the_same_minute_is_added() -> None:
+    one, other, at = group().pk, group().pk, minute_of(timezone.now())
+    count_minutes([(one, at, 2), (other, at, 1)], using="default")
+    count_minutes([(one, at, 3)], using="default")
+
+    assert list(ParkedMinute.objects.order_by("group").values_list("group", "minute", "count")) == [
+        (one, at, 5),
+        (other, at, 1),
+    ]

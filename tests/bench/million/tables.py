@@ -13,6 +13,7 @@ from django_rmq_retry.models import (
     ErrorGroup,
     OperatorAction,
     ParkedMessage,
+    ParkedMinute,
     RequeueItem,
     RequeueRun,
 )
@@ -121,6 +122,14 @@ _ACCOUNTS = Table(
     source="rmq_retry_parkedmessage WHERE id % 5 = 0",
     values={"message_id": "id", "value": ACCOUNT, "folded": ACCOUNT},
 )
+_MINUTES = Table(
+    model=ParkedMinute,
+    source="""(
+        SELECT group_id, date_trunc('minute', parked_at) AS minute, count(*) AS parked FROM rmq_retry_parkedmessage
+        WHERE parked_at > now() - interval '4 hours' GROUP BY 1, 2
+    ) AS counted""",
+    values={"group_id": "group_id", "minute": "minute", "count": "parked"},
+)
 _ATTEMPTS = Table(
     model=Attempt,
     source="""(
@@ -202,7 +211,7 @@ _ACTS = Table(
         "seal": "repeat('0', 64)",
     },
 )
-TABLES = (_GROUPS, _MESSAGES, _PAYMENTS, _ACCOUNTS, _ATTEMPTS, _RUNS, _ITEMS, _ACTS)
+TABLES = (_GROUPS, _MESSAGES, _MINUTES, _PAYMENTS, _ACCOUNTS, _ATTEMPTS, _RUNS, _ITEMS, _ACTS)
 COUNTERS = """
     UPDATE rmq_retry_errorgroup AS g SET
         parked = n.parked, requeued = n.requeued, processed = n.processed, discarded = n.discarded, arrived = n.arrived,
