@@ -34,6 +34,7 @@ class ButtonTarget:
     label: Any
     page: str
     verb: str
+    query: str = ""
 
 
 CONSUMERS = ButtonTarget(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
@@ -43,12 +44,18 @@ GROUP = ButtonTarget(label=gettext_lazy("Open the group"), page="errorgroup_chan
 RUN = ButtonTarget(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
 OUTBOX = ButtonTarget(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
 KEYS = ButtonTarget(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
+REQUEUED = ButtonTarget(
+    label=gettext_lazy("Parked messages"), page="parkedmessage_changelist", verb="view", query="?state=requeued"
+)
 REQUESTS = ButtonTarget(
     label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
 )
 REQUEST = ButtonTarget(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
 TARGETS: Mapping[Code, ButtonTarget] = {
     **dict.fromkeys((Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE, Code.NO_CONSUMER, Code.IDLE), CONSUMERS),
+    Code.STUCK: CONSUMERS,
+    Code.RETRIES_OVERDUE: QUEUES,
+    Code.NO_OUTCOME: REQUEUED,
     **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
     **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
     **dict.fromkeys((Code.PARKED, Code.PARKED_LONG), GROUPS),
@@ -88,7 +95,7 @@ class Need:
         where = (problem.subject,) if target in (GROUP, RUN, REQUEST) else ()
         button = Button(
             label=str(target.label),
-            address=address(target.page, *where),
+            address=address(target.page, *where) + target.query,
             why=refusal(request, target.verb),
             describes=visible(problem.subject),
         )

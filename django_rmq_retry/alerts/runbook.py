@@ -19,6 +19,9 @@ SECTIONS: Mapping[Code, str] = {
     Code.OUTBOX_OVERDUE: "the-outbox-grows",
     Code.ABANDONED: "a-queue-was-renamed",
     Code.MANY_DEAD_LETTER_PROCESSES: "retries-do-not-return-after-an-update-of-rabbitmq",
+    Code.RETRIES_OVERDUE: "retries-are-overdue",
+    Code.STUCK: "a-consumer-is-stuck",
+    Code.NO_OUTCOME: "requeued-messages-have-no-outcome",
     Code.ALL_VANISHED: "a-consumer-restarts-again-and-again",
     Code.VANISHED: "a-consumer-restarts-again-and-again",
 }

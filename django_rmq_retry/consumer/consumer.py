@@ -96,6 +96,7 @@ class Consumer:
         self._limits = limits
         self._watchers = watchers
         self._refusal = refusal
+        self._threads = threads
         self._workers: Workers[Delivery] = Workers(threads, self._work if self._in_order else self._make)
         self._sequencer = Sequencer(attempts.key, again=self._workers.add)
         self._over = False
@@ -150,6 +151,12 @@ class Consumer:
     def ready(self) -> bool:
         """True if it is connected, consumes each queue that is not paused, and is not stopping."""
         return self.online and not self._over and self._source.ready
+
+    @property
+    def stuck_since(self) -> float | None:
+        """The monotonic time since when each thread runs a handler beyond its deadline; None if one does not."""
+        late = sorted(state.due for state in self.in_flight if state.due < time.monotonic())
+        return late[self._threads - 1] if len(late) >= self._threads else None
 
     @property
     def copies(self) -> int:

@@ -83,7 +83,7 @@ class Heartbeat(Recurring):
 
     def _status(self, now: float) -> tuple[bool, bool, int]:
         """Return whether the process is connected and stopping, and the number of handlers beyond their timeout."""
-        late = sum(_late(state, now) for state in self._consumer.in_flight)
+        late = sum(now > state.due for state in self._consumer.in_flight)
         return self._consumer.online, bool(self._consumer.why), late
 
     def _row(self) -> "QuerySet[ConsumerProcess]":
@@ -95,8 +95,10 @@ class Heartbeat(Recurring):
     def _write(self) -> None:
         now, passed = database_clock.now(router.db_for_write(ConsumerProcess)), time.monotonic()
         status = self._status(passed)
+        stuck = self._consumer.stuck_since
         columns = {
             "beat_at": now,
+            "stuck_at": None if stuck is None else database_clock.stored(now.timestamp() - passed + stuck),
             "connected": status[0],
             "stopping": status[1],
             "waiting": self._consumer.waiting,
@@ -117,11 +119,6 @@ class Heartbeat(Recurring):
             # The project's function is called once for each delivery, whatever the time that its handler takes.
             self._keys[state] = (state.delivery, key if delivery is state.delivery else _key(state))
         return [_entry(state, self._keys[state][1], ahead) for state in states]
-
-
-def _late(state: AttemptState, now: float) -> bool:
-    subscription = state.subscription
-    return subscription is not None and subscription.timeout is not None and now - state.began > subscription.timeout
 
 
 def _key(state: AttemptState) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from django_rmq_retry import hooks
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.health.rules import STUCK_FOR
 from django_rmq_retry.recurring import LastingFailures
 from django_rmq_retry.telemetry.meter import Meter, Slot
 
@@ -49,7 +50,9 @@ class States:
         meter.set(Slot.WAITING, consumer.waiting)
         meter.set(Slot.COPIES, consumer.copies)
         meter.set(Slot.CONNECTED, consumer.online)
-        meter.set(Slot.READY, consumer.ready)
+        stuck = consumer.stuck_since
+        stands = stuck is not None and time.monotonic() - stuck > STUCK_FOR.total_seconds()
+        meter.set(Slot.READY, consumer.ready and not stands)
         self._count(Slot.UNANSWERED, self._events.unanswered)
         self._count(Slot.HOOK_FAILURES, sum(hooks.current().failures.values()))
 

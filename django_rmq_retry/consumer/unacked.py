@@ -1,5 +1,6 @@
 """The state of a delivery, and the memory of those that stay unacked for their next attempt."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -52,6 +53,12 @@ class AttemptState:
     """The attempt as its hooks see it; None if there are none."""
     traceparent: str = ""
     """The W3C trace context of the attempt, if a hook has set one."""
+
+    @property
+    def due(self) -> float:
+        """The monotonic time at which its handler should have ended."""
+        timeout = None if self.subscription is None else self.subscription.timeout
+        return math.inf if timeout is None else self.began + timeout
 
 
 class Unacked:

@@ -10,13 +10,15 @@ from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, Error, connections, router
-from django.db.models import Count, IntegerField, Max, Min, Q, Subquery, Sum
+from django.db.models import Count, Exists, IntegerField, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.conf import settings
+from django_rmq_retry.health.rules import RETRY_OVERDUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
+    Attempt,
     BlockedMessage,
     ConsumerProcess,
     Declared,
@@ -33,6 +35,8 @@ from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.approvals import open_requests
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.groups import GROWTH_SPAN
+from django_rmq_retry.parked.items import OUTCOME_LIMIT
+from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 
 T = TypeVar("T")
@@ -45,6 +49,10 @@ MOST_PLACES = 3
 """The most error groups of the largest cause that are looked at."""
 MOST_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
+MOST_RETRIES = 500
+"""The most retries that are examined: those that were due last."""
+RETRIES_OF = timedelta(days=1)
+"""The time for which a retry that never returned is reported: an attempt that a killed process made has no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,25 @@ class ApprovalCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SilentCopies:
+    """Messages that were requeued, have no outcome for longer than a run waits for one, and wait for no retry."""
+
+    count: int = 0
+    """Up to MOST_COUNTED and one more."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueRetries:
+    """Retries of one queue that were due some time ago and have not been attempted again."""
+
+    queue: str
+    count: int
+    oldest: datetime
+    """The time at which the first of them was due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     alias: str
     seconds: float
@@ -115,6 +142,8 @@ class Survey:
     halted: tuple[QueueControl, ...] = ()
     """Strict-order queues that are stopped because their first message fails."""
     approvals: ApprovalCounts = ApprovalCounts()
+    silent: SilentCopies = SilentCopies()
+    overdue: tuple[OverdueRetries, ...] = ()
     declared: tuple[Declared, ...] = ()
     """Queues and exchanges that this project has declared, on all brokers."""
 
@@ -140,8 +169,9 @@ def survey(*, page: bool = False) -> Survey:
     if not page and not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
         raise Unmigrated(alias)
     apart, now = database_clock.ahead(alias), database_clock.now(alias)
-    stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
-    parked_now = parked(now)
+    of_stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+    stopped = tuple(QueueControl.objects.filter(of_stopped).order_by("queue"))
+    parked_now, silent = parked(now, [one.queue for one in stopped])
     pending = outbox_if_read() if page else outbox()
     return Survey(
         alias=alias,
@@ -154,26 +184,63 @@ def survey(*, page: bool = False) -> Survey:
         outbox_answers=pending is not None,
         blocked=blocked(),
         apart=apart,
-        stopped=tuple(QueueControl.objects.filter(stopped).order_by("queue")),
+        stopped=stopped,
         halted=halted(),
         approvals=approvals() if settings().four_eyes else ApprovalCounts(),
+        silent=silent,
+        overdue=overdue_retries(now),
         declared=tuple(rows()) if page or Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
 
 
-def parked(now: datetime) -> ParkedCounts:
-    """Count the parked messages by the groups' counters, because an open page repeats this every few seconds."""
+def parked(now: datetime, stopped: Iterable[str]) -> tuple[ParkedCounts, SilentCopies]:
+    """Count the parked messages by the groups' counters, because an open page repeats this every few seconds.
+
+    With them, in the same query, those that were requeued and have no outcome, but not in stopped queues.
+    """
     rows = ParkedMessage.objects.filter(state=State.PARKED)
     recent = rows.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
     on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
+    silent = _silent(now, stopped)
     totals = ErrorGroup.objects.aggregate(
         open=Sum("parked"),
         on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(Subquery(recent)),
+        silent=Max(_Counted(silent.values("pk")[: MOST_COUNTED + 1])),
+        silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
     count = max((totals["open"] or 0) - (totals["on_hold"] or 0), 0)
-    return ParkedCounts(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
+    return (
+        ParkedCounts(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"]),
+        SilentCopies(count=totals["silent"] or 0, oldest=totals["silent_since"]),
+    )
+
+
+def _silent(now: datetime, stopped: Iterable[str]) -> "QuerySet[ParkedMessage]":
+    """Return the requeued messages without an outcome; a copy that failed and waits for its next attempt has one."""
+    waiting = Attempt.objects.filter(identity=OuterRef("identity"), next_at__gt=now - RETRY_OVERDUE)
+    sent = ParkedMessage.objects.filter(state=State.REQUEUED, requeued_at__lt=now - OUTCOME_LIMIT).order_by()
+    names = list(stopped)
+    return (sent.exclude(queue__in=names) if names else sent).exclude(Exists(waiting))
+
+
+def overdue_retries(now: datetime) -> tuple[OverdueRetries, ...]:
+    """Return the queues whose retries were due and have not come, by one query that looks at those due last."""
+    later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
+    # The broker parks a message that expires, or that its queue rejects, without an attempt.
+    recorded = ParkedMessage.objects.filter(identity=OuterRef("identity"), parked_at__gt=OuterRef("started_at"))
+    due = Attempt.objects.filter(
+        verdict=Kind.RETRY.value, next_at__gt=now - RETRIES_OF, next_at__lt=now - RETRY_OVERDUE
+    )
+    rows = due.order_by("-next_at").annotate(attempted=Exists(later), recorded=Exists(recorded))
+    found: dict[str, list[datetime]] = {}
+    for queue, at, attempted, known in rows.values_list("queue", "next_at", "attempted", "recorded")[:MOST_RETRIES]:
+        if at is not None and not (attempted or known):
+            found.setdefault(queue, []).append(at)
+    return tuple(
+        OverdueRetries(queue=queue, count=len(dues), oldest=min(dues)) for queue, dues in sorted(found.items())
+    )
 
 
 class _Counted(Subquery):

@@ -20,7 +20,9 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
-from django_rmq_retry.health.facts import BlockedCounts, Survey
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.health.facts import MOST_COUNTED, BlockedCounts, OverdueRetries, SilentCopies, Survey
 from django_rmq_retry.health.rules import (
     CLOCKS_APART,
     HALTED_TOO_LONG,
@@ -31,6 +33,7 @@ from django_rmq_retry.health.rules import (
     PAUSED_TOO_LONG,
     PROBE_OVERDUE,
     RUN_IDLE,
+    STUCK_FOR,
     VANISHED,
     Code,
     Problem,
@@ -234,6 +237,7 @@ def in_survey(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
     yield from _in_parked(survey, now, limits)
+    yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
         yield _stopped(control, now)
     for control in survey.halted:
@@ -293,6 +297,14 @@ def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Proble
             since=parked.oldest,
             values={**_waited(now - parked.oldest, most or PARKED_TOO_LONG), "cause": _caused(survey)},
         )
+
+
+def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
+    if silent.count and silent.oldest is not None:
+        shown = f"{number(MOST_COUNTED)}+" if silent.count > MOST_COUNTED else number(silent.count)
+        values = {"number": shown, "span": span(now - silent.oldest)}
+        count = min(silent.count, MOST_COUNTED)
+        yield Problem(code=Code.NO_OUTCOME, count=count, since=silent.oldest, values=values)
 
 
 def _caused(survey: Survey) -> str:
@@ -377,9 +389,44 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
         if len(versions) > 1:
             names = ", ".join(f"{name or 'unknown'} ({count})" for name, count in versions.items())
             yield Problem(code=Code.VERSIONS, count=len(versions), values={"what": what, "names": names})
+    stuck = stuck_processes(known, now)
+    if stuck:
+        since = min(row.stuck_at for row in stuck if row.stuck_at)
+        values = {"names": listed(map(str, stuck)), "span": span(now - since)}
+        yield Problem(code=Code.STUCK, count=len(stuck), since=since, values=values)
     away = [str(row) for row in living if not row.connected]
     if away:
         yield Problem(code=Code.DISCONNECTED, count=len(away), values={"names": listed(away)})
+
+
+def stuck_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
+    """Return the living processes whose threads all run handlers beyond their deadline."""
+    living = [row for row in rows if now - row.beat_at <= VANISHED and not row.stopping]
+    return [row for row in living if row.stuck_at is not None and now - row.stuck_at > STUCK_FOR]
+
+
+def overdue_in(levels: Sequence[Level], survey: Survey) -> list[OverdueRetries]:
+    """Return the overdue retries that a queue may hold.
+
+    In a queue that is stopped or halted they wait for its end. If its queues hold no message, the attempt was made
+    and its row lost with a killed process, or somebody purged the queue.
+    """
+    rests = {one.queue for one in (*survey.stopped, *survey.halted)}
+    homes, held, waiting = homes_of(registry.work_queues()), set[str](), set[str]()
+    for level in levels:
+        home = level.home or homes.get(level.queue, level.queue)
+        waiting |= {home} if level.role is Role.WAITING else set()
+        held |= {home} if level.role is not Role.PARKED and (level.ready or level.unacked) else set()
+    known = {level.queue for level in levels if level.role is Role.WORK}
+    # A carrier without waiting queues keeps retries where the broker does not count them.
+    return [one for one in survey.overdue if one.queue in known - rests and one.queue in held | (known - waiting)]
+
+
+def in_retries(levels: Sequence[Level], survey: Survey | None, now: datetime) -> Iterator[Problem]:
+    """Yield the queues whose retries are overdue."""
+    for one in overdue_in(levels, survey) if survey else ():
+        values = {"span": span(now - one.oldest)}
+        yield Problem(code=Code.RETRIES_OVERDUE, subject=one.queue, count=one.count, since=one.oldest, values=values)
 
 
 def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> Iterator[Problem]:
@@ -419,6 +466,7 @@ def present(
     queues = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=vhost)
     found = [problem for one in queues.judged() for problem in one.problems]
     found += in_survey(survey, now, limits) if survey else []
+    found += in_retries(levels, survey, now)
     found += too_many_parked(levels, survey, limits)
     needed = [problem for problem in merged(found, queues) if problem.severity is not Severity.INFORMATION]
     return sorted(needed, key=lambda problem: problem.harm)

@@ -29,6 +29,10 @@ PAUSED_TOO_LONG = timedelta(hours=4)
 """The time after which a pause may be forgotten."""
 HALTED_TOO_LONG = timedelta(minutes=10)
 """The time after which a halted queue is an error."""
+STUCK_FOR = timedelta(seconds=30)
+"""The time for which all threads of a process run handlers beyond their deadline, after which it is stuck."""
+RETRY_OVERDUE = timedelta(minutes=10)
+"""The time past its due time after which a retry that was not attempted again is overdue."""
 CLOCKS_APART = timedelta(seconds=2)
 """The difference of two clocks from which it is reported; from ``database_clock.CLOCK_TOLERANCE`` on it is an error."""
 NEARLY_FULL = 0.8
@@ -204,6 +208,16 @@ class Code(Enum):
         fix="Start manage.py rmq_consume",
     )
     ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."))
+    STUCK = _error(Area.CONSUMERS)(
+        text=ngettext_lazy(
+            "%(count)d consumer is stuck for %(span)s, with handlers beyond their deadline in all threads: %(names)s.",
+            "%(count)d consumers are stuck, the first for %(span)s, with handlers beyond their deadline in all "
+            "threads: %(names)s.",
+            "count",
+        ),
+        why=_("Such a process takes no other message."),
+        fix="manage.py rmq_status --consumers names the messages; end the process, and they are delivered again.",
+    )
     HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
         text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
@@ -219,6 +233,16 @@ class Code(Enum):
         row="%(count)d of at least %(least)d consumers",
         why="The limit was passed as --min-consumers.",
         fix="Start manage.py rmq_consume %(quoted)s",
+    )
+    RETRIES_OVERDUE = _error(Area.CONSUMERS)(
+        text=ngettext_lazy(
+            "%(count)d retry in queue %(subject)r is overdue, for %(span)s.",
+            "%(count)d retries in queue %(subject)r are overdue, the first for %(span)s.",
+            "count",
+        ),
+        why=_("Each waits behind other messages, or does not return from its waiting queue."),
+        fix="manage.py rmq_status shows where they are. If the work queue is long, start manage.py rmq_consume "
+        "%(quoted)s; if the waiting queue does not empty, see the runbook.",
     )
     BREAKER_OPEN = _error(Area.PARKED)(
         row="its breaker is open%(because)s",
@@ -298,6 +322,15 @@ class Code(Enum):
         text=_("%(messages)s %(where)s, and the limit %(setting)s is %(limit)d."),
         why=_("At the limit, messages of blocked keys stay unacked and slow down their queues."),
         fix="manage.py rmq_blocked list, then resolve the message that goes first of the oldest key.",
+    )
+    NO_OUTCOME = _error(Area.PARKED)(
+        text=ngettext_lazy(
+            "%(number)s message was requeued %(span)s ago and has no outcome.",
+            "%(number)s messages were requeued and have no outcome, the first for %(span)s.",
+            "count",
+        ),
+        why=_("Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost."),
+        fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait.",
     )
     TOO_MANY_PARKED = _error(Area.PARKED)(
         line="%(messages)s parked, more than %(limit)d",

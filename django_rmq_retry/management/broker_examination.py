@@ -23,7 +23,7 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, Configurat
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.facts import Survey
-from django_rmq_retry.health.problems import Limits, Queues, in_plan, listed, merged, resting, unreachable
+from django_rmq_retry.health.problems import Limits, Queues, in_plan, in_retries, listed, merged, resting, unreachable
 from django_rmq_retry.health.rules import API, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
@@ -252,7 +252,7 @@ class BrokerExamination:
         now = database_clock.now(survey.alias) if survey else timezone.now()
         queues = Queues(levels=levels, excused=resting(survey, now), limits=self._limits, vhost=sight.vhost)
         found = [problem for one in queues.judged() for problem in one.problems if problem.code not in OF_PLAN]
-        found = merged(found, queues)
+        found = [*merged(found, queues), *in_retries(levels, survey, now)]
         yield from found
         if settings().records:
             yield from _unrecorded(sight, topology)

@@ -117,6 +117,7 @@ class Migration(migrations.Migration):
                 ("threads", models.PositiveIntegerField(default=0, verbose_name="threads")),
                 ("waiting", models.PositiveIntegerField(default=0, verbose_name="waiting for a thread")),
                 ("in_flight", models.JSONField(default=list, verbose_name="in flight")),
+                ("stuck_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("started_at", models.DateTimeField(verbose_name="started")),
                 ("beat_at", models.DateTimeField(verbose_name="last heartbeat")),
             ],
@@ -1031,6 +1032,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="parkedmessage",
             index=models.Index(fields=["state", "cycle"], name="rmq_msg_cycle"),
+        ),
+        migrations.AddIndex(
+            model_name="parkedmessage",
+            index=models.Index(fields=["state", "requeued_at"], name="rmq_msg_requeued"),
         ),
         migrations.AddIndex(
             model_name="parkedmessage",

@@ -280,6 +280,7 @@ class ParkedMessage(models.Model):
             models.Index(fields=["business_key", "state"], name="rmq_msg_key"),
             models.Index(fields=["state", "reason"], name="rmq_msg_reason"),
             models.Index(fields=["state", "cycle"], name="rmq_msg_cycle"),
+            models.Index(fields=["state", "requeued_at"], name="rmq_msg_requeued"),
             models.Index(fields=["-parked_at", "-id", "group"], name="rmq_msg_parked"),
             models.Index(fields=["message_id"], name="rmq_msg_id", opclasses=["varchar_pattern_ops"]),
             models.Index(fields=["correlation_id"], name="rmq_msg_correlation"),

@@ -23,6 +23,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.health.facts import Survey, Unanswered, in_time, survey
+from django_rmq_retry.health.problems import overdue_in, stuck_processes
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import OPEN
@@ -185,8 +186,15 @@ class Figures(Recurring):
             ),
         )
         yield _by("parked_oldest_seconds", "Age of the message that has been parked for longest.", "queue", oldest)
+        yield from self._of_late(reading)
         yield from self._of_outbox(reading)
         yield from self._of_stops(reading.survey)
+
+    def _of_late(self, reading: Reading) -> Iterator[Family]:
+        stuck = len(stuck_processes(reading.survey.processes, reading.now))
+        yield single("processes_stuck", "Processes whose threads all run handlers beyond their deadline.", stuck)
+        about = "Requeued messages without an outcome for an hour, up to 1,001."
+        yield single("requeued_without_outcome", about, reading.survey.silent.count)
 
     def _of_outbox(self, reading: Reading) -> Iterator[Family]:
         outbox, blocked = reading.survey.outbox, reading.survey.blocked
@@ -222,6 +230,10 @@ class Figures(Recurring):
         consumers = {one.queue: float(one.consumers) for one in levels if one.consumers is not None}
         yield _by("queue_consumers", "Consumers of a queue, on all hosts.", "queue", consumers)
         survey = reading.survey if reading else None
+        if survey is not None:
+            late = {one.queue: float(one.count) for one in overdue_in(levels, survey)}
+            overdue = {one.queue.name: late.get(one.queue.name, 0.0) for one in self._work_queues}
+            yield _by("retries_overdue", "Retries that were due ten minutes ago and have not come.", "queue", overdue)
         stopped = {one.queue for one in (*survey.stopped, *survey.halted)} if survey else set()
         work = {level.queue: count for level, count in ready if level.role is Role.WORK}
         wanted = {queue: 0.0 if queue in stopped else self._wanted(queue, count) for queue, count in work.items()}

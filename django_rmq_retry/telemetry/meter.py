@@ -56,7 +56,7 @@ class Slot(IntEnum):
     """Copies that are sent and not confirmed yet."""
     CONNECTED = 8
     READY = 9
-    """1 if it is connected, consumes all of its queues that are not paused, and is not stopping."""
+    """1 if it is connected, consumes all of its queues that are not paused, and is neither stopping nor stuck."""
     BEAT = 10
     """The monotonic time at which its main loop last ran while its I/O thread answered and its threads lived."""
 

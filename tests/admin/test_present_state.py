@@ -191,6 +191,16 @@ def test_what_is_parked_needs_somebody_for_as_long_as_it_is_parked(page: Client)
     assert f'href="{ADMIN}errorgroup/{cause.pk}/change/"' in page.get(f"{ADMIN}livestatus/").content.decode()
 
 
+def test_a_requeued_message_without_an_outcome_is_one_click_away(page: Client) -> None:
+    gone = made.message(state=State.REQUEUED, requeued_at=timezone.now() - timedelta(hours=3), message_id="9f3c-77")
+    text = shown(page, "livestatus/")
+    address = f"{ADMIN}parkedmessage/?state=requeued"
+
+    assert "1 message was requeued 3 h ago and has no outcome." in text
+    assert f'href="{address}"' in page.get(f"{ADMIN}livestatus/").content.decode()
+    assert f"{ADMIN}parkedmessage/{gone.pk}/change/" in page.get(address).content.decode()
+
+
 def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> None:
     """T5: thousands of timeouts in two handlers, and one mail that failed last."""
     now = timezone.now()

@@ -129,9 +129,19 @@ def test_a_handler_beyond_its_deadline_is_written_at_once_and_its_row_ends_with_
     with at_work(bank, "reports", 1) as consumer:
         found = row(lambda one: one.in_flight and _age(one) > one.in_flight[0]["timeout"])
         assert (found.in_flight[0]["handler"], found.in_flight[0]["timeout"]) == ("bank.report", 2.0)
+        assert found.stuck_at is None, "its other thread takes messages"
         assert consumer.process.wait(60) == 1, consumer.said
 
     assert rows() == [], "its message was settled as a failed attempt"
+
+
+def test_a_process_is_stuck_once_all_of_its_threads_are_beyond_their_deadline(bank: Bank) -> None:
+    with at_work(bank, "reports", 1, 2):
+        stuck = row(lambda one: one.stuck_at)
+        begun = max(datetime.fromisoformat(entry["since"]) for entry in stuck.in_flight)
+
+        assert stuck.stuck_at is not None
+        assert abs((stuck.stuck_at - begun).total_seconds() - 2.0) < 1
 
 
 def _age(one: ConsumerProcess) -> float:

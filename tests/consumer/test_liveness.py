@@ -1,12 +1,17 @@
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from django_rmq_retry.consumer import liveness, memory
+from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.liveness import LivenessFile, Pulse
+from django_rmq_retry.telemetry.meter import Board, Meter, Slot
 from tests.tooling.waiting import wait_until
 
 
@@ -85,6 +90,17 @@ def test_old_and_missing_files_are_not_fresh(path: Path, tmp_path: Path) -> None
     os.utime(path, (1, 1))
 
     assert (new, liveness.fresh([path]), liveness.fresh([tmp_path / "none"])) == (True, False, False)
+
+
+@pytest.mark.parametrize(("since", "ready"), [(None, 1.0), (1.0, 1.0), (60.0, 0.0)])
+def test_a_process_whose_threads_are_stuck_is_not_ready(since: float | None, ready: float) -> None:
+    board = Board((), processes=1)
+    stuck = None if since is None else time.monotonic() - since
+    consumer: Any = SimpleNamespace(running=2, waiting=0, copies=0, online=True, ready=True, stuck_since=stuck)
+    meter, events = Meter(board, clock=time.monotonic), Events(time.monotonic)
+    liveness.States(meter, consumer, events, threads=2).write()
+
+    assert board.slot(0, Slot.READY) == ready
 
 
 def test_a_process_measures_its_memory() -> None:

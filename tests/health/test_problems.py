@@ -9,7 +9,15 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.health.facts import BlockedCounts, LargestCause, ParkedCounts, Survey
+from django_rmq_retry.health import problems
+from django_rmq_retry.health.facts import (
+    BlockedCounts,
+    LargestCause,
+    OverdueRetries,
+    ParkedCounts,
+    SilentCopies,
+    Survey,
+)
 from django_rmq_retry.health.problems import (
     Limits,
     Queues,
@@ -189,6 +197,11 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (halted(ago(minutes=5)), ["HALTED Queue 'q' has been halted for 5 min, attempt 7: NotCovered."]),
     (halted(ago(minutes=11)), ["HALTED_LONG Queue 'q' has been halted for 11 min, attempt 7: NotCovered."]),
+    ({"silent": SilentCopies(count=1, oldest=ago(hours=2))}, ["NO_OUTCOME 1 message was requeued 2 h ago and has no"]),
+    (
+        {"silent": SilentCopies(count=1001, oldest=ago(hours=2))},
+        ["NO_OUTCOME 1,000+ messages were requeued and have no outcome, the first for 2 h."],
+    ),
     ({"blocked": BlockedCounts(most=799)}, []),
     (
         {"blocked": BlockedCounts(most=800)},
@@ -277,6 +290,53 @@ def test_heartbeats() -> None:
         "Without a connection to the broker: web:2.",
     ]
     assert list(in_processes([process(1)], NOW)) == []
+
+
+STUCK: list[tuple[list[ConsumerProcess], str]] = [
+    ([process(1, stuck_at=ago(seconds=20))], ""),
+    ([process(1, stuck_at=ago(minutes=4), stopping=True)], ""),
+    (
+        [process(1, stuck_at=ago(minutes=4)), process(2)],
+        "1 consumer is stuck for 4 min, with handlers beyond their deadline in all threads: web:1.",
+    ),
+    (
+        [process(1, stuck_at=ago(minutes=4)), process(2, stuck_at=ago(minutes=9))],
+        "2 consumers are stuck, the first for 9 min, with handlers beyond their deadline in all threads: web:1, web:2.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rows", "expected"), STUCK)
+def test_a_process_without_a_free_thread_is_stuck(rows: list[ConsumerProcess], expected: str) -> None:
+    found = [problem for problem in in_processes(rows, NOW) if problem.code is Code.STUCK]
+
+    assert [problem.text for problem in found] == ([expected] if expected else [])
+
+
+LATE = {"overdue": (OverdueRetries(queue="q", count=2, oldest=ago(minutes=12)),)}
+FREE = level("q", consumers=1)
+RETRIES: list[tuple[dict[str, Any], list[Level], bool]] = [
+    (LATE, [FREE, level("q.retry", Role.WAITING, ready=1)], True),
+    (LATE, [level("q", consumers=1, ready=9), level("q.retry", Role.WAITING)], True),
+    (LATE, [level("q", consumers=1, unacked=1), level("q.retry", Role.WAITING)], True),
+    (LATE, [FREE, level("q.retry", Role.WAITING)], False),
+    (LATE, [FREE, level("q.retry", Role.WAITING), level("q.parked", Role.PARKED, ready=1, consumers=1)], False),
+    (LATE, [FREE], True),
+    (LATE, [level("r", consumers=1, ready=1)], False),
+    (LATE, [], False),
+    ({**LATE, "stopped": (QueueControl(queue="q", paused=True, since=NOW),)}, [level("q", ready=1)], False),
+    ({**LATE, **halted(NOW)}, [level("q", consumers=1, ready=1)], False),
+]
+
+
+@pytest.mark.parametrize(("facts", "levels", "overdue"), RETRIES)
+def test_a_retry_is_overdue_if_its_queue_may_hold_it(
+    facts: dict[str, Any], levels: list[Level], overdue: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "homes_of", lambda _queues: {"q.retry": "q", "q.parked": "q"})
+    found = [one for one in present(surveyed(**facts), NOW, levels) if one.code is Code.RETRIES_OVERDUE]
+
+    assert [one.text for one in found] == ["2 retries in queue 'q' are overdue, the first for 12 min."] * overdue
 
 
 def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
