@@ -91,7 +91,7 @@ class Settler:
         *,
         answer: Callable[[Message, Done], None],
         again: Callable[[Delivery], None],
-        renew: Callable[[Delivery, float], None],
+        renew: Callable[[Delivery], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._io = io
@@ -176,11 +176,18 @@ class Settler:
         if self._stopping or (line.retired and settlement.instruction is Instruction.KEEP):
             self.give_back(delivery)
             return
-        if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
-            self._renew(delivery, settlement.hold)
-            return
-        timer = self._io.later(settlement.hold, lambda: self._wait_ended(delivery, settlement))
+        left = line.since + line.line.longest_hold - time.monotonic()
+        if line.line.ordered and settlement.hold > left:
+            # Its consumer may have to wait on: it knows for how long when the message arrives again.
+            timer = self._io.later(max(left, 0.0), lambda: self._wait_interrupted(delivery))
+        else:
+            timer = self._io.later(settlement.hold, lambda: self._wait_ended(delivery, settlement))
         self._waiting[delivery] = timer, settlement
+
+    def _wait_interrupted(self, delivery: Delivery) -> None:
+        self._waiting.pop(delivery, None)
+        if delivery.channel.open:
+            self._renew(delivery)
 
     def _wait_ended(self, delivery: Delivery, settlement: Settlement) -> None:
         self._waiting.pop(delivery, None)

@@ -92,6 +92,11 @@ class PikaSource:
     def copies(self) -> int:
         return self._settler.copies
 
+    def holds(self, queue: str) -> bool:
+        """True if a message of this queue is unacked here."""
+        line = self._lines.get(queue)
+        return line is not None and line.in_flight > 0
+
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = {line.queue: line for line in lines}, receiver
         self._io.call(self._link.open)
@@ -221,12 +226,12 @@ class PikaSource:
             del self._lines[line.line.queue]
             self._open_line(line.line.queue)
 
-    def _renew(self, delivery: Delivery, hold: float) -> None:
-        """Return an ordered line's message to its place in the queue, and consume it again after its wait."""
+    def _renew(self, delivery: Delivery) -> None:
+        """Return an ordered line's message to its place in the queue, and consume it again: its wait then goes on."""
         line: OpenLine = delivery.channel
         line.close()
         self._lines.pop(line.line.queue, None)
-        self._io.later(hold, lambda: self._open_line(line.line.queue))
+        self._open_line(line.line.queue)
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._lines.clear()

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import Error
@@ -20,6 +20,8 @@ log = logging.getLogger("django_rmq_retry")
 
 REPORT_SECONDS = 5.0
 """Seconds after which a consumer reports again that a queue is still halted."""
+AWAY_SECONDS = 3.0
+"""Seconds after which a message that was returned to its queue does not come again to the consumer that had it."""
 STALE_HALT = timedelta(seconds=30)
 """The time after which a consumer that has stopped reporting counts as gone."""
 _ERROR_BYTES, _NAME_BYTES = 600, 255
@@ -27,25 +29,37 @@ NOT_HALTED = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "
 """The columns of a queue that is not halted."""
 
 
-def halted() -> tuple[QueueControl, ...]:
+def halted(now: datetime | None = None) -> tuple[QueueControl, ...]:
     """Return the queues that are halted now, by the clock of the database."""
     alias = database()
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
-    return tuple(rows.filter(halted_seen_at__gt=database_clock.now(alias) - STALE_HALT).order_by("queue"))
+    return tuple(rows.filter(halted_seen_at__gt=(now or database_clock.now(alias)) - STALE_HALT).order_by("queue"))
 
 
 class Halts:
     """The halted queues of one process; the database is queried only if one has changed or its report is due."""
 
-    def __init__(self, halts: Callable[[], Sequence[Halt]], who: str) -> None:
+    def __init__(
+        self,
+        halts: Callable[[], Sequence[Halt]],
+        who: str,
+        *,
+        holds: Callable[[str], bool] = lambda _queue: True,
+        let_go: Callable[[str], None] = lambda _queue: None,
+    ) -> None:
         self._halts = halts
         self._who = who
+        self._holds = holds
+        self._let_go = let_go
         self._reported: dict[str, tuple[int, float]] = {}
+        self._unheld: dict[str, float] = {}
+        """The halted queues without an unacked message here, each with the time of the first look that saw it so."""
         self._failures = LastingFailures()
 
     def report(self) -> None:
         """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
-        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
+        now = time.monotonic()
+        halted_now = {halt.queue: halt for halt in self._halts() if not self._left(halt.queue, now)}
         errors = [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
         for queue, halt in halted_now.items():
             attempt, at = self._reported.get(queue, (0, 0.0))
@@ -60,6 +74,20 @@ class Halts:
             )
         if errors and not failed:
             self._failures.ends()
+
+    def _left(self, queue: str, now: float) -> bool:
+        """True if the message that halts a queue went back to it, and has not come again: another process has it."""
+        if self._holds(queue):
+            self._unheld.pop(queue, None)
+            return False
+        if now - self._unheld.setdefault(queue, now) < AWAY_SECONDS:
+            return False
+        self._let_go(queue)
+        del self._unheld[queue]
+        if self._reported.pop(queue, None):
+            # The start stays, in case the same message fails there.
+            self._mine(queue).update(halted_seen_at=None)
+        return True
 
     def _clear(self, queue: str) -> None:
         self._mine(queue).update(**NOT_HALTED)

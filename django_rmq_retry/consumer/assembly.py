@@ -99,7 +99,11 @@ def consumer(
     if now.records:
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
         recorded.heartbeat = Heartbeat(recorded, **facts, queues=recorded.pauses.queues)
-    recorded.watch = Watch(breaker_gate, Halts(lambda: events.halts, name), around=FreshConnections)
+    recorded.watch = Watch(
+        breaker_gate,
+        Halts(lambda: events.halts, name, holds=source.holds, let_go=events.let_go),
+        around=FreshConnections,
+    )
     return recorded
 
 

@@ -56,7 +56,7 @@ class Attempts:
         self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
         self._surroundings = surroundings
         self._hooks = surroundings.hooks
-        self._unacked = Unacked(self._ordered)
+        self._unacked = Unacked(self._ordered, surroundings.clock)
         self.in_flight = set[AttemptState]()
         """The attempts that worker threads make now; copy it before reading it."""
 
@@ -64,6 +64,9 @@ class Attempts:
         """Make the attempt and return its settlement. An exception raised here is for ``after_outside_failure``."""
         state = self._unacked.state_of(arrival)
         state.began = self._surroundings.clock()
+        if state.due > state.began:
+            self._unacked.keep(state, arrival, due=state.due)
+            return Settlement(instruction=Instruction.KEEP, hold=state.due - state.began)
         self.in_flight.add(state)
         try:
             self._attempt(state, begin)

@@ -65,6 +65,11 @@ class Events:
         with self._lock:
             return tuple(self._halts.values())
 
+    def let_go(self, queue: str) -> None:
+        """Forget that a queue is halted: its message went back, and another process may have it."""
+        with self._lock:
+            self._halts.pop(queue, None)
+
     def note(self, attempt: FinishedAttempt) -> None:
         notify_each(self._notified, attempt)
 

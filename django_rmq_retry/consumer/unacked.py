@@ -1,7 +1,7 @@
 """The state of a delivery, and the memory of those that stay unacked for their next attempt."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,8 @@ class AttemptState:
     """The delivery as the handler receives it, once it is decoded."""
     earlier: int = 0
     """Attempts already made while the message was unacked."""
+    due: float = 0.0
+    """The time of its next attempt, if the message went back to its queue and came again while it waited."""
     began: float = 0.0
     without_headers: bool = False
     """True for a first arrival without headers: no count, stamp or condition has to be read."""
@@ -64,12 +66,16 @@ class AttemptState:
 class Unacked:
     """The states of the messages that stay unacked. Shared by all worker threads."""
 
-    def __init__(self, ordered: Collection[str]) -> None:
+    def __init__(self, ordered: Collection[str], clock: Callable[[], float]) -> None:
         self._ordered = ordered
+        self._clock = clock
         self._states: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
         self._has_kept = False  # A fast path: false as long as no message was kept, so the dictionary is empty
-        self._halted: dict[str, tuple[bytes, str, int]] = {}
-        """By queue, body, key and attempts of the halted message at its head, which may arrive as a new delivery."""
+        self._halted: dict[str, tuple[bytes, str, int, float]] = {}
+        """By queue, the body, key, attempts and next attempt's time of the halted message at its head.
+
+        It may arrive again as a new delivery.
+        """
 
     def state_of(self, arrival: Delivery) -> AttemptState:
         """Return the state of a message that stayed unacked, or a new state."""
@@ -79,12 +85,12 @@ class Unacked:
             return state
         state = AttemptState(arrival, arrival)
         if self._halted:
-            body, key, attempts = self._halted.pop(arrival.queue, (b"", "", 0))
+            body, key, attempts, due = self._halted.pop(arrival.queue, (b"", "", 0, 0.0))
             if arrival.redelivered and (body, key) == (arrival.body, arrival.routing_key):
-                state.earlier = attempts
+                state.earlier, state.due = attempts, due
         return state
 
-    def keep(self, state: AttemptState, arrival: Delivery) -> None:
+    def keep(self, state: AttemptState, arrival: Delivery, *, due: float = 0.0) -> None:
         """Keep the state as long as the consumer has the delivery: it may return to its queue instead."""
         # A state that refers to its delivery would never be dropped, so it refers to a copy meanwhile.
         state.arrival = arrival.ready(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
@@ -92,14 +98,14 @@ class Unacked:
             state.delivery = state.arrival
         self._states[arrival], self._has_kept = state, True
         if arrival.queue in self._ordered:
-            self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier
+            self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier, due
 
     def ended(self, state: AttemptState) -> Settlement:
         """Return the settlement, and keep the state of a message that stays unacked for its next attempt."""
         settlement = state.settlement
         if settlement.instruction is Instruction.KEEP:
             state.outcome, state.error, state.settled, state.outside_failures = None, None, False, 0
-            self.keep(state, state.arrival)
+            self.keep(state, state.arrival, due=self._clock() + settlement.hold)
         elif self._has_kept:
             self._states.pop(state.arrival, None)
         return settlement

@@ -1,6 +1,7 @@
 """Settlements: a message is settled only when its copy is stored. First on a loop and a line of the test's own."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -60,13 +61,13 @@ class Settling:
     def __init__(self, line: Line = LINE, *, chance: float = 0.5, loop: ManualLoop | None = None) -> None:
         self.loop, self.line, self.copies = loop or ManualLoop(), FakeLine(line), Held()
         self.again: list[bytes] = []
-        self.renewed: list[float] = []
+        self.renewed: list[bytes] = []
         self.settler = Settler(
             self.loop,
             self.copies,
             answer=self.copies.send,
             again=lambda delivery: self.again.append(delivery.body),
-            renew=lambda _delivery, hold: self.renewed.append(hold),
+            renew=lambda delivery: self.renewed.append(delivery.body),
             chance=lambda: chance,
         )
 
@@ -244,10 +245,22 @@ def test_a_stop_gives_waiting_messages_back(line: Line, told: Instruction | str,
 
 
 def test_a_message_that_would_wait_too_long_on_an_ordered_line_is_renewed() -> None:
-    one = Settling(replace(LINE, ordered=True, longest_hold=0.05))
+    one = Settling(replace(LINE, ordered=True, longest_hold=30))
+    one.line.since = time.monotonic()
     one.settle(KEPT)
+    assert one.renewed == []
+    assert one.pause() <= 30
 
-    assert (one.renewed, one.loop.timers) == ([60], [])
+    assert (one.renewed, one.again, one.loop.timers) == ([b"1"], [], [])
+
+
+def test_a_message_whose_attempt_outlived_the_longest_wait_is_renewed_at_once() -> None:
+    one = Settling(replace(LINE, ordered=True, longest_hold=30))
+    one.line.since = time.monotonic() - 31
+    one.settle(KEPT)
+    assert one.pause() == 0
+
+    assert (one.renewed, one.again) == ([b"1"], [])
 
 
 def tell(seen: Seen, held: Held, outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.breakers.halts import Halts, halted
+from django_rmq_retry.breakers.halts import AWAY_SECONDS, Halts, halted
 from django_rmq_retry.breakers.queue_state import Halt
 from django_rmq_retry.models import QueueControl
 from tests.tooling.filled import Own
@@ -58,3 +58,23 @@ def test_a_halt_that_cannot_be_written_does_not_stop_the_others(caplog: pytest.L
     assert list(QueueControl.objects.values_list("queue", "halted_message")) == [("b", "2")]
     assert [record.__dict__["event"] for record in caplog.records] == ["halts"]
     assert halted() == ()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_halt_is_reported_by_the_process_that_holds_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that waits for long gives its message back, and another one may get it."""
+    held, known, now = {"a"}, [halt("a", "1")], [1000.0]
+    monkeypatch.setattr("django_rmq_retry.breakers.halts.time.monotonic", lambda: now[0])
+    halts = Halts(lambda: tuple(known), "one", holds=held.__contains__, let_go=lambda _queue: known.clear())
+    halts.report()
+    since = halted()[0].halted_at
+    held.clear()
+    halts.report()
+    assert len(halted()) == 1, "the message may come again at once"
+    now[0] += AWAY_SECONDS
+    halts.report()
+    assert (halted(), known) == ((), [])
+
+    Halts(lambda: [halt("a", "1", attempt=1)], "two").report()
+    halts.end()
+    assert [(row.halted_at, row.halted_by) for row in halted()] == [(since, "two")]

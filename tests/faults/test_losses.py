@@ -1,5 +1,7 @@
 """Loss of queues, virtual hosts, connections, users and ack time under a consumer."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests.faults.scene import Scene
@@ -149,6 +151,26 @@ def test_a_line_halted_for_long_keeps_its_order_and_attempt_count(
 
     scene.finish(range(5), worker, timeout=60)
 
+    began = [entry for entry in scene.diary.entries("began") if entry["id"] == 0]
+    waits = [later["at"] - earlier["at"] for earlier, later in pairwise(began)]
     assert scene.diary.ids("did") == [0, 1, 2, 3, 4]
-    assert [entry["attempt"] for entry in scene.diary.entries("began") if entry["id"] == 0] == [1, 2, 3, 4, 5]
+    assert [entry["attempt"] for entry in began] == [1, 2, 3, 4, 5]
+    assert min(waits) > 1400, "it waits on where its line was renewed"
     assert "timed out" not in worker.said
+
+
+@pytest.mark.contract
+@pytest.mark.usefixtures("impatient")
+def test_a_line_halted_for_long_goes_on_in_another_process_in_order(private_scene: Scene) -> None:
+    scene = private_scene
+    scene.declare("patient_line")
+    workers = [scene.worker(longest_hold=2) for _ in range(2)]
+    wait_until(lambda: all("Connected" in worker.said for worker in workers), 60, what="both are connected")
+    scene.publish([0], fails=6)
+    scene.publish(range(1, 5))
+
+    scene.finish(range(5), *workers, timeout=90)
+
+    began = [entry["pid"] for entry in scene.diary.entries("began") if entry["id"] == 0]
+    assert scene.diary.ids("did") == [0, 1, 2, 3, 4]
+    assert len(set(began)) == 2
