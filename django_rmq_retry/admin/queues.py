@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib import admin, messages
@@ -17,10 +17,11 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers import table
+from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.health.problems import Judged, Queues, excused
+from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
 from django_rmq_retry.health.rules import Code
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls, declared
@@ -43,6 +44,7 @@ BADGES: dict[str, tuple[str, str, Any]] = {
     OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
     PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
+HALTED = ("parked", "■", pgettext_lazy("queue", "halted"))
 UNREAD = ("parked", "✕", pgettext_lazy("queue", "no consumer"))
 UNKNOWN = ("discarded", "?", pgettext_lazy("queue", "unknown"))
 SAID = (Code.NO_CONSUMER, Code.IDLE)
@@ -105,9 +107,12 @@ class QueueRow:
     """The number of messages in its waiting queues."""
 
     @classmethod
-    def of(cls, standing: Standing, found: Judged | None, waiting: int) -> "QueueRow":
+    def of(cls, standing: Standing, found: Judged | None, *, waiting: int, halt: str) -> "QueueRow":
         level = found.level if found else None
-        if standing.state == FLOWING and (level is None or not level.consumers):
+        if standing.state == FLOWING and halt:
+            kind, sign, label = HALTED
+            standing = replace(standing, kind=kind, sign=sign, label=label, explanation=halt)
+        elif standing.state == FLOWING and (level is None or not level.consumers):
             kind, sign, label = UNKNOWN if level is None or level.consumers is None else UNREAD
             standing = replace(standing, kind=kind, sign=sign, label=label)
         problems = [one.row for one in found.errors if one.code not in SAID] if found else []
@@ -128,6 +133,8 @@ class QueueControlAdmin(Pages):
         seen = broker_look.look()
         judged = {one.level.queue: one for one in Queues(levels=seen.levels, excused=excused(states, now)).judged()}
         waiting = _waiting(seen.levels)
+        at = datetime.fromtimestamp(now, UTC)
+        halts = {one.subject: one.text for one in in_halts(halted(at), at, Limits())}
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         return self.page(
             request,
@@ -135,7 +142,15 @@ class QueueControlAdmin(Pages):
             part="parts/queues.html",
             title=_("Queues"),
             look=seen,
-            rows=[QueueRow.of(Standing.of(one, now), judged.get(one.queue), waiting[one.queue]) for one in shown],
+            rows=[
+                QueueRow.of(
+                    Standing.of(one, now),
+                    judged.get(one.queue),
+                    waiting=waiting[one.queue],
+                    halt=halts.get(one.queue, ""),
+                )
+                for one in shown
+            ],
             may_send=not refusal(request, "view_run", "send_waiting"),
             abandoned=[(one.level, one.problems) for one in judged.values() if one.level.abandoned],
             asked=asked,

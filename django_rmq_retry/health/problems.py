@@ -240,8 +240,7 @@ def in_survey(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
         yield _stopped(control, now)
-    for control in survey.halted:
-        yield _halted(control, now, limits)
+    yield from in_halts(survey.halted, now, limits)
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey, now)
     yield from in_processes(survey.processes, now)
@@ -342,6 +341,11 @@ def _stopped(control: QueueControl, now: datetime) -> Problem:
         since=control.since,
         values={"span": span(lasted), "by": f"{by}{reason}", "most": span(PAUSED_TOO_LONG)},
     )
+
+
+def in_halts(halted: Iterable[QueueControl], now: datetime, limits: Limits) -> Iterator[Problem]:
+    for control in halted:
+        yield _halted(control, now, limits)
 
 
 def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:

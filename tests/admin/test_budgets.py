@@ -60,7 +60,7 @@ BUDGETS = {
     "livestatus/": 16,
     "blockedkey/": 3,
     "outboxmessage/": 2,
-    "queuecontrol/": 2,
+    "queuecontrol/": 3,
     "consumerprocess/": 1,
     "approvalrequest/": 3,
     "approvalrequest/{request}/change/": 14,

@@ -246,3 +246,23 @@ def test_a_halted_queue_is_on_the_status_page_while_it_lasts(page: Client) -> No
     text = Page(page.get("/admin/rmq_retry/livestatus/")).text
     assert "! Queue 'orders' has been halted for 5 min, attempt 24: DiskFull: no space." in text
     assert "'stale'" not in text
+
+
+def test_a_halted_queue_does_not_run_though_a_consumer_reads_it(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(monkeypatch, Level(queue=QUEUE, role=Role.WORK, ready=3, consumers=2))
+    since = timezone.now() - timedelta(minutes=3, seconds=10)
+    control = QueueControl.objects.create(
+        queue=QUEUE,
+        halted_at=since,
+        halted_seen_at=timezone.now(),
+        halted_attempt=4,
+        halted_error="BankDown: timeout",
+    )
+    halted = Page(page.get(QUEUES)).text
+    control.halted_seen_at = since
+    control.save()
+
+    assert "■ halted" in halted
+    assert "has been halted for 3 min, attempt 4: BankDown: timeout." in halted
+    assert "✓ running" not in halted
+    assert "✓ running" in Page(page.get(QUEUES)).text, "who reported it has gone"
