@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, labels
-from django_rmq_retry.admin.choice import LeftOut, left_out, sample, with_seen_examples
+from django_rmq_retry.admin.choice import LeftOut, left_out, sample, taken_keys, with_seen_examples
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.pages import Pages, migrated, needs, refusal
 from django_rmq_retry.admin.queues import Standing
@@ -27,7 +27,8 @@ from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.edit import proposed
-from django_rmq_retry.parked.edit_many import PathChange, fits
+from django_rmq_retry.parked.edit_many import PathChange, fits, others_of
+from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import RequeueFinding, Terms, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.items import under_way
@@ -220,6 +221,7 @@ def _edit(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
         "part_of_act": "edit",
         "message": message,
         "proposal": proposal,
+        "taken": taken_keys(request, others_with({message.pk: proposal.keys})),
         "new_id": new_id if new_id != known_id else "",
         "differing": lines,
         "paths": proposal.paths[:MOST_PATHS],
@@ -241,10 +243,12 @@ def _edit_many(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Cont
         )
     except Refused as refused:
         return {"hidden": str(refused)}
+    meant = [one for one in results if not one.why]
     return {
         "part_of_act": "edit_many",
         "change": change,
-        "meant": [one for one in results if not one.why],
+        "meant": meant,
+        "taken": taken_keys(request, others_of(meant)),
         "left_edits": [(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
     }
 

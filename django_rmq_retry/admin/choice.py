@@ -17,6 +17,7 @@ from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.edited_keys import Others
 from django_rmq_retry.parked.findings import RequeueFinding
 from django_rmq_retry.parked.key_lists import (
     Excluded,
@@ -36,6 +37,7 @@ from django_rmq_retry.templatetags.rmq_retry import counted
 MOST_CHECKED = 2000
 """The most messages of a filter for which the project's rules are called before the request is sent."""
 MOST_KEYS_SHOWN = 200
+MOST_OTHERS_SHOWN = 10
 MOST_KEYS_NAMED = 5
 """The most keys in one sentence."""
 CARRIED = ("canary", "held", "then")
@@ -281,6 +283,33 @@ def named_alone(request: HttpRequest, selection: Selection, text: str, count: in
     """Return a text with the name of the only message; empty if there are several, or the user may not see it."""
     alone = sample(request, selection) if count == 1 else []
     return text % {"name": alone[0]} if alone else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenKeys:
+    """The other messages that have a new business key of an edit, as a page shows them."""
+
+    rows: Sequence[tuple[ParkedMessage, str]]
+    """Some of them, those that the user may see, each with the keys."""
+    count: int
+    mark: str
+    ticked: bool
+    """True if the operator has said that they know exactly these, as they are now."""
+
+    @property
+    def more(self) -> int:
+        return self.count - len(self.rows)
+
+
+def taken_keys(request: HttpRequest, known: Others) -> TakenKeys:
+    rows = ParkedMessage.objects.filter(pk__in=list(known.keys)[:MOST_OTHERS_SHOWN]).defer("body", "properties")
+    seen = [row for row in rows.order_by("-pk") if not refusal(request, "view", message=row)]
+    return TakenKeys(
+        rows=[(row, ", ".join(known.keys[row.pk])) for row in seen],
+        count=len(known),
+        mark=known.mark,
+        ticked=request.POST.get("known", "") == known.mark,
+    )
 
 
 def seen_by(request: HttpRequest) -> Visible | None:

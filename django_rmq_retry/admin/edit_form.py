@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import broker_look
+from django_rmq_retry.admin.choice import taken_keys
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.message_page import beyond_forms, of_message
 from django_rmq_retry.admin.pages import Pages
@@ -20,6 +21,7 @@ from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
+from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import RequeueReport, Terms, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -77,7 +79,8 @@ def view(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResp
     if "store" in request.POST or "send" in request.POST:
         actor = Actor.of_request(request)
         try:
-            store(message.pk, actor, proposal, version=form.version, reason=form.reason)
+            known = request.POST.get("known", "")
+            store(message.pk, actor, proposal, version=form.version, reason=form.reason, known=known)
             return _stored(pages, request, Selection.of_ids([message.pk]), form.reason)
         except SecondPersonNeeded as needed:
             return pages.ask(request, needed)
@@ -154,6 +157,7 @@ def _review_page(
         draft=form,
         carried=[(f"{HEADER_FIELD}{place}", text) for place, text in enumerate(form.headers.values())],
         proposal=proposal,
+        taken=taken_keys(request, others_with({message.pk: proposal.keys})),
         differing=lines,
         paths=proposal.paths[:MOST_PATHS],
         more_paths=max(len(proposal.paths) - MOST_PATHS, 0),

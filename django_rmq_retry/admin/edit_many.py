@@ -9,10 +9,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden
+from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden, taken_keys
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, store_many
+from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, others_of, store_many
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, Actor, Refused
 from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
@@ -70,6 +70,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         left=[(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
         shown=dumps([asdict(change), list(revisions.items())], salt=SALT, compress=True) if meant else "",
         button=counted(many, count=len(meant)),
+        taken=taken_keys(request, others_of(meant)),
         most=MOST_EDITED,
         forbidden=why_not,
         wrong={"all": wrong} if wrong else {},
@@ -93,6 +94,7 @@ def _stored(pages: Pages, request: HttpRequest, change: PathChange) -> HttpRespo
         Actor.of_request(request),
         revisions=dict(revisions),
         reason=reason,
+        known=request.POST.get("known", ""),
         allowed=lambda message: _why_not(request, message),
     )
     text = ngettext("%(count)d message was edited.", "%(count)d messages were edited.", done.edited)

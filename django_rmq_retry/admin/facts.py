@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django_rmq_retry.admin import labels
 from django_rmq_retry.models import BlockedKey, DiscardCategory, ErrorGroup, GatedAct, OperatorAction, RequeueRun, State
 from django_rmq_retry.parked.edit import as_text
+from django_rmq_retry.parked.edited_keys import KeyChange
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 
 NAMES: Mapping[str, Any] = {
@@ -86,11 +87,21 @@ def _in_words(fact: str, value: Any) -> str:
     if isinstance(value, Mapping):
         parts = (f"{name_in_words(str(name))}: {_in_words(str(name), inner)}" for name, inner in value.items())
         return _selection(value) if "as_of" in value else "\n".join(parts)
+    if fact == "keys" and isinstance(value, list):
+        return "\n".join(map(_key_change, value))
     if isinstance(value, list):
         return ("\n" if fact == "difference" else ", ").join(_in_words("", one) for one in value)
     if isinstance(value, str) and value:
         return str(CHOICES.get(fact, {}).get(value, "")) or _time(value) or value
     return _plain(value)
+
+
+def _key_change(entry: Any) -> str:
+    """Return the business keys of one edited message, before and after."""
+    with suppress(TypeError, KeyError, AttributeError):
+        change = KeyChange(before=tuple(map(str, entry["before"])), after=tuple(map(str, entry["after"])))
+        return f"#{as_text(entry['message'])}: {change}"
+    return as_text(entry)
 
 
 def _plain(value: object) -> str:

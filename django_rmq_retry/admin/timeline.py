@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin import labels
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked.edited_keys import key_change_in
 from django_rmq_retry.parked.links import trace_link
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
@@ -135,7 +136,7 @@ def timeline(
     retries: Iterable[EarlyRetry],
 ) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
-    events = [*_own(message, attempts), *_actions(actions), *_sent(items, attempts), *_sent_early(retries)]
+    events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
     for place, attempt in enumerate(attempts):
         events += _attempt(attempt, newest=place == 0)
     return sorted(events, key=lambda event: event.at, reverse=True)
@@ -182,11 +183,18 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
     )
 
 
-def _actions(actions: Iterable[OperatorAction]) -> Iterator[TimelineEvent]:
+def _actions(message: ParkedMessage, actions: Iterable[OperatorAction]) -> Iterator[TimelineEvent]:
     for action in actions:
         if action.action in CHANGING:
+            keys = key_change_in(action.details, message.pk)
+            changed = _("Business key: %(change)s") % {"change": keys} if keys else ""
             title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
-            yield TimelineEvent(at=action.at, kind="action", title=title, text=labels.action_reason(action))
+            yield TimelineEvent(
+                at=action.at,
+                kind="action",
+                title=title,
+                text=" · ".join(filter(None, (changed, labels.action_reason(action)))),
+            )
 
 
 def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:

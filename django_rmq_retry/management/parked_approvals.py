@@ -13,14 +13,15 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.management.arguments import add_limit
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, request_data
 from django_rmq_retry.management.parked_choice import refuse_doubtful, report_keys
-from django_rmq_retry.management.parked_edits import result_lines, show_proposal
+from django_rmq_retry.management.parked_edits import result_lines, show_others, show_proposal
 from django_rmq_retry.management.terminal import clock
 from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.edit import proposed
-from django_rmq_retry.parked.edit_many import PathChange, fits
+from django_rmq_retry.parked.edit_many import PathChange, fits, others_of
+from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import Terms, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.operators import Actor
@@ -141,15 +142,19 @@ def _of_requeue(command: RmqCommand, wish: Wish) -> None:
 def _of_edit(command: RmqCommand, wish: Wish) -> None:
     message = ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
     if message is not None and message.revision in wish.selection.revisions.values():
-        show_proposal(command, proposed(message, body=wish.body, properties=wish.properties))
+        proposal = proposed(message, body=wish.body, properties=wish.properties)
+        show_proposal(command, proposal)
+        show_others(command, others_with({message.pk: proposal.keys}))
     else:
         command.say("The message has changed since it was asked for, so it cannot be edited so.")
 
 
 def _of_edit_many(command: RmqCommand, wish: Wish) -> None:
     change = PathChange(**wish.terms["change"])
-    for line in result_lines(change, fits(wish.selection, change)):
+    results = fits(wish.selection, change)
+    for line in result_lines(change, results):
         command.say(line)
+    show_others(command, others_of(results))
 
 
 def _of_breaker(command: RmqCommand, wish: Wish) -> None:

@@ -27,10 +27,12 @@ from django_rmq_retry.messages.json_fields import path_of
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import State
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, propose, store
-from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, store_many
+from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, others_of, store_many
+from django_rmq_retry.parked.edited_keys import Others, others_with
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 
+MOST_OTHERS_NAMED = 10
 LONGEST_VALUE = 80
 """Characters of a value, before and after a change, that a line shows."""
 
@@ -55,6 +57,9 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
         "--without-header", action="append", default=[], metavar="NAME", help="remove a header; repeatable"
     )
     whole.add_argument("--new-id", default="", metavar="ID", help="new message id, which makes it another message")
+    editing.add_argument(
+        "--same-key", action="store_true", help="store it although other messages have the new business key already"
+    )
     add_act(editing)
 
 
@@ -72,6 +77,8 @@ def edit(command: RmqCommand, options: Options) -> Exit:
     meant, left = [one for one in results if not one.why], [one for one in results if one.why]
     for line in result_lines(change, results):
         command.say(line)
+    taken = others_of(meant)
+    show_others(command, taken)
     if options["dry_run"]:
         return _preview(command, chosen, meant, left, options)
     if not meant:
@@ -80,9 +87,10 @@ def edit(command: RmqCommand, options: Options) -> Exit:
     if not options["reason"].strip():
         raise usage_error("Pass --reason: the reason is kept in the audit log.")
     refuse_doubtful(chosen, options)
+    refuse_taken(taken, options)
     confirm_number(command, len(meant), f"Edit {plural(len(meant), 'message')}?", options)
     revisions = {one.message.pk: one.message.revision for one in meant}
-    done = store_many(change, Actor.of_shell(), revisions=revisions, reason=options["reason"])
+    done = store_many(change, Actor.of_shell(), revisions=revisions, reason=options["reason"], known=taken.mark)
     left += done.left
     if options["json"]:
         left_out = [{"id": one.message.pk, "why": one.why} for one in left]
@@ -147,6 +155,8 @@ def result_lines(change: PathChange, results: Sequence[Fit]) -> Iterator[str]:
         else:
             after = "(removed)" if one.after is None else change.shown(one.after)
             result = f"{short(change.shown(one.before), LONGEST_VALUE)} → {short(after, LONGEST_VALUE)}"
+            keys = one.proposal.keys if one.proposal else None
+            result += f"  (business key {short(str(keys), LONGEST_VALUE)})" if keys else ""
         yield f"#{one.message.pk} {one.message}  {result}"
 
 
@@ -163,12 +173,15 @@ def _edit_one(command: RmqCommand, options: Options) -> Exit:
     before = editable_text(row) or ""
     proposal = propose(row, text=_new_text(options, before), headers=_headers(options), new_id=options["new_id"])
     show_proposal(command, proposal)
+    taken = others_with({row.pk: proposal.keys})
+    show_others(command, taken)
     if proposal.problems:
         raise usage_error(" ".join(proposal.problems))
     if options["dry_run"]:
         return Exit.DONE
+    refuse_taken(taken, options)
     command.confirm(f"Store this as version {row.version + 1} of message {row.pk}?", yes=options["yes"])
-    version = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"])
+    version = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"], known=taken.mark)
     if options["json"]:
         command.document("parked_edit/1", id=row.pk, version=version.number, sha256=version.sha256)
     else:
@@ -222,5 +235,26 @@ def show_proposal(command: RmqCommand, proposal: Proposal) -> None:
         command.say(f"{line.sign} {line.text}")
     for name, (before, after) in proposal.headers.items():
         command.say(f"header {name}: {before!r} → {after!r}")
+    if proposal.keys:
+        command.say(f"business key: {proposal.keys}")
     for warning in proposal.warnings:
         command.say(f"! {warning}")
+
+
+def show_others(command: RmqCommand, taken: Others) -> None:
+    """Name the other messages that have a new business key already, each with its state."""
+    for pk, keys in list(taken.keys.items())[:MOST_OTHERS_NAMED]:
+        command.say(f"! {', '.join(keys)} is already a business key of message {pk} ({taken.states[pk]}).")
+    if len(taken) > MOST_OTHERS_NAMED:
+        command.say(f"! … and of {plural(len(taken) - MOST_OTHERS_NAMED, 'more message')}.")
+
+
+def refuse_taken(taken: Others, options: Options) -> None:
+    """Raise a CommandError if other messages have a new business key, and the operator did not say that it is right."""
+    if taken and not options["same_key"]:
+        have = "has" if len(taken) == 1 else "have"
+        raise CommandError(
+            f"{plural(len(taken), 'other message')} {have} the new business key already. Nothing was stored. "
+            "Check above, then pass --same-key.",
+            returncode=Exit.UNCONFIRMED,
+        )

@@ -297,7 +297,8 @@ def _edit(request: ApprovalRequest, wish: Wish) -> None:
     if why:
         raise NotAllowed(why)
     proposal = edit.proposed(message, body=wish.body, properties=wish.properties)
-    edit.store(number, _acting(request), proposal, version=wish.terms["version"], reason=request.reason)
+    terms = {"version": wish.terms["version"], "known": wish.terms.get("known", "")}
+    edit.store(number, _acting(request), proposal, reason=request.reason, **terms)
     _finish(request, changed=1)
 
 
@@ -307,6 +308,7 @@ def _edit_many(request: ApprovalRequest, wish: Wish) -> None:
         _acting(request),
         revisions=wish.selection.revisions,
         reason=request.reason,
+        known=wish.terms.get("known", ""),
         allowed=_allowed(request),
     )
     _finish(request, changed=stored.edited)

@@ -18,6 +18,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.json_fields import differing, rejoined
@@ -31,6 +32,7 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.difference import DiffLine, difference
+from django_rmq_retry.parked.edited_keys import KeyChange, key_facts, others_with, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -185,6 +187,8 @@ class Proposal:
     """Changed headers, each with its value before and after."""
     paths: tuple[tuple[str, str | None, str | None], ...]
     """Paths of JSON values that differ, with the text before and after; None for a missing one."""
+    keys: KeyChange
+    """The business keys before and after the edit."""
 
 
 def editable(message: ParkedMessage) -> str:
@@ -228,22 +232,33 @@ def typed_text(message: ParkedMessage, typed: str) -> str:
     return rejoined(before, typed)
 
 
-def _unread(message: ParkedMessage, body: bytes, raw: bytes) -> str:
-    """Return why the message's handler could not read this body; empty if it could, or has none."""
-    delivery = Delivery(
-        body=body, raw=raw, queue=message.queue, exchange=message.exchange, routing_key=message.routing_key
-    )
+def _delivery(message: ParkedMessage, body: bytes, raw: bytes) -> Delivery:
+    return Delivery(body=body, raw=raw, queue=message.queue, exchange=message.exchange, routing_key=message.routing_key)
+
+
+def _subscription(message: ParkedMessage, delivery: Delivery) -> Subscription | None:
+    """Return the message's handler: the one that parked it, or the one that its queue would choose."""
+    named = next((one for one in registry.subscriptions() if one.name == message.handler), None)
+    if named is not None:
+        return named
+    queue = next((one for one in registry.work_queues() if one.queue.name == message.queue), None)
     try:
-        named = {one.name: one for one in registry.subscriptions()}.get(message.handler)
-        queue = next((one for one in registry.work_queues() if one.queue.name == message.queue), None)
-        subscription = named or (queue.choose(delivery) if queue else None)
-        if subscription is not None:
-            decoded(delivery, subscription.codec, subscription.limits)
+        return queue.choose(delivery) if queue else None
+    except UndecodableHeaders:
+        return None
+
+
+def _unread(subscription: Subscription | None, delivery: Delivery) -> str:
+    """Return why the message's handler could not read this body; empty if it could, or there is none."""
+    if subscription is None:
+        return ""
+    try:
+        decoded(delivery, subscription.codec, subscription.limits)
     except UndecodableHeaders:
         return ""
     except UndecodableBody as error:
         text = _("The handler %(handler)s could not read this body: %(problem)s.")
-        return text % {"handler": message.handler or message.queue, "problem": error}
+        return text % {"handler": subscription.name, "problem": error}
     return ""
 
 
@@ -301,59 +316,69 @@ def _examined(
         problems.append(_("Nothing was changed."))
     shown, now = laid_out(before), laid_out(after)
     comparable = shown is not None and now is not None and shown != now
+    edited, subscription, keys = _delivery(message, body, raw), None, KeyChange()
+    if not problems:
+        subscription = _subscription(message, edited)
+        keys = KeyChange.of(subscription, _delivery(message, original.body, original.raw), edited)
     return Proposal(
         body=body,
         properties=raw,
         problems=tuple(problems),
         warnings=tuple(warnings),
-        unread="" if problems else _unread(message, body, raw),
+        unread=_unread(subscription, edited),
         difference=tuple(difference(shown or "", now or "") if comparable else difference(before, after)),
         headers=headers,
         paths=tuple(differing(before, after)) if comparable else (),
+        keys=keys,
     )
 
 
-def store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
-    """Store a proposal as the next version; ``version`` is the edited one. Requeueing it is a separate action."""
+def store(
+    message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str, known: str = ""
+) -> MessageVersion:
+    """Store a proposal as the next version; ``version`` is the edited one. Requeueing it is a separate action.
+
+    ``known`` is the mark of the other messages with the new business keys, if the operator knows that there are some.
+    """
     if proposal.problems:
         raise Refused(" ".join(proposal.problems))
     if not reason.strip():
         raise Refused(_("Enter the reason for the edit."))
-    return _store(message, actor, proposal, version=version, reason=reason)
+    return _store(message, actor, proposal, version=version, reason=reason, known=known)
 
 
 @transaction_of(ParkedMessage)
-def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
+def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str, known: str) -> MessageVersion:
     using, now = database(), database_clock.now(database())
-    known = locked_messages([message]).get(message)
-    if known is None:
+    row = locked_messages([message]).get(message)
+    if row is None:
         raise NothingChosen(_("There is no message %(message)s.") % {"message": message})
-    if known.version != version:
-        last = known.versions.order_by("-number").first()
+    if row.version != version:
+        last = row.versions.order_by("-number").first()
         text = _("%(who)s stored version %(number)s meanwhile. Compare it with yours.")
-        raise Outdated(text % {"who": last.by if last else "?", "number": known.version})
-    refusal = editable(known)
+        raise Outdated(text % {"who": last.by if last else "?", "number": row.version})
+    refusal = editable(row)
     if refusal:
         raise Refused(refusal)
+    others_with({message: proposal.keys}).check(known)
     wish = Wish(
         act=GatedAct.EDIT,
         subject=f"#{message}",
         reason=reason,
-        selection=Selection(revisions={message: known.revision}, as_of=known.parked_at, count=1),
-        terms={"version": version},
+        selection=Selection(revisions={message: row.revision}, as_of=row.parked_at, count=1),
+        terms={"version": version, "known": known},
         body=proposal.body,
         properties=proposal.properties,
     )
     gate(actor, wish)
-    before = contents(known)
-    stored = next_version(known, proposal, actor, at=now, reason=reason)
+    before = contents(row)
+    stored = next_version(row, proposal, actor, at=now, reason=reason)
     stored.save(using=using, force_insert=True)
     rows = ParkedMessage.objects.using(using).filter(pk=message)
     rows.update(version=version + 1, revision=F("revision") + 1)
-    facts = _facts(known, before.body, proposal, version + 1)
-    log_action(
-        actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts
-    )
+    store_keys([(row, proposal.keys)])
+    facts = _facts(row, before.body, proposal, version + 1)
+    log_action(actor, Action.EDIT, reason=reason, message=message, group=row.group_id, subject=str(row), facts=facts)
     return stored
 
 
@@ -385,4 +410,5 @@ def _facts(message: ParkedMessage, before: bytes, proposal: Proposal, version: i
         "after": hashlib.sha256(proposal.body).hexdigest(),
         "difference": [f"{line.sign}{short(line.text, 500)}" for line in lines[:SHOWN_LINES]],
         "headers": sorted(proposal.headers),
+        **key_facts([(message, proposal.keys)]),
     }

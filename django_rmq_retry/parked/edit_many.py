@@ -1,8 +1,8 @@
 """One change by path for many messages: shown for each of them, then stored for all that it fits, or for none."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -21,6 +21,7 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.edit import Proposal, check_json, editable, editable_text, next_version, propose, rows
+from django_rmq_retry.parked.edited_keys import Others, equal_names, key_facts, others_with, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -122,38 +123,70 @@ def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = 
         text = _("At most %(most)s messages, and %(size)s MB, can be edited at once. Choose fewer.")
         raise Refused(text % {"most": MOST_EDITED, "size": MOST_BYTES // 1024**2})
     known = selection.revisions
-    return [
+    return _without_equal_names([
         _fit(row, change, known.get(row.pk, row.revision), allowed)
         for row in selection.queryset().select_related("group").order_by("parked_at", "pk")
+    ])  # fmt: skip
+
+
+def others_of(some: Iterable[Fit]) -> Others:
+    """Return the other messages that have a business key which one of these gets."""
+    return others_with({one.message.pk: one.proposal.keys for one in some if one.proposal is not None})
+
+
+def _without_equal_names(some: Sequence[Fit]) -> list[Fit]:
+    """Leave out the messages that would get the same first business key: they would be one payment, made twice."""
+    equal = equal_names({one.message.pk: one.proposal.keys for one in some if one.proposal is not None})
+    text = _("Several of these messages would get the business key %(key)s.")
+    return [
+        replace(one, proposal=None, why=text % {"key": equal[one.message.pk]}) if one.message.pk in equal else one
+        for one in some
     ]
 
 
 def store_many(
-    change: PathChange, actor: Actor, *, revisions: Mapping[int, int], reason: str, allowed: Allowed | None = None
+    change: PathChange,
+    actor: Actor,
+    *,
+    revisions: Mapping[int, int],
+    reason: str,
+    known: str = "",
+    allowed: Allowed | None = None,
 ) -> EditsStored:
-    """Store the change for messages that are as they were when it was shown, in one transaction with its audit row."""
+    """Store the change for messages that are as they were when it was shown, in one transaction with its audit row.
+
+    ``known`` is the mark of the other messages with the new business keys, if the operator knows that there are some.
+    """
     if change.wrong:
         raise Refused(change.wrong)
     if not reason.strip():
         raise Refused(_("Enter the reason for the edit."))
-    return _store(change, actor, revisions, reason, allowed)
+    return _store(change, actor, revisions, reason=reason, known=known, allowed=allowed)
 
 
 @transaction_of(ParkedMessage)
 def _store(
-    change: PathChange, actor: Actor, revisions: Mapping[int, int], reason: str, allowed: Allowed | None
+    change: PathChange,
+    actor: Actor,
+    revisions: Mapping[int, int],
+    *,
+    reason: str,
+    known: str,
+    allowed: Allowed | None,
 ) -> EditsStored:
     using, now = database(), database_clock.now(database())
-    made = [_fit(row, change, revisions[pk], allowed) for pk, row in locked_messages(list(revisions)).items()]
+    rows_now = locked_messages(list(revisions))
+    made = _without_equal_names([_fit(row, change, revisions[pk], allowed) for pk, row in rows_now.items()])
     meant = [(one.message, one.proposal) for one in made if one.proposal is not None]
     if not meant:
         raise NothingChosen(_("The change fits none of the messages any more. Nothing was done."))
+    others_of(made).check(known)
     chosen = Selection(
         revisions={message.pk: message.revision for message, _proposal in meant},
         as_of=max(message.parked_at for message, _proposal in meant),
         count=len(meant),
     )
-    terms = {"change": asdict(change)}
+    terms = {"change": asdict(change), "known": known}
     gate(
         actor,
         Wish(
@@ -165,6 +198,8 @@ def _store(
     )
     edited = ParkedMessage.objects.using(using).filter(pk__in=[message.pk for message, _proposal in meant])
     edited.update(version=F("version") + 1, revision=F("revision") + 1)
+    keys = [(message, proposal.keys) for message, proposal in meant]
+    store_keys(keys)
     groups = {message.group_id for message, _proposal in meant}
     log_action(
         actor,
@@ -174,7 +209,7 @@ def _store(
         group=groups.pop() if len(groups) == 1 else None,
         subject=str(meant[0][0]) if len(meant) == 1 else change.path,
         count=len(meant),
-        facts={"change": change.facts()},
+        facts={"change": change.facts(), **key_facts(keys)},
     )
     return EditsStored(at=now, edited=len(meant), left=tuple(one for one in made if one.why))
 

@@ -1,6 +1,7 @@
 """Discarding, holding, taking back, editing, noting, exporting: each asks first, each is written down."""
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import Message, parked
+from django_rmq_retry import Delivery, Message, handler, parked
 from django_rmq_retry.admin.facts import name_in_words
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
+from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, press
@@ -211,6 +213,74 @@ def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, 
     assert run_page.redirect_chain[-1][0] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
     assert (run.reason, run.max_depth, run.stop_at) == ("customer's wish", 1000, 20.0)
     assert [message.body for message in sent] == [b'{"amount": 1.10}']
+
+
+@pytest.fixture
+def referenced() -> Iterator[None]:
+    """The handler of the messages names them by their reference."""
+    with isolated_handlers():
+
+        @handler("payments.main", keys=lambda message: message.data["reference"])
+        def transfer(message: Delivery) -> None:
+            """Nothing."""
+
+        yield
+
+
+def tick(response: Any) -> str:
+    """What a form sends if the operator ticks that they know the other messages."""
+    return next(given["value"] for _tag, given in Page(response).tags if given.get("name") == "known")
+
+
+@pytest.mark.usefixtures("referenced")
+def test_an_edit_to_the_key_of_a_paid_message_names_it_and_needs_a_tick(page: Client, settings: Any) -> None:
+    edited(settings)
+    paid = made.message(business_key="PAY-1", state=State.PROCESSED)
+    one = made.message(business_key="PAY-2", body=b'{"reference": "PAY-2"}')
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+    review = press(page, form, "Review the changes", text='{"reference": "PAY-1"}')
+    refused = press(page, review, "Requeue the edited message", reason="typing error")
+    press(page, review, "Requeue the edited message", reason="typing error", known=tick(review))
+    shown = page.get(f"{MESSAGES}{one.pk}/change/")
+
+    assert "The business key changes: PAY-2 → PAY-1" in Page(review).text
+    assert f"1 other message has the new business key already: PAY-1 : #{paid.pk} payment.transfer" in Page(review).text
+    assert "Processed I know this message" in Page(review).text
+    assert (refused.status_code, "Nothing was stored: another message" in Page(refused).text) == (422, True)
+    assert (MessageVersion.objects.count(), RequeueRun.objects.count()) == (1, 1)
+    assert "Business key: PAY-2 → PAY-1 · typing error" in Page(shown).text
+    assert "PAY-1, PAY-2" in Page(shown).text
+
+
+@pytest.mark.usefixtures("referenced")
+def test_an_edit_to_a_key_that_no_message_has_says_how_far_that_was_looked_for(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message(business_key="PAY-2", body=b'{"reference": "PAY-2"}')
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+    review = Page(press(page, form, "Review the changes", text='{"reference": "PAY-3"}')).text
+    same = Page(press(page, form, "Review the changes", text='{"reference": "PAY-2", "amount": 1}')).text
+
+    assert "Messages that were handled without ever being parked are not known here." in review
+    assert "I know" not in review
+    assert "business key changes" not in same
+
+
+@pytest.mark.usefixtures("referenced")
+def test_one_change_to_keys_of_other_messages_needs_a_tick(page: Client, settings: Any) -> None:
+    edited(settings)
+    made.message(business_key="A-1", state=State.PROCESSED)
+    cause = made.group()
+    some = [made.message(cause, business_key=f"B-{n}", body=f'{{"reference": "B-{n}"}}'.encode()) for n in (1, 2)]
+    form = page.get(f"{MESSAGES}edit/", {"group": cause.pk}, follow=True)
+    shown = press(page, form, "Preview each result", path="reference", act="replace", find="B", value="A")
+    refused = press(page, shown, "Edit 2 messages", reason="x")
+    press(page, shown, "Edit 2 messages", reason="x", known=tick(shown))
+    equal = press(page, form, "Preview each result", path="reference", act="set", value='"C-1"')
+
+    assert "business key: B-1 → A-1" in Page(shown).text
+    assert refused.status_code == 422
+    assert [again(one).business_key for one in some] == ["A-1", "A-2"]
+    assert Page(equal).text.count("Several of these messages would get the business key C-1.") == 2
 
 
 def test_an_edited_message_with_a_finding_goes_to_the_preview(page: Client, settings: Any, sent: list[Message]) -> None:

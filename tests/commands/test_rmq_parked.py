@@ -470,6 +470,25 @@ class TestActs:
         assert (told.code, told.data["edited"]) == (5, 1)
         assert told.data["left"] == [{"id": other.pk, "why": "Its body is not JSON."}]
 
+    @pytest.mark.usefixtures("away")
+    def test_an_edit_to_the_key_of_another_message_needs_an_option(self) -> None:
+        @handler("payments.book", keys=lambda message: message.data["reference"])
+        def book(message: Delivery) -> None:
+            """Nothing."""
+
+        paid = record(key="PAY-1", state=State.PROCESSED)
+        one = record(key="PAY-2", queue="payments.book", body=b'{"reference": "PAY-2"}')
+        words = ("edit", str(one.pk), "--set", 'reference="PAY-1"', "--yes", "--reason", "typing error")
+        asked = parked(*words)
+        done = parked(*words, "--same-key")
+        back = parked("edit", str(one.pk), "--header", "a=b", "--yes", "--reason", "x")
+
+        assert asked.code == 7
+        assert "(business key PAY-2 → PAY-1)" in asked.err
+        assert f"! PAY-1 is already a business key of message {paid.pk} (processed)." in asked.err
+        assert "1 other message has the new business key already. Nothing was stored." in asked.err
+        assert (done.code, back.code, again(one).business_key, again(one).version) == (0, 0, "PAY-1", 3)
+
     def test_an_edit_by_path_changes_nothing_in_a_type_that_may_not_be_edited(self) -> None:
         one = record(body=b'{"amount": 1}', type="ledger")
         told = parked("edit", str(one.pk), "--set", "amount=2", "--yes", "--reason", "x")
