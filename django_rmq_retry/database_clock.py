@@ -96,12 +96,12 @@ def difference_text(apart: timedelta, using: str) -> str:
 
 
 def span(length: timedelta) -> str:
-    """Format a duration in the largest unit that gives at least two: ``45 min``, ``30 h``, ``2922 d``."""
+    """Format a duration in the largest unit that passed at least twice, cut: ``45 min``, ``30 h``, ``2922 d``."""
     seconds = length.total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds // 1:.0f} s"
 
 
 def _fresh(connection: BaseDatabaseWrapper) -> ClockReading:

@@ -15,13 +15,15 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
+from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
-from django_rmq_retry.health.problems import listed
+from django_rmq_retry.health.problems import growth, listed
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ErrorGroup, GatedAct, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
@@ -178,7 +180,7 @@ class Trend:
     counts: tuple[int, ...]
     starts: tuple[datetime, ...]
     newest: int
-    """The messages parked in the last minutes, by which a group grows or not."""
+    """The new messages of the last minutes, by which a group grows or not."""
 
     @property
     def sentence(self) -> str:
@@ -208,6 +210,12 @@ class Card:
             return ""
         text = ngettext("growing (+%(count)d in 5 min)", "growing (+%(count)d in 5 min)", newest)
         return counted(text, count=newest)
+
+    @property
+    def calm(self) -> str:
+        """Return for how long no new message failed, of a group that does not grow."""
+        last = self.group.last_new
+        return "" if self.growing or last is None else growth(0, last, database_clock.reckoned(database()))
 
     @property
     def handlers(self) -> str:

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, Max, Min
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -18,13 +16,18 @@ from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, refusal
 from django_rmq_retry.admin.queues import Standstills
 from django_rmq_retry.admin.timeline import activity
+from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.facts import Survey, parked_in, survey
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.health.facts import MOST_COUNTED, Survey, parked_in, survey
 from django_rmq_retry.health.problems import blind, present
 from django_rmq_retry.health.rules import Code, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
+from django_rmq_retry.parked.attempts import waiting
+from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.templatetags.rmq_retry import visible
+from django_rmq_retry.topology.declarations import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,8 @@ TARGETS: Mapping[Code, ButtonTarget] = {
     Code.NO_OUTCOME: REQUEUED,
     **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
     **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
-    **dict.fromkeys((Code.PARKED, Code.PARKED_LONG), GROUPS),
+    Code.ABANDONED: QUEUES,
+    **dict.fromkeys((Code.PARKED, Code.PARKED_LONG, Code.PARKED_MANY), GROUPS),
     **dict.fromkeys((Code.RUN_PAUSED, Code.RUN_HELD, Code.RUN_WAITS, Code.RUN_IDLE), RUN),
     Code.APPROVAL_WAITS: REQUESTS,
     **dict.fromkeys((Code.OUTBOX_FAILED, Code.OUTBOX_OVERDUE, Code.OUTBOX_AWAY), OUTBOX),
@@ -134,8 +138,7 @@ class LiveStatusAdmin(Pages):
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
             needs=[Need.of(problem, request, self.address) for problem in problems],
-            counts=_counts(known),
-            now=timezone.now(),
+            counts=_counts(known, shown.levels, now),
             declared=bool(registry.registrations()),
             runs=known.runs[:-6:-1],
             **activity(request, most=5),
@@ -165,12 +168,29 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
     return {"columns": [COLUMNS[name] for name in names], "rows": [(row, row.cells(names)) for row in rows]}
 
 
-def _counts(known: Survey) -> dict[str, Any]:
+def _counts(known: Survey, levels: Sequence[Level], now: datetime) -> dict[str, Any]:
     """Return the figures of the tiles, with two further queries."""
-    now = timezone.now()
     open_ones = {"parked": known.parked.count, "oldest": known.parked.oldest, "recent": known.parked.recent}
-    ahead = Attempt.objects.filter(next_at__gt=now).order_by()
-    waiting = ahead.aggregate(waiting=Count("pk"), next=Min("next_at"))
     lately = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()
-    failed = lately.exclude(verdict="ack").aggregate(failed=Count("pk"), last=Max("started_at"))
-    return {**open_ones, **waiting, **failed}
+    failed = lately.exclude(verdict=Kind.ACK.value).count()
+    return {**open_ones, **_waiting(levels, now), "failed": failed}
+
+
+def _waiting(levels: Sequence[Level], now: datetime) -> dict[str, Any]:
+    """Return how many retries wait, and when the next is due.
+
+    The broker counts those in waiting queues. Some carriers keep them elsewhere, and those are counted by their
+    attempts: not halts, which wait in a consumer, nor retries that were attempted meanwhile because an operator sent
+    them early.
+    """
+    homes = homes_of(registry.work_queues())
+    queued = [one for one in levels if one.role is Role.WAITING]
+    counted = {one.home or homes.get(one.queue, "") for one in queued}
+    due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
+    known = list(due.values_list("queue", "next_at")[: MOST_COUNTED + 1])
+    elsewhere = sum(queue not in counted for queue, _at in known)
+    return {
+        "waiting": sum(one.ready or 0 for one in queued) + elsewhere,
+        "more_wait": elsewhere > MOST_COUNTED,
+        "next": known[0][1] if known else None,
+    }

@@ -23,6 +23,7 @@ PATIENCE_SECONDS = 5.0
 """Seconds for the answer of the database, and for each step of the broker's."""
 LONGEST_TEXT = 500
 MILDER = {
+    Code.PARKED_MANY: Code.PARKED,
     Code.PARKED_LONG: Code.PARKED,
     Code.PAUSED_LONG: Code.PAUSED,
     Code.HALTED_LONG: Code.HALTED,

@@ -25,6 +25,7 @@ from django_rmq_retry.models import (
     ErrorGroup,
     OutboxMessage,
     ParkedMessage,
+    ParkedMinute,
     QueueControl,
     RequeueRun,
     State,
@@ -34,7 +35,7 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.approvals import open_requests
 from django_rmq_retry.parked.declared import rows
-from django_rmq_retry.parked.groups import GROWTH_SPAN
+from django_rmq_retry.parked.groups import growth_began
 from django_rmq_retry.parked.items import OUTCOME_LIMIT
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
@@ -61,7 +62,7 @@ class ParkedCounts:
 
     count: int = 0
     recent: int = 0
-    """Messages parked in the last ten minutes."""
+    """Messages parked in the last ten minutes, whatever became of them since."""
     oldest: datetime | None = None
 
 
@@ -75,7 +76,9 @@ class LargestCause:
     """The messages of its largest groups, by queue."""
     groups: tuple[int, ...]
     newest: int
-    """Messages parked in the last minutes, by which a cause grows or not."""
+    """New messages of the last minutes, by which a cause grows or not."""
+    last_new: datetime | None = None
+    """The time of its last new message."""
     others: int
     """The number of further causes."""
 
@@ -199,14 +202,14 @@ def parked(now: datetime, stopped: Iterable[str]) -> tuple[ParkedCounts, SilentC
     With them, in the same query, those that were requeued and have no outcome, but not in stopped queues.
     """
     rows = ParkedMessage.objects.filter(state=State.PARKED)
-    recent = rows.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
+    recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by()
     on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
     silent = _silent(now, stopped)
     totals = ErrorGroup.objects.aggregate(
         open=Sum("parked"),
         on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
-        recent=Max(Subquery(recent)),
+        recent=Max(_Counted(recent.values("pk"))),
         silent=Max(_Counted(silent.values("pk")[: MOST_COUNTED + 1])),
         silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
@@ -278,7 +281,8 @@ def largest_cause(now: datetime) -> LargestCause | None:
     heard, count, title = causes[0]
     chosen = [one.pk for one in waiting if waiting[one] > 0 and (not one.muted, one.cause) == (heard, title)]
     inside = ParkedMessage.objects.filter(group__in=chosen[:MOST_PLACES], state=State.PARKED).order_by()
-    newest = inside.filter(parked_at__gte=now - GROWTH_SPAN).values("state").annotate(n=Count("pk")).values("n")
+    lately = ParkedMinute.objects.filter(group__in=chosen[:MOST_PLACES], new=True, minute__gte=growth_began(now))
+    newest = lately.order_by().values("new").annotate(n=Sum("count")).values("n")
     # Count("pk") would need a column that the index of a group's queues does not have.
     counted = inside.values_list("queue").annotate(n=Count("*"), lately=Max(Subquery(newest))).order_by("-n", "queue")
     queues = list(counted[:MOST_PLACES])
@@ -288,6 +292,7 @@ def largest_cause(now: datetime) -> LargestCause | None:
         places={queue: number for queue, number, _lately in queues},
         groups=tuple(chosen),
         newest=max((lately or 0 for _queue, _number, lately in queues), default=0),
+        last_new=max((one.last_new for one in waiting if one.pk in chosen and one.last_new), default=None),
         others=len(causes) - 1,
     )
 

@@ -30,6 +30,7 @@ from django_rmq_retry.health.rules import (
     NEARLY_FULL,
     OUTBOX_OVERDUE,
     PARKED_TOO_LONG,
+    PARKED_TOO_MANY,
     PAUSED_TOO_LONG,
     PROBE_OVERDUE,
     RUN_IDLE,
@@ -53,6 +54,9 @@ MOST_NAMES = 3
 """The most names in one problem; others are counted."""
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
+UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE)
+FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
+"""What no consumer does while none is alive, whichever queue or run it is about."""
 NO_API = gettext_lazy('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
 
@@ -63,6 +67,7 @@ class Limits:
     min_consumers: int = 0
     max_ready: int | None = None
     max_parked: int | None = None
+    """The limit that a command has set; without one, ``PARKED_TOO_MANY`` holds."""
     parked_age: timedelta | None = PARKED_TOO_LONG
     outbox_age: timedelta = OUTBOX_OVERDUE
     halted_age: timedelta | None = HALTED_TOO_LONG
@@ -289,12 +294,17 @@ def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Proble
     parked, most = survey.parked, limits.parked_age
     if parked.count and parked.oldest is not None:
         late = most is not None and now - parked.oldest > most
+        many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY
         yield Problem(
-            code=Code.PARKED_LONG if late else Code.PARKED,
+            code=Code.PARKED_MANY if many else Code.PARKED_LONG if late else Code.PARKED,
             subject=str(survey.cause.groups[0]) if survey.cause and len(survey.cause.groups) == 1 else "",
             count=parked.count,
             since=parked.oldest,
-            values={**_waited(now - parked.oldest, most or PARKED_TOO_LONG), "cause": _caused(survey)},
+            values={
+                **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
+                "cause": _caused(survey, now),
+                "many": PARKED_TOO_MANY,
+            },
         )
 
 
@@ -306,19 +316,27 @@ def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
         yield Problem(code=Code.NO_OUTCOME, count=count, since=silent.oldest, values=values)
 
 
-def _caused(survey: Survey) -> str:
-    """Return the largest cause with its queues, its growth, and the number of what has other causes."""
+def _caused(survey: Survey, now: datetime) -> str:
+    """Return the largest cause with its queues, its new failures, and the number of what has other causes."""
     cause = survey.cause
     if cause is None:
         return ""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
-    growth = _("growing") if grows(cause.newest) else _("not growing")
     said = _("%(cause)s in %(places)s, %(growth)s")
-    text = f": {said % {'cause': cause.title, 'places': places, 'growth': growth}}"
+    text = f": {said % {'cause': cause.title, 'places': places, 'growth': growth(cause.newest, cause.last_new, now)}}"
     if cause.others:
         more = ngettext("%(number)s with another cause", "%(number)s with %(count)d other causes", cause.others)
         text += "; " + more % {"number": number(survey.parked.count - cause.count), "count": cause.others}
     return text
+
+
+def growth(newest: int, last_new: datetime | None, now: datetime) -> str:
+    """Say if more messages fail, as far as it is known: that none fails now may also mean that none is attempted."""
+    if grows(newest):
+        return _("growing")
+    if last_new is None:
+        return _("no new failure")
+    return _("no new failure for %(span)s") % {"span": span(max(now - last_new, timedelta()))}
 
 
 def _waited(waited: timedelta, most: timedelta) -> dict[str, object]:
@@ -434,7 +452,7 @@ def in_retries(levels: Sequence[Level], survey: Survey | None, now: datetime) ->
 
 
 def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> Iterator[Problem]:
-    """Yield the error groups in which messages are being parked, by the messages of the last ten minutes."""
+    """Yield the error groups that grow, by their new messages of the last minutes."""
     growing = sorted(((count, group) for group, count in recent.items() if grows(count)), reverse=True)
     for count, group in growing[:MOST_NAMES]:
         yield Problem(code=Code.GROWS, subject=str(group), count=count, values={"group": groups[group]})
@@ -477,22 +495,27 @@ def present(
 
 
 def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
-    """Say once that no queue has a consumer, instead of once for each queue."""
+    """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
     work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
-    idle = [one for one in work if not one.consumers and one.queue not in queues.excused]
+    # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.
+    needy = [one for one in work if one.queue not in queues.excused]
+    idle = [one for one in needy if not one.consumers]
     gone = next((one for one in found if one.code is Code.VANISHED and not one.values["living"]), None)
-    if not idle or len(idle) < len(work) or (len(idle) == 1 and gone is None):
+    if not idle or len(idle) < len(needy) or (gone is None and (len(idle) == 1 or len(idle) < len(work))):
         return list(found)
-    ready = sum(one.ready or 0 for one in idle)
+    still = work if gone else idle
+    ready = sum(one.ready or 0 for one in still)
     names = {"names": gone.values["plain"], "span": gone.values["span"]} if gone else {}
     code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
-    values = {**names, "messages": counted(ready)}
-    all_idle = Problem(code=code, count=len(idle), since=gone.since if gone else None, values=values)
-    said = {one.queue for one in idle}
+    held = sorted((one for one in still if one.ready), key=lambda one: -(one.ready or 0))
+    places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
+    values = {**names, "messages": counted(ready), "places": places and f": {places}"}
+    all_idle = Problem(code=code, count=len(still), since=gone.since if gone else None, values=values)
+    said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
     left = [
         one
         for one in found
-        if one is not gone and not (one.code in (Code.NO_CONSUMER, Code.IDLE) and one.subject in said)
+        if one is not gone and one.code not in FOLLOWING and not (one.code in UNCONSUMED and one.subject in said)
     ]
     return [all_idle, *left]
 

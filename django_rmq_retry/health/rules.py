@@ -24,7 +24,9 @@ RUN_IDLE = timedelta(minutes=5)
 PROBE_OVERDUE = timedelta(minutes=1)
 """The time past its due time after which a probe that no consumer has begun means that the queue has no consumers."""
 PARKED_TOO_LONG = timedelta(hours=4)
-"""The age from which a parked message is a problem."""
+"""The age from which a parked message is an error."""
+PARKED_TOO_MANY = 100
+"""The number of parked messages from which they are an error, whatever their age."""
 PAUSED_TOO_LONG = timedelta(hours=4)
 """The time after which a pause may be forgotten."""
 HALTED_TOO_LONG = timedelta(minutes=10)
@@ -201,8 +203,8 @@ class Code(Enum):
     ALL_VANISHED = _error(Area.CONSUMERS)(
         text=_("No consumer is alive. Last heartbeat %(span)s ago: %(names)s."),
         why=ngettext_lazy(
-            "%(count)d queue stands still, %(messages)s ready.",
-            "%(count)d queues stand still, %(messages)s ready.",
+            "%(count)d queue stands still, %(messages)s ready%(places)s.",
+            "%(count)d queues stand still, %(messages)s ready%(places)s.",
             "count",
         ),
         fix="Start manage.py rmq_consume",
@@ -217,6 +219,12 @@ class Code(Enum):
         ),
         why=_("Such a process takes no other message."),
         fix="manage.py rmq_status --consumers names the messages; end the process, and they are delivered again.",
+    )
+    PARKED_MANY = _error(Area.PARKED)(
+        line="%(messages)s parked, and %(many)d are too many",
+        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago."),
+        why=_("Each waits for an operator, and so many at once have a cause that somebody has to find."),
+        fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
     )
     HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
@@ -243,6 +251,11 @@ class Code(Enum):
         why=_("Each waits behind other messages, or does not return from its waiting queue."),
         fix="manage.py rmq_status shows where they are. If the work queue is long, start manage.py rmq_consume "
         "%(quoted)s; if the waiting queue does not empty, see the runbook.",
+    )
+    PARKED_LONG = replace(
+        PARKED_MANY,
+        line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
+        why=_("A parked message waits for an operator, and the limit is %(most)s."),
     )
     BREAKER_OPEN = _error(Area.PARKED)(
         row="its breaker is open%(because)s",
@@ -337,12 +350,6 @@ class Code(Enum):
         why="The limit was passed as --max-parked.",
         fix="manage.py rmq_parked groups",
     )
-    PARKED_LONG = _error(Area.PARKED)(
-        line="the oldest parked message has waited %(seconds).0f s, longer than %(limit)g s",
-        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago."),
-        why=_("A parked message waits for an operator, and the limit is %(most)s."),
-        fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
-    )
     PARKED = replace(PARKED_LONG, severity=Severity.WARNING, line="", why=_("A parked message waits for an operator."))
     ALL_IDLE = replace(ALL_UNREAD, severity=Severity.WARNING)
     HALTED = replace(HALTED_LONG, severity=Severity.WARNING, line="")
@@ -366,7 +373,7 @@ class Code(Enum):
         fix="Their logs name the reason: event=disconnected.",
     )
     GROWS = _warning(Area.PARKED)(
-        text="Error group %(subject)s grows: %(messages)s in the last 10 min (%(group)s).",
+        text="Error group %(subject)s grows: %(messages)s in the last 5 min (%(group)s).",
         why="As long as its cause persists, requeued messages fail again.",
         fix="manage.py rmq_parked list --group %(subject)s; correct the cause before you requeue.",
     )

@@ -172,11 +172,10 @@ class RecordExamination:
 
 
 def growing(now: datetime) -> Iterator[Problem]:
-    """Yield the error groups in which messages are being parked."""
+    """Yield the error groups that grow."""
     recent = ErrorGroup.objects.filter(parked__gt=0, muted=False, last_seen__gte=now - RECENT).order_by("-last_seen")
     groups = {group.pk: group for group in recent[:MOST_GROUPS]}
-    counts = parked_lately(groups, buckets=1).counts
-    yield from in_groups(groups, {number: count for number, (count,) in counts.items()})
+    yield from in_groups(groups, parked_lately(groups, buckets=1).newest)
 
 
 def _agreeing(survey: Survey) -> str:

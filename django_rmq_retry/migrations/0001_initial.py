@@ -163,6 +163,7 @@ class Migration(migrations.Migration):
                 ("reason", models.CharField(max_length=64, verbose_name="reason")),
                 ("first_seen", models.DateTimeField(verbose_name="first seen")),
                 ("last_seen", models.DateTimeField(verbose_name="last seen")),
+                ("last_new", models.DateTimeField(blank=True, null=True, verbose_name="last new failure")),
                 ("parked", models.PositiveIntegerField(default=0, verbose_name="parked")),
                 ("requeued", models.PositiveIntegerField(default=0, verbose_name="waiting for outcome")),
                 ("processed", models.PositiveIntegerField(default=0, verbose_name="processed")),
@@ -881,6 +882,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("minute", models.DateTimeField()),
+                ("new", models.BooleanField()),
                 ("count", models.PositiveIntegerField()),
                 (
                     "group",
@@ -894,7 +896,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "constraints": [models.UniqueConstraint(fields=("group", "minute"), name="rmq_minute_once")],
+                "constraints": [models.UniqueConstraint(fields=("group", "minute", "new"), name="rmq_minute_once")],
             },
         ),
         migrations.CreateModel(

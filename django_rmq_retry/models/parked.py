@@ -93,6 +93,8 @@ class ErrorGroup(models.Model):
     reason = models.CharField(_("reason"), max_length=64)
     first_seen = models.DateTimeField(_("first seen"))
     last_seen = models.DateTimeField(_("last seen"))
+    last_new = models.DateTimeField(_("last new failure"), null=True, blank=True)
+    """The time at which a message was last parked in it that had not been parked before, so no copy of a requeue."""
     # Counters of messages by state; "arrived" also counts messages that were parked again.
     parked = models.PositiveIntegerField(_("parked"), default=0)
     requeued = models.PositiveIntegerField(_("waiting for outcome"), default=0)
@@ -138,11 +140,13 @@ class ParkedMinute(models.Model):
 
     group = models.ForeignKey(ErrorGroup, on_delete=models.CASCADE, related_name="minutes", db_index=False)
     minute = models.DateTimeField()
+    new = models.BooleanField()
+    """True for messages that had not been parked before, False for copies of a requeue that failed again."""
     count = models.PositiveIntegerField()
 
     class Meta:
         default_permissions = ()
-        constraints = (models.UniqueConstraint(fields=["group", "minute"], name="rmq_minute_once"),)
+        constraints = (models.UniqueConstraint(fields=["group", "minute", "new"], name="rmq_minute_once"),)
 
     def __str__(self) -> str:
         return f"{self.minute} {self.count}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections, router
 from django.db.models import Case, Count, F, Value, When
-from django.db.models.functions import Greatest, Least
+from django.db.models.functions import Coalesce, Greatest, Least
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -28,7 +28,7 @@ LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
 BUCKETS, BUCKET = 18, timedelta(minutes=10)
 """Three hours in total."""
 MINUTE, MINUTES_KEPT = timedelta(minutes=1), timedelta(hours=4)
-count_minutes = BulkCount(ParkedMinute, ("group_id", "minute", "count"))
+count_minutes = BulkCount(ParkedMinute, ("group_id", "minute", "new", "count"))
 _ORIGINS = """
 WITH RECURSIVE queued(grp, queue) AS (
     SELECT id, (SELECT queue FROM rmq_retry_parkedmessage WHERE group_id = rmq_retry_errorgroup.id AND state = %%s
@@ -57,9 +57,10 @@ No pair of group and queue is there twice. With GROUP BY PostgreSQL expects a te
 the query (``jit_above_cost``), which takes longer than to run it.
 """
 GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
-"""The messages in the last minutes from which a group grows: a single one is an event, and no growth.
+"""The new messages in the last minutes from which a group grows: a single one is an event, and no growth.
 
-They are counted by the minute: the last four, and what has passed of the present one.
+Copies that a requeue sent, and that failed again, are no new ones. They are counted by the minute: the last four, and
+what has passed of the present one.
 """
 
 
@@ -90,8 +91,14 @@ def _recounted(groups: Collection[int]) -> int:
 @dataclass(slots=True)
 class _Change:
     counters: Counter[str] = field(default_factory=Counter)
-    seen: list[datetime] = field(default_factory=list)
-    """Times at which messages of the group were parked."""
+    new: list[datetime] = field(default_factory=list)
+    """Times at which messages were parked that had not been parked before."""
+    again: list[datetime] = field(default_factory=list)
+    """Times at which messages were parked again."""
+
+    @property
+    def seen(self) -> list[datetime]:
+        return self.new + self.again
 
 
 @dataclass(slots=True)
@@ -108,8 +115,9 @@ class GroupTally:
         if after is not None:
             counters[COUNTED_AS[after]] += 1
 
-    def arrived(self, group: int, at: datetime) -> None:
-        self.changes[group].seen.append(at)
+    def arrived(self, group: int, at: datetime, *, new: bool = False) -> None:
+        change = self.changes[group]
+        (change.new if new else change.again).append(at)
 
     def failed_again(self, group: int) -> None:
         self.changes[group].counters["failed_again"] += 1
@@ -125,11 +133,16 @@ class GroupTally:
     def _write_minutes(self, *, using: str, now: datetime) -> None:
         """Count what was parked by the minute, for the trends, and delete the minutes that no trend shows any more."""
         oldest = now - MINUTES_KEPT
-        seen = Counter((group, minute_of(at)) for group, change in self.changes.items() for at in change.seen)
-        rows = sorted((group, minute, count) for (group, minute), count in seen.items() if minute >= oldest)
+        seen = Counter(
+            (group, minute_of(at), new)
+            for group, change in self.changes.items()
+            for new, times in ((True, change.new), (False, change.again))
+            for at in times
+        )
+        rows = sorted((group, minute, new, count) for (group, minute, new), count in seen.items() if minute >= oldest)
         if rows:
             count_minutes(rows, using=using)
-            groups = {group for group, _minute, _count in rows}
+            groups = {group for group, *_rest in rows}
             ParkedMinute.objects.using(using).filter(group__in=groups, minute__lt=oldest).delete()
 
 
@@ -142,6 +155,10 @@ def _columns(change: _Change, now: datetime) -> dict[str, Any]:
         columns["arrived"] = F("arrived") + len(change.seen)
         columns["first_seen"] = Least("first_seen", Value(min(change.seen)))
         columns["last_seen"] = Greatest("last_seen", Value(max(change.seen)))
+    if change.new:
+        newest = Value(max(change.new))
+        # With NULL some databases know no greatest value.
+        columns["last_new"] = Greatest(Coalesce("last_new", newest), newest)
     for name, count in change.counters.items():
         if count:
             columns[name] = F(name) + count if count > 0 else reduced(name, -count)
@@ -206,13 +223,18 @@ def counted_origins(group: int) -> list[tuple[Origin, int]]:
 
 
 def grows(newest: int) -> bool:
-    """Return True if a group grows; ``newest`` is the number of its messages that were parked in ``GROWTH_SPAN``."""
+    """Return True if a group grows; ``newest`` is the number of its new messages of ``GROWTH_SPAN``."""
     return newest >= GROWTH
 
 
 def minute_of(at: datetime) -> datetime:
     """Return the minute in which a time is."""
     return at.replace(second=0, microsecond=0)
+
+
+def growth_began(now: datetime) -> datetime:
+    """Return the first of the minutes whose new messages make a group grow."""
+    return minute_of(now) + MINUTE - GROWTH_SPAN
 
 
 class Lately(NamedTuple):
@@ -223,7 +245,7 @@ class Lately(NamedTuple):
     counts: Mapping[int, Sequence[int]]
     """The messages of each group in each bucket."""
     newest: Mapping[int, int]
-    """The messages of each group in ``GROWTH_SPAN``."""
+    """The new messages of each group in ``GROWTH_SPAN``."""
 
 
 def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
@@ -233,8 +255,8 @@ def parked_lately(groups: Iterable[int], *, buckets: int = BUCKETS) -> Lately:
     counts = {group: [0] * buckets for group in groups}
     newest = dict.fromkeys(counts, 0)
     recent = ParkedMinute.objects.filter(group__in=list(counts), minute__gte=starts[0]).order_by()
-    for group, minute, count in recent.values_list("group", "minute", "count"):
+    for group, minute, new, count in recent.values_list("group", "minute", "new", "count"):
         # By the clock of a worker that is ahead, a message may be parked later than now.
         counts[group][min((minute - starts[0]) // BUCKET, buckets - 1)] += count
-        newest[group] += count if minute >= end - GROWTH_SPAN else 0
+        newest[group] += count if new and minute >= growth_began(end - MINUTE) else 0
     return Lately(starts, counts, newest)

@@ -241,7 +241,7 @@ class BatchWriter:
         self._batch_identities.add(identity)
         self._new.append((record, keys))
         self._tally.moved(record.group_id, None, record.state)
-        self._tally.arrived(record.group_id, arrival.at)
+        self._tally.arrived(record.group_id, arrival.at, new=True)
 
     def _add(self) -> None:
         if not self._new:

@@ -121,7 +121,8 @@ def rmq_span(seconds: float | None) -> str:
     if whole < _FEW and whole % _MINUTE:
         return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // _MINUTE, "seconds": whole % _MINUTE}
     if whole >= _FEW:
-        whole = round(whole / _MINUTE) * _MINUTE
+        # Whole minutes that have passed, as in the texts of problems.
+        whole -= whole % _MINUTE
     if whole < _HOUR:
         return _("%(count)d min") % {"count": whole // _MINUTE}
     if whole < _DAY:

@@ -187,7 +187,7 @@ def test_what_is_parked_needs_somebody_for_as_long_as_it_is_parked(page: Client)
     made.message(cause, parked_at=long_ago)
     text = shown(page, "livestatus/")
 
-    assert "! 1 message parked: BankDown in payments.main 1, not growing, the oldest 2 h ago." in text
+    assert "! 1 message parked: BankDown in payments.main 1, no new failure for 2 h, the oldest 2 h ago." in text
     assert f'href="{ADMIN}errorgroup/{cause.pk}/change/"' in page.get(f"{ADMIN}livestatus/").content.decode()
 
 
@@ -216,6 +216,27 @@ def test_the_alarm_names_the_largest_cause_and_not_the_last(page: Client) -> Non
     text = shown(page, "livestatus/")
 
     assert "! 6 messages parked: GatewayTimeout in transfer 3, card 2, growing; 1 with another cause, the" in text
+
+
+def test_copies_of_a_requeue_that_fail_again_are_no_new_failures(page: Client) -> None:
+    now = timezone.now()
+    cause = made.group(title="BankDown", last_new=now - timedelta(minutes=7))
+    for _ in range(3):
+        made.message(cause, cycle=2, copies=2, parked_at=now - timedelta(seconds=30))
+    [card] = [card for card, _buttons in page.get(f"{ADMIN}errorgroup/").context["cards"]]
+
+    assert (card.growing, card.calm) == ("", "no new failure for 7 min")
+    assert "BankDown in payments.main 3, no new failure for 7 min, the oldest" in shown(page, "livestatus/")
+
+
+def test_new_failures_that_were_requeued_meanwhile_still_count(page: Client) -> None:
+    """Otherwise a cause would look calm because somebody has sent its messages."""
+    cause, now = made.group(title="BankDown"), timezone.now()
+    made.message(cause, parked_at=now - timedelta(minutes=1))
+    for _ in range(2):
+        made.message(cause, state=State.REQUEUED, parked_at=now - timedelta(minutes=1))
+
+    assert "BankDown in payments.main 1, growing" in shown(page, "livestatus/")
 
 
 @pytest.mark.parametrize(

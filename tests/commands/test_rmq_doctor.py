@@ -133,7 +133,8 @@ def test_the_page_of_the_doctor_shows_what_it_prints(amqp: BlockingChannel, vhos
     amqp.queue_delete("payments.charge.retry.10s")
     amqp.queue_declare("payments.charge.retry.10s", durable=True, arguments=arguments)
     put(amqp, "payments.charge")
-    record(parked_at=ago(minutes=5, seconds=20), group=group("f", last_seen=ago(hours=1)))
+    parked_at = ago(minutes=5, seconds=20)
+    record(parked_at=parked_at, group=group("f", last_seen=ago(hours=1), last_new=parked_at))
     [shown] = [block.text for block in blocks(page("doctor.md")) if block.kind == "console"]
 
     assert steady(run("rmq_doctor", out=Terminal()).out) == shown.partition("\n")[2]
@@ -605,7 +606,10 @@ class TestParked:
 
         errors = [
             ("database", "1 message in the outbox failed."),
-            ("parked", "1 message parked: BankDown in payments.charge 1, not growing, the oldest 30 h ago."),
+            (
+                "parked",
+                "1 message parked: BankDown in payments.charge 1, no new failure for 30 h, the oldest 30 h ago.",
+            ),
             ("parked", "The breaker of queue 'open' has been open for 3 min: BankDown."),
         ]
         assert [(area, problem) for area, problem, _ in found(ran, "error")] == errors
@@ -625,7 +629,7 @@ class TestParked:
 
         assert parked.startswith("2 messages parked: BankDown")
 
-        assert problem.startswith(f"Error group {grown.pk} grows: 2 messages in the last 10 min (BankDown")
+        assert problem.startswith(f"Error group {grown.pk} grows: 2 messages in the last 5 min (BankDown")
         assert fix.startswith(f"manage.py rmq_parked list --group {grown.pk};")
         for out in (None, Terminal()):
             assert "\x1b[2J" not in run("rmq_doctor", out=out).out

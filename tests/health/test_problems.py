@@ -181,9 +181,11 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"parked": ParkedCounts(count=4712, oldest=ago(hours=3)), "cause": GATEWAY},
         [
-            "PARKED 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, growing; 712 with 11 other",
+            "PARKED_MANY 4,712 messages parked: GatewayTimeout in transfer 2,000, card 2,000, growing; 712 with 11",
         ],
     ),
+    ({"parked": ParkedCounts(count=99, oldest=ago(hours=3))}, ["PARKED 99 messages parked, the oldest 3 h ago."]),
+    ({"parked": ParkedCounts(count=100, oldest=NOW)}, ["PARKED_MANY 100 messages parked, the oldest 0 s ago."]),
     ({"parked": ParkedCounts(count=2, oldest=ago(hours=30))}, ["PARKED_LONG 2 messages parked, the oldest 30 h ago."]),
     (stopped(opened=True), ["BREAKER_OPEN The breaker of queue 'a b' has been open for 0 s."]),
     (
@@ -344,7 +346,7 @@ def test_the_fastest_growing_groups_are_named_and_the_others_counted() -> None:
     found = list(in_groups(groups, {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 1}))
 
     assert [problem.subject for problem in found[:3]] == ["1", "2", "3"]
-    assert found[0].text == "Error group 1 grows: 6 messages in the last 10 min (BankDown)."
+    assert found[0].text == "Error group 1 grows: 6 messages in the last 5 min (BankDown)."
     assert found[3].text == "Further error groups that grow more slowly: 2."
 
 
@@ -391,6 +393,25 @@ def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty()
     assert gone.severity is Severity.ERROR
     assert gone.text == "No consumer is alive. Last heartbeat 64 s ago: web:1, web:2."
     assert gone.why == "2 queues stand still, 0 messages ready."
+
+
+def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_from_it() -> None:
+    """Also beside a queue that is paused and one whose breaker is open, which need no consumer themselves."""
+    run = RequeueRun(pk=8, by="ann", state=RunState.RUNNING, created_at=ago(hours=3), total=9, sent=2)
+    dead = surveyed(
+        processes=(process(1, 64),),
+        runs=(run,),
+        parked=ParkedCounts(count=683, oldest=NOW),
+        **stopped(opened=True, opened_at=NOW),
+    )
+    levels = [
+        *(level("a b", ready=6), level("card", ready=2), level("card.quarantine", Role.QUARANTINE, ready=1)),
+        *(level("mail"), level("mail.parked", Role.PARKED, ready=3)),
+    ]
+    [gone, parked, breaker] = present(dead, NOW, levels)
+
+    assert [gone.code, parked.code, breaker.code] == [Code.ALL_VANISHED, Code.PARKED_MANY, Code.BREAKER_OPEN]
+    assert gone.why == "3 queues stand still, 8 messages ready: a b 6, card 2."
 
 
 NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [

@@ -36,6 +36,7 @@ numbers = itertools.count(1)
 def group(fingerprint: str = "f", **fields: Any) -> ErrorGroup:
     now = timezone.now()
     defaults = {"title": "BankDown", "reason": "retries_exhausted", "first_seen": now, "last_seen": now, **fields}
+    defaults.setdefault("last_new", defaults["last_seen"])
     return ErrorGroup.objects.get_or_create(fingerprint=fingerprint, defaults=defaults)[0]
 
 
@@ -74,7 +75,7 @@ def record(
     BusinessKey.objects.bulk_create([BusinessKey(message=message, value=value) for value in named])
     counter = COUNTED_AS[message.state]
     ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
-    count_minutes([(message.group_id, minute_of(message.parked_at), 1)], using=database())
+    count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=database())
     return message
 
 

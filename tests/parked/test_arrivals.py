@@ -264,6 +264,15 @@ class TestComingBack:
 
         assert (the_record().state, the_record().copies) == (state, 2)
 
+    def test_only_a_message_that_was_never_parked_is_a_new_failure_of_its_group(self) -> None:
+        record = requeued(first())
+        store(by_us(ticket=(record.pk, 2), at=DAWN + 61 * SECOND))
+        again = the_group()
+        store(by_us(at=DAWN + 90 * SECOND, id="m-2"))
+
+        assert (again.last_new, again.last_seen) == (at(DAWN), at(DAWN + 61 * SECOND))
+        assert the_group().last_new == at(DAWN + 90 * SECOND)
+
     def test_a_group_is_marked_regressed_when_it_fails_after_its_resolution(self) -> None:
         resolved(first())
         store(by_us(at=DAWN + 61 * SECOND, id="m-2"))

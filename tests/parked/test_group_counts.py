@@ -153,7 +153,7 @@ def test_a_trend_reads_no_message() -> None:
 
 def test_minutes_that_no_trend_shows_are_deleted() -> None:
     store(by_us(id="m-1", at=milliseconds(ago(minutes=1))))
-    count_minutes([(the_group().pk, minute_of(ago(hours=5)), 7)], using="default")
+    count_minutes([(the_group().pk, minute_of(ago(hours=5)), True, 7)], using="default")
     store(by_us(id="m-2", at=milliseconds(ago(hours=6))), by_us(id="m-3", at=milliseconds(ago(minutes=3))))
 
     left = ParkedMinute.objects.filter(group=the_group()).order_by("minute")
@@ -162,8 +162,8 @@ def test_minutes_that_no_trend_shows_are_deleted() -> None:
 
 def test_a_count_of_the_same_minute_is_added() -> None:
     one, other, at = group().pk, group().pk, minute_of(timezone.now())
-    count_minutes([(one, at, 2), (other, at, 1)], using="default")
-    count_minutes([(one, at, 3)], using="default")
+    count_minutes([(one, at, True, 2), (other, at, True, 1)], using="default")
+    count_minutes([(one, at, True, 3)], using="default")
 
     assert list(ParkedMinute.objects.order_by("group").values_list("group", "minute", "count")) == [
         (one, at, 5),

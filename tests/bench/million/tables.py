@@ -128,7 +128,7 @@ _MINUTES = Table(
         SELECT group_id, date_trunc('minute', parked_at) AS minute, count(*) AS parked FROM rmq_retry_parkedmessage
         WHERE parked_at > now() - interval '4 hours' GROUP BY 1, 2
     ) AS counted""",
-    values={"group_id": "group_id", "minute": "minute", "count": "parked"},
+    values={"group_id": "group_id", "minute": "minute", "new": "TRUE", "count": "parked"},
 )
 _ATTEMPTS = Table(
     model=Attempt,
