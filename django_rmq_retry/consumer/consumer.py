@@ -155,7 +155,7 @@ class Consumer:
     @property
     def stuck_since(self) -> float | None:
         """The monotonic time since when each thread runs a handler beyond its deadline; None if one does not."""
-        late = sorted(state.due for state in self.in_flight if state.due < time.monotonic())
+        late = sorted(state.deadline for state in self.in_flight if state.deadline < time.monotonic())
         return late[self._threads - 1] if len(late) >= self._threads else None
 
     @property

@@ -83,7 +83,7 @@ class Heartbeat(Recurring):
 
     def _status(self, now: float) -> tuple[bool, bool, int]:
         """Return whether the process is connected and stopping, and the number of handlers beyond their timeout."""
-        late = sum(now > state.due for state in self._consumer.in_flight)
+        late = sum(now > state.deadline for state in self._consumer.in_flight)
         return self._consumer.online, bool(self._consumer.why), late
 
     def _row(self) -> "QuerySet[ConsumerProcess]":

@@ -57,7 +57,7 @@ class AttemptState:
     """The W3C trace context of the attempt, if a hook has set one."""
 
     @property
-    def due(self) -> float:
+    def deadline(self) -> float:
         """The monotonic time at which its handler should have ended."""
         timeout = None if self.subscription is None else self.subscription.timeout
         return math.inf if timeout is None else self.began + timeout
