@@ -64,9 +64,9 @@ class Attempts:
         """Make the attempt and return its settlement. An exception raised here is for ``after_outside_failure``."""
         state = self._unacked.state_of(arrival)
         state.began = self._surroundings.clock()
-        if state.due > state.began:
-            self._unacked.keep(state, arrival, due=state.due)
-            return Settlement(instruction=Instruction.KEEP, hold=state.due - state.began)
+        if state.waits_until > state.began:
+            self._unacked.keep(state, arrival, until=state.waits_until)
+            return Settlement(instruction=Instruction.KEEP, hold=state.waits_until - state.began)
         self.in_flight.add(state)
         try:
             self._attempt(state, begin)

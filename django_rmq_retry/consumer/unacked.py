@@ -26,7 +26,7 @@ class AttemptState:
     """The delivery as the handler receives it, once it is decoded."""
     earlier: int = 0
     """Attempts already made while the message was unacked."""
-    due: float = 0.0
+    waits_until: float = 0.0
     """The time of its next attempt, if the message went back to its queue and came again while it waited."""
     began: float = 0.0
     without_headers: bool = False
@@ -85,12 +85,12 @@ class Unacked:
             return state
         state = AttemptState(arrival, arrival)
         if self._halted:
-            body, key, attempts, due = self._halted.pop(arrival.queue, (b"", "", 0, 0.0))
+            body, key, attempts, until = self._halted.pop(arrival.queue, (b"", "", 0, 0.0))
             if arrival.redelivered and (body, key) == (arrival.body, arrival.routing_key):
-                state.earlier, state.due = attempts, due
+                state.earlier, state.waits_until = attempts, until
         return state
 
-    def keep(self, state: AttemptState, arrival: Delivery, *, due: float = 0.0) -> None:
+    def keep(self, state: AttemptState, arrival: Delivery, *, until: float = 0.0) -> None:
         """Keep the state as long as the consumer has the delivery: it may return to its queue instead."""
         # A state that refers to its delivery would never be dropped, so it refers to a copy meanwhile.
         state.arrival = arrival.ready(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
@@ -98,14 +98,14 @@ class Unacked:
             state.delivery = state.arrival
         self._states[arrival], self._has_kept = state, True
         if arrival.queue in self._ordered:
-            self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier, due
+            self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier, until
 
     def ended(self, state: AttemptState) -> Settlement:
         """Return the settlement, and keep the state of a message that stays unacked for its next attempt."""
         settlement = state.settlement
         if settlement.instruction is Instruction.KEEP:
             state.outcome, state.error, state.settled, state.outside_failures = None, None, False, 0
-            self.keep(state, state.arrival, due=self._clock() + settlement.hold)
+            self.keep(state, state.arrival, until=self._clock() + settlement.hold)
         elif self._has_kept:
             self._states.pop(state.arrival, None)
         return settlement

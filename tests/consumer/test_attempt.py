@@ -610,13 +610,23 @@ def test_attempts_of_an_unacked_message_continue_to_count() -> None:
     ids=["the same", "another", "a twin"],
 )
 def test_a_halted_message_redelivered_on_another_channel_keeps_its_count(back: Delivery, number: int) -> None:
-    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery(body=b"1")
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(1e-6)), act=raising(Broken())), delivery(body=b"1")
     attempts = bench.attempts()
     attempts.settlement(arrival)
     attempts.settlement(arrival)
     attempts.settlement(back)
 
     assert bench.book.notes[-1].delivery.attempt == number
+
+
+def test_a_halted_message_that_comes_again_in_its_wait_is_not_attempted_before_its_time() -> None:
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(60)), act=raising(Broken())), delivery(body=b"1")
+    attempts = bench.attempts()
+    attempts.settlement(arrival)
+    kept = attempts.settlement(delivery(body=b"1", redelivered=True))
+
+    assert (kept.instruction, kept.copy, len(bench.book.notes)) == (Instruction.KEEP, None, 1)
+    assert 30 < kept.hold <= 60
 
 
 def test_an_equal_next_message_starts_its_own_attempts() -> None:
