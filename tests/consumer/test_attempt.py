@@ -5,6 +5,7 @@ import struct
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
@@ -610,8 +611,13 @@ def test_attempts_of_an_unacked_message_continue_to_count() -> None:
     ids=["the same", "another", "a twin"],
 )
 def test_a_halted_message_redelivered_on_another_channel_keeps_its_count(back: Delivery, number: int) -> None:
-    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(1e-6)), act=raising(Broken())), delivery(body=b"1")
-    attempts = bench.attempts()
+    hours = count(1)
+    bench = Bench(
+        policy=StopTheLine(backoff=Fixed(3)),
+        act=raising(Broken()),
+        options={"clock": lambda: 3600.0 * next(hours)},
+    )
+    attempts, arrival = bench.attempts(), delivery(body=b"1")
     attempts.settlement(arrival)
     attempts.settlement(arrival)
     attempts.settlement(back)
