@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
 from django.db.models import Model
+from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -28,11 +29,13 @@ from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
 from django_rmq_retry.parked.items import groups_of_runs
 from django_rmq_retry.parked.outcomes import minute
-from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED
+from django_rmq_retry.parked.selection import EXCEPT, FIELDS, LISTED, group_numbers
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, counted, name, rmq_ago, visible
 from django_rmq_retry.topology.declarations import Role
 
 LONGEST_SELECTION = 400
+MOMENTS = ("edited_at", "parked_after", "parked_before")
+"""Filter words whose value is a time."""
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),
     By.BROKER: pgettext_lazy("parked by", "broker"),
@@ -73,9 +76,17 @@ def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:
     return [(LINKS[name], address) for name, address in addresses.items() if name in LINKS]
 
 
-def selection_text(selection: Mapping[str, Any], otherwise: str = "") -> str:
-    """Return a short description of a selection; for messages chosen by hand, the description stored then."""
-    words = selection.get("filter") or {}
+def selection_text(selection: Mapping[str, Any], otherwise: str = "", *, causes: bool = True) -> str:
+    """Return a short description of a selection; for messages chosen by hand, the description stored then.
+
+    That the messages are parked is not said. Without ``causes`` the error groups are not named: the page does.
+    """
+    words = dict(selection.get("filter") or {})
+    if len(words) > 1 and words.get("state") in ([State.PARKED], State.PARKED):
+        del words["state"]
+    if not causes and "group" in words:
+        del words["group"]
+        otherwise = ""
     # A later version may have stored a field that this one does not know.
     named = ((FIELDS[word].label if word in FIELDS else word, _value(word, value)) for word, value in words.items())
     text = " · ".join(f"{label} {chosen}" for label, chosen in named)
@@ -83,6 +94,12 @@ def selection_text(selection: Mapping[str, Any], otherwise: str = "") -> str:
 
 
 def _value(name: str, value: Any) -> str:
+    if name == "group":
+        numbers = group_numbers(value)
+        groups = ErrorGroup.objects.in_bulk(numbers)
+        return ", ".join(visible(str(groups.get(number, f"#{number}"))) for number in numbers)
+    if name in MOMENTS and (at := parse_datetime(str(value))) is not None:
+        return minute(at)
     if name in (LISTED, EXCEPT):
         return counted(ngettext("%(count)d key", "%(count)d keys", value["count"]), count=value["count"])
     several = value if isinstance(value, (list, tuple)) else [value]

@@ -137,8 +137,8 @@ def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, 
     return {
         "title": alone or counted(title, count=found.total),
         "selection": selection,
-        "chosen": labels.selection_text(selection.facts()),
-        "causes": _causes(found),
+        "chosen": labels.selection_text(selection.facts(), causes=False),
+        "causes": _causes(selection, found),
         "under_way": under_way(selection.queryset()),
         "token": selection.token(),
         "wish": wish,
@@ -160,10 +160,11 @@ def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, 
     }
 
 
-def _causes(found: RequeueReport) -> list[tuple[ErrorGroup, int]]:
-    """Return the error groups of a selection of several, each with the number of its messages; the largest first."""
-    groups = ErrorGroup.objects.in_bulk([group for group, _count in found.groups])
-    return [(groups[group], count) for group, count in found.groups if group in groups]
+def _causes(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup, int]]:
+    """Return the error groups of a selection, each with the number of its messages; the largest first."""
+    counts = found.groups if selection.group is None else ((selection.group, found.total),)
+    groups = ErrorGroup.objects.in_bulk([group for group, _count in counts])
+    return [(groups[group], count) for group, count in counts if group in groups]
 
 
 def _first(selection: Selection, terms: Terms) -> Selection:

@@ -1,9 +1,11 @@
 """The admin of requeue runs."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import Count, QuerySet
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -17,13 +19,26 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, steering, waiting_form
 from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
-from django_rmq_retry.models import EarlyRetry, ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.health.rules import number
+from django_rmq_retry.models import (
+    Action,
+    EarlyRetry,
+    ErrorGroup,
+    ItemReason,
+    ItemState,
+    OperatorAction,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
+from django_rmq_retry.parked.claims import sent_by_others
 from django_rmq_retry.parked.drive import DRIVEN, drive
-from django_rmq_retry.parked.key_lists import keys_of
+from django_rmq_retry.parked.key_lists import keys_of, unmatched
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_clock, run_badge, run_outcome
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_clock, rmq_span, run_badge, run_outcome
 
 SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
@@ -37,13 +52,25 @@ PACE_AFTER_SECONDS = 5.0
 CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
-COUNTED = ("processed", "failed", "skipped")
+MOST_REASON = 40
 
 
 @admin.register(RequeueRun)
 class RequeueRunAdmin(Pages):
     sees = "view_run"
-    list_display = ("name", "status", "created", "by", "of_sent", "of_processed", "of_failed", "of_skipped", "chosen")
+    list_display = (
+        "name",
+        "status",
+        "created",
+        "took",
+        "by",
+        "why",
+        "of_sent",
+        "of_processed",
+        "of_failed",
+        "of_left",
+        "what",
+    )
     list_display_links = ("name",)
     list_filter = ("state",)
     ordering = ("-pk",)
@@ -52,12 +79,19 @@ class RequeueRunAdmin(Pages):
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
-    chosen = admin.display(description=gettext_lazy("Selection"))(
-        lambda _self, run: labelled(_("Selection"), labels.selection_text(run.selection, run.description) or NOTHING)
+    what = admin.display(description=gettext_lazy("Messages"))(lambda _self, run: labelled(_("Messages"), run.what))
+    why = admin.display(description=gettext_lazy("Reason"))(
+        lambda _self, run: labelled(_("Reason"), labels.one_short_line(run.reason, MOST_REASON)) if run.reason else ""
+    )
+    took = admin.display(description=gettext_lazy("Duration"))(
+        lambda _self, run: labelled(_("Duration"), rmq_span(_took(run))) if _took(run) is not None else ""
     )
     created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
     of_sent = column(RequeueRun, "sent", "total")
-    of_processed, of_failed, of_skipped = (column(RequeueRun, field) for field in COUNTED)
+    of_processed, of_failed = (column(RequeueRun, field) for field in ("processed", "failed"))
+    of_left = admin.display(description=gettext_lazy("left out"))(
+        lambda _self, run: labelled(_("Left out"), number(run.left_out))
+    )
 
     def own_urls(self) -> list[URLPattern]:
         return [
@@ -67,6 +101,14 @@ class RequeueRunAdmin(Pages):
             self.own_url("<int:pk>/export/", "export", require_POST(partial(exports.run, self))),
             self.own_url("<int:pk>/send/", "send", non_atomic_requests(require_POST(self.send))),
         ]
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        shown = super().get_changelist_instance(request)
+        shown.result_list = list(shown.result_list)
+        causes = causes_of(shown.result_list)
+        for run in shown.result_list:
+            run.what = _what(run, causes[run.pk])
+        return shown
 
     def row_page(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self._shown(request, steering.run_of(object_id))
@@ -89,8 +131,7 @@ class RequeueRunAdmin(Pages):
         undriven = driven and (run.leased_until is None or run.leased_until < now)
         ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
-        skipped = list(light.filter(state=ItemState.SKIPPED)[:MOST_ITEMS]) if run.skipped else []
-        seen = broker_look.glimpse()
+        seen, left_out = broker_look.glimpse(), _keys_left_out(request, run)
         # Its driver has a connection of its own.
         away = bool(seen.unreachable) and (not driven or undriven or run.wait == RunWait.BROKER_AWAY)
         return self.page(
@@ -106,7 +147,9 @@ class RequeueRunAdmin(Pages):
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
             why=run.explanation,
-            chosen=labels.selection_text(run.selection, run.description),
+            chosen=labels.selection_text(run.selection, "" if run.causes else run.description, causes=not run.causes),
+            causes=causes_of([run])[run.pk],
+            decided=_decided(run),
             look=seen,
             others_send=bool(seen.unreachable) and not away,
             badge=run_badge(run, unreachable=away),
@@ -114,14 +157,14 @@ class RequeueRunAdmin(Pages):
             pace=_pace(run, now),
             left=None if away or run.wait in SILENCED else _left(run, now),
             guard=_guard(run),
-            whys=sorted({str(one.get_skip_code_display()) for one in skipped if one.skip_code}),
             waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run),
-            took=run.finished_at - run.started_at if run.started_at and run.finished_at else None,
-            left_out=_keys_left_out(request, run),
+            took=_took(run),
+            left_out=left_out,
+            unmatched=_unmatched(request, left_out) if left_out else (),
             errors=_errors(ended) if run.failed else (),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
-            skipped=[(one, one.get_skip_code_display()) for one in _seen(request, skipped)],
+            skipped=_skipped(request, run, light) if run.skipped else (),
             retries=_failed_retries(request, run) if run.failed and run.retries_of else (),
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
@@ -160,6 +203,59 @@ def _keys_left_out(request: HttpRequest, run: RequeueRun) -> list[str]:
     return [] if listed is None or refusal(request, "view") else keys_of(listed["list"])
 
 
+def _unmatched(request: HttpRequest, left_out: Sequence[str]) -> list[str]:
+    """Return the first of the keys that match no message; none for a user for whom each message has to be checked."""
+    return [] if has_own_rules(request.user) else unmatched(left_out)[:MOST_ITEMS]
+
+
+def _skipped(
+    request: HttpRequest, run: RequeueRun, items: QuerySet[RequeueItem]
+) -> list[tuple[str, int, list[RequeueItem]]]:
+    """Return each reason for which messages were left out, with their number and the first of them."""
+    skipped = items.filter(state=ItemState.SKIPPED)
+    counts = skipped.order_by().values_list("skip_code").annotate(count=Count("pk")).order_by("-count")
+    found = [(code, count, _seen(request, skipped.filter(skip_code=code))) for code, count in counts]
+    return [(_reason(run, code, rows), count, rows) for code, count, rows in found]
+
+
+def _reason(run: RequeueRun, code: str, items: list[RequeueItem]) -> str:
+    """Return the reason, with the other requeue runs if these sent the messages."""
+    if code != ItemReason.SENT_BEFORE:
+        return str(dict(ItemReason.choices).get(code, code))
+    others = set(sent_by_others(run, [one.message_id for one in items]).values())
+    text = _("Sent before by requeue run %(run)s of %(who)s.")
+    named = [text % {"run": one.pk, "who": one.who} for one in RequeueRun.objects.filter(pk__in=others).order_by("pk")]
+    return " ".join(named) or str(ItemReason.SENT_BEFORE.label)
+
+
+def _decided(run: RequeueRun) -> OperatorAction | None:
+    """Return the action by which an operator paused or stopped the run."""
+    action = {RunState.STOPPED: Action.STOP, RunState.PAUSED: Action.PAUSE}.get(RunState(run.state))
+    if action is None or run.wait:
+        return None
+    return OperatorAction.objects.filter(run=run.pk, action=action).order_by("-number").first()
+
+
+def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[ErrorGroup, int]]]:
+    """Return the error groups of the messages of each run with their numbers, the largest first, by one query."""
+    groups = ErrorGroup.objects.in_bulk({group for run in runs for group, _count in run.causes})
+    return {run.pk: [(groups[group], count) for group, count in run.causes if group in groups] for run in runs}
+
+
+def _what(run: RequeueRun, causes: Sequence[tuple[ErrorGroup, int]]) -> str:
+    """Return the causes of the messages of a run, or how they were chosen, in a short line."""
+    if run.retries_of:
+        return run.retries_of
+    named = [f"{number(count)} {group}" for group, count in causes[:2]]
+    more = "…" if len(causes) > len(named) else ""
+    said = labels.one_short_line(" · ".join(named) + more)
+    return said or labels.selection_text(run.selection, run.description) or NOTHING
+
+
+def _took(run: RequeueRun) -> float | None:
+    return (run.finished_at - run.started_at).total_seconds() if run.started_at and run.finished_at else None
+
+
 def _left(run: RequeueRun, now: datetime) -> float | None:
     """Return the seconds until all is sent, at the measured rate."""
     rate = _pace(run, now) or run.rate
@@ -183,7 +279,9 @@ def _guard(run: RequeueRun) -> str:
     most = {"most": floatformat(run.stop_at)}
     ended, failed = run.guarded_outcomes
     text = _("guard: pauses when more than %(most)s %% fail again") % most
-    if ended:
+    if failed and failed * 100 < ended:
+        text = _("less than 1 %% failed again (guard: pauses above %(most)s %%)") % most
+    elif ended:
         share = {"share": round(100 * failed / ended)}
         text = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {**share, **most}
     counted = _("counted since it was resumed")

@@ -658,6 +658,8 @@ class Migration(migrations.Migration):
                     "description",
                     models.CharField(blank=True, max_length=255, verbose_name="description of the selection"),
                 ),
+                ("causes", models.JSONField(default=list, editable=False)),
+                ("excluded", models.PositiveIntegerField(db_default=0, default=0, editable=False)),
                 ("retries_of", models.CharField(blank=True, editable=False, max_length=255)),
                 ("target", models.CharField(blank=True, max_length=255, verbose_name="target")),
                 ("rate", models.FloatField(default=20, verbose_name="messages per second")),
@@ -745,6 +747,7 @@ class Migration(migrations.Migration):
                         choices=[
                             ("resolved", "It is no longer open: it was resolved or handled meanwhile."),
                             ("changed", "It was changed after it was chosen."),
+                            ("sent_before", "Another requeue run had sent it."),
                             ("no_queue", "The queue that it came from is unknown."),
                             ("on_hold", "It is on hold."),
                             ("succeeded", "A copy of it was handled already."),

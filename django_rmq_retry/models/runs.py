@@ -61,6 +61,7 @@ class ItemReason(models.TextChoices):
 
     RESOLVED = "resolved", _("It is no longer open: it was resolved or handled meanwhile.")
     CHANGED = "changed", _("It was changed after it was chosen.")
+    SENT_BEFORE = "sent_before", _("Another requeue run had sent it.")
     NO_QUEUE = "no_queue", _("The queue that it came from is unknown.")
     ON_HOLD = "on_hold", _("It is on hold.")
     SUCCEEDED = "succeeded", _("A copy of it was handled already.")
@@ -107,6 +108,10 @@ class RequeueRun(models.Model):
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     selection = models.JSONField(_("selection"), default=dict)
     description = models.CharField(_("description of the selection"), max_length=255, blank=True)
+    causes = models.JSONField(default=list, editable=False)
+    """The error groups that most of its messages were in, each with their number, largest first."""
+    excluded = models.PositiveIntegerField(db_default=0, default=0, editable=False)
+    """The number of messages that it does not have because their keys were left out."""
     retries_of = models.CharField(max_length=255, blank=True, editable=False)
     """The work queue whose waiting retries it sends; empty if it sends parked messages."""
     target = models.CharField(_("target"), max_length=255, blank=True)
@@ -184,6 +189,11 @@ class RequeueRun(models.Model):
     def unsent(self) -> int:
         """The number of messages that it may still send."""
         return max(self.total - self.sent - self.skipped - self.unconfirmed, 0)
+
+    @property
+    def left_out(self) -> int:
+        """The number of messages that it does not send, with those left out by their keys."""
+        return self.skipped + self.excluded
 
     @property
     def guarded_outcomes(self) -> tuple[int, int]:

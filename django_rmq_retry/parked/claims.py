@@ -6,7 +6,7 @@ Locks are taken in one order: the message, its group, runs, their items.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -98,12 +98,15 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
     known = RequeueRun.objects.using(using).filter(pk=run).first()
     if known is None:
         return []
+    changed_since = [item.message_id for item in items if _is_other(messages.get(item.message_id), item)]
+    sent = sent_by_others(known, changed_since) if changed_since else {}
     for item in items:
         message = messages.get(item.message_id)
         if message is None or not message.open:
-            left_out[item.pk] = ItemReason.RESOLVED
+            left_out[item.pk] = ItemReason.SENT_BEFORE if item.message_id in sent else ItemReason.RESOLVED
             continue
-        prepared = prepare(known, message) if message.revision == item.revision else ItemReason.CHANGED
+        changed = ItemReason.SENT_BEFORE if message.pk in sent else ItemReason.CHANGED
+        prepared = prepare(known, message) if message.revision == item.revision else changed
         if isinstance(prepared, ItemReason):
             left_out[item.pk] = prepared
         else:
@@ -124,6 +127,16 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
         transaction.set_rollback(True, using=using)
         return []
     return claims
+
+
+def _is_other(message: ParkedMessage | None, item: RequeueItem) -> bool:
+    return message is None or message.revision != item.revision or not message.open
+
+
+def sent_by_others(run: RequeueRun, messages: Collection[int]) -> dict[int, int]:
+    """Return those of these messages that another run sent since this one was started, each with that run's number."""
+    items = RequeueItem.objects.using(database()).filter(message__in=messages, sent_at__gt=run.created_at)
+    return {item.message_id: item.run_id for item in items.exclude(run=run.pk).order_by("pk")}
 
 
 def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:

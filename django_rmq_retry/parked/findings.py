@@ -17,7 +17,7 @@ from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, ParkedMessage
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import LISTED, Selection
 
 SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
@@ -129,11 +129,15 @@ class RequeueReport:
     queues: tuple[tuple[str, int], ...]
     """Target queues with their numbers of messages, largest first."""
     groups: tuple[tuple[int, int], ...] = ()
-    """If the selection names several error groups, each with its number of messages, largest first."""
+    """If messages of several error groups are named or listed, each with its number of messages, largest first."""
 
     @property
     def left_out(self) -> int:
         return self.total - self.sendable
+
+
+GROUPED = frozenset({"group", "failed_of_run", LISTED})
+"""Filter words that may choose messages of several error groups, and few enough to count them by group."""
 
 
 def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
@@ -145,7 +149,7 @@ def report(selection: Selection, terms: Terms | None = None) -> RequeueReport:
     refused = Q()
     for _code, condition in objections:
         refused |= condition
-    several = "group" in selection.filter and selection.group is None
+    several = selection.group is None and (selection.named or GROUPED.intersection(selection.filter))
     totals = _totals(rows, refused, shown, by=("queue", "group") if several else ("queue",))
     keys, shared = duplicates(rows.exclude(refused), totals.sums["sendable"])
     left_out = {code for code, _condition in objections}

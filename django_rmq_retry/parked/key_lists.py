@@ -277,6 +277,16 @@ def excluded(listed: int, rows: "QuerySet[ParkedMessage]", seen: Visible | None 
     )
 
 
+def unmatched(keys: Sequence[str]) -> list[str]:
+    """Return the keys that no message has now."""
+    found: set[str] = set()
+    for some in _chunks(keys):
+        found |= set(BusinessKey.objects.using(database()).filter(value__in=some).values_list("value", flat=True))
+        ids = ParkedMessage.objects.using(database()).order_by().filter(message_id__in=some)
+        found |= set(ids.values_list("message_id", flat=True))
+    return [key for key in keys if key not in found]
+
+
 def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage]") -> dict[str, dict[int, bool]]:
     """Return the messages that each key of a stored list names, each with True if it is one of the rows.
 

@@ -5,13 +5,21 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Count, F
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, GatedAct, ItemState, ParkedMessage, RequeueRun, RunState, RunWait
+from django_rmq_retry.models import (
+    Action,
+    GatedAct,
+    ItemState,
+    ParkedMessage,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
@@ -22,7 +30,7 @@ from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name
 from django_rmq_retry.topology.declarations import Role
@@ -38,6 +46,8 @@ CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIR
 """A run paused for one of these resumes without its canary, because the operator has inspected that message."""
 RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 """A run paused for one of these has failed: before the rest is sent, another canary can show that the cause is gone."""
+MOST_CAUSES = 5
+"""The most error groups that the record of a run names."""
 REASON_FROM = 100
 """Largest number of messages that can be requeued without a reason."""
 TYPED_FROM = 1000
@@ -119,11 +129,11 @@ def _change_run(
         lost = known.items.using(database()).filter(sent_at=None).exclude(state__in=UNSENT)
         lost.update(sent_at=changes["canary_since"])
     RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
-    counted = known.total
     if action == Action.STOP and known.listing:
         known.end_listing()
         known.save(using=database(), update_fields=["listing_limit", "total"])
     after = {name: changes[name] for name in before}
+    counted = known.unsent
     log_action(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
     known.refresh_from_db(using=database())
     return known
@@ -198,6 +208,9 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
     using = database()
     run.pk = None
     run.include, run.permanent_confirmed = sorted(terms.include), terms.confirmed_permanent
+    run.causes = _causes(selection)
+    if EXCEPT in selection.filter:
+        run.excluded = max(selection.undiminished().count() - selection.queryset().count(), 0)
     run.save(using=using, force_insert=True)
     (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
     selection.check(run.total)
@@ -223,6 +236,11 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
         facts=facts,
     )
     return run
+
+
+def _causes(selection: Selection) -> list[tuple[int, int]]:
+    rows = selection.queryset().order_by().values_list("group").annotate(count=Count("pk")).order_by("-count", "group")
+    return list(rows[:MOST_CAUSES])
 
 
 def requeue(

@@ -60,6 +60,8 @@ def _bar(place: int, count: int, highest: int, height: int) -> str:
     return f'<rect class="{kind}" x="{left}" y="{height - tall}" width="{BAR}" height="{tall}"/>'
 
 
+MIXED = "mixed"
+"""The badge of a finished requeue run of which some messages were processed and others failed again."""
 ICONS = {
     State.PARKED: "■",
     State.ON_HOLD: "‖",
@@ -79,6 +81,7 @@ ICONS = {
     ItemState.FAILED: "✕",
     ItemState.SKIPPED: "↷",
     ItemState.UNCONFIRMED: "?",
+    MIXED: "!",
 }
 
 
@@ -226,8 +229,11 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
     if run.state != RunState.FINISHED:
         return run.state, run.get_state_display()
     if run.failed:
-        text = counted(_("%(failed)d of %(sent)d failed again"), failed=run.failed, sent=run.sent)
-        return ItemState.FAILED, text
+        values = {"processed": run.processed, "sent": run.sent, "failed": run.failed}
+        text = _("%(failed)d of %(sent)d failed again")
+        if run.processed:
+            text = _("%(processed)d of %(sent)d processed, %(failed)d failed again")
+        return MIXED if run.processed else ItemState.FAILED, counted(text, **values)
     silent = run.sent - run.processed
     if run.unconfirmed:
         text = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)

@@ -49,10 +49,11 @@ def test_the_reason_of_a_discard_shows_the_label_of_its_category() -> None:
     assert labels.action_reason(OperatorAction(action=Action.HOLD, reason="bad data")) == "bad data"
 
 
+@pytest.mark.django_db
 @pytest.mark.usefixtures("marked")
 def test_a_selection_is_described_in_labels() -> None:
     words = {"group": 41, "state": ["parked", "on_hold"], "reason": "expired", "queue": "payments.main"}
-    said = "[!! group !!] 41 · [!! status !!] [!! Parked !!], [!! On hold !!] · [!! reason !!] [!! expired !!]"
+    said = "[!! group !!] #41 · [!! status !!] [!! Parked !!], [!! On hold !!] · [!! reason !!] [!! expired !!]"
 
     assert labels.selection_text({"filter": words}) == f"{said} · [!! queue !!] payments.main"
     assert labels.selection_text({"ids": {"7": 1}}, "#7") == "#7"

@@ -116,7 +116,9 @@ class TestSeveralGroups:
         assert sorted(item.message.business_key for item in run.items.all()) == ["A-1", "A-2", "B-1"]
         assert len(sent) == 3
         assert OperatorAction.objects.get().facts["selection"]["filter"]["group"] == [one.pk for one in causes]
-        assert f"group {causes[0].pk}, {causes[1].pk}" in Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/")).text
+        shown = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
+        linked = {given.get("href") for tag, given in shown.tags if tag == "a"}
+        assert {f"{ADMIN}errorgroup/{one.pk}/change/" for one in causes} <= linked
 
     @pytest.mark.parametrize(("what", "typed"), [("discard", {"category": "test"}), ("hold", {"span": "2h"})])
     def test_are_discarded_or_held_together(
@@ -281,7 +283,7 @@ class TestTheProof:
 
         assert f"started {timezone.localtime(times['started_at']):%Y-%m-%d %H:%M:%S}" in told.text
         assert f"ended {timezone.localtime(now):%Y-%m-%d %H:%M:%S} · took 1 min 6 s · by lead" in told.text
-        assert told.links["left out by 1 key"] == "#rmq-left-out"
+        assert told.links["1 left out by 1 key"] == "#rmq-left-out"
         assert "Keys left out by the operator PAY-0" in told.text
         assert "Failed again 2 GatewayTimeout · 1 Declined" in told.text
 

@@ -7,10 +7,15 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_rmq_retry import Message
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.parked.key_lists import list_filter, store
+from django_rmq_retry.parked.requeue import start, stop
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
+from tests.operators.made import BOB, drive_run, requeue_run
 
 pytestmark = pytest.mark.django_db
 RUNS = "/admin/rmq_retry/requeuerun/"
@@ -33,6 +38,7 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
             "guard off: the requeue run continues however many messages fail again · waits while the queue",
         ),
         ({"stop_at": 20, "failed": 1, "processed": 3}, "25 % failed again (guard: pauses above 20 %)"),
+        ({"stop_at": 20, "failed": 1, "processed": 594}, "less than 1 % failed again (guard: pauses above 20 %)"),
         (
             {"stop_at": 20, "failed": 5, "spared_failed": 5, "spared_processed": 0},
             "guard: pauses when more than 20 % fail again · counted since it was resumed",
@@ -109,7 +115,7 @@ def test_a_run_that_has_just_begun_uses_its_configured_rate(page: Client) -> Non
     ("counts", "badge"),
     [
         ({"sent": 174, "failed": 174}, "✕ 174 of 174 failed again"),
-        ({"sent": 174, "failed": 3, "processed": 171}, "✕ 3 of 174 failed again"),
+        ({"sent": 174, "failed": 3, "processed": 171}, "! 171 of 174 processed, 3 failed again"),
         ({"skipped": 30}, "↷ Nothing was sent"),
         ({"sent": 4, "processed": 4, "unconfirmed": 2}, "? 2 not confirmed"),
         ({"sent": 4, "processed": 3}, "… 1 without an outcome"),
@@ -121,6 +127,43 @@ def test_the_badge_of_a_finished_run_shows_its_result(page: Client, counts: dict
 
     assert badge in shown(page, run)
     assert badge in Page(page.get(RUNS)).text
+
+
+def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: Client, sent: list[Message]) -> None:
+    cause = made.group()
+    messages = [made.message(cause).pk for _ in range(3)]
+    mine = requeue_run(messages, reason="mine")
+    others = drive_run(requeue_run(messages[:2], reason="theirs"), for_seconds=0.5)
+    drive_run(mine, for_seconds=0.5)
+    text = shown(page, mine)
+
+    assert len(sent) == 3
+    assert f"2 Sent before by requeue run {others.pk} of {others.by}." in text
+    assert "It was changed after it was chosen." not in text
+    assert "3 GatewayTimeout · bank.gateway:post" in text
+
+
+def test_the_page_names_who_stopped_a_run(page: Client) -> None:
+    run = run_of()
+    stop(run.pk, BOB, reason="wrong ones")
+
+    assert "Stopped by bob" in shown(page, run)
+
+
+def test_the_page_counts_what_was_left_out_by_keys_and_names_keys_that_matched_nothing(page: Client) -> None:
+    cause = made.group()
+    for number in range(5):
+        made.message(cause, keys=[f"PAY-{number}"], business_key=f"PAY-{number}")
+    listed = list_filter(store(["PAY-0", "PAY-1", "PAY-X"], BOB))
+    chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]}).leaving_out(listed)
+    text = shown(page, start(chosen, BOB, reason="INC-553"))
+    listed_page = Page(page.get(RUNS)).text
+
+    assert "2 left out by 3 keys" in text
+    assert "↷ 2 left out" in text
+    assert "1 key matches no message: PAY-X" in text
+    assert "INC-553" in listed_page
+    assert "3 GatewayTimeout · bank.gateway:post" in listed_page
 
 
 def test_skip_reasons_are_shown_even_if_their_messages_are_hidden(settings: Any) -> None:

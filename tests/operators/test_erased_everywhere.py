@@ -65,6 +65,7 @@ KEPT: Mapping[str, str] = {
     **dict.fromkeys(("ParkedMessage.reason", "Attempt.reason"), CODE),
     **dict.fromkeys(("identity", "sha256", "copy", "fingerprint", "seal", "salt", "digest", "previous"), DIGEST),
     "traceparent": "too short for a name; it is emptied",
+    "RequeueRun.causes": "numbers of error groups, and how many messages were in each",
     "HandlerRate": PROJECT,
     "Declared": PROJECT,
     "AuditHead": DIGEST,
