@@ -36,8 +36,8 @@ MOST_HELD_BYTES = 64 * 1024 * 1024
 PUT_BACK_AT_ONCE = 16
 """Messages that are put back before the queue has taken them. With more than 32 unanswered requests to a quorum queue,
 RabbitMQ collects returns and takes them back in any order; one that is due late would then hold up the others."""
-MOST_ASKED = 20
-"""Questions whether it has taken them."""
+STANDSTILL_SECONDS, NEXT_STANDSTILL_SECONDS = 1.0, 0.05
+"""Seconds without a change after which some of them count as gone because they were due: the first time, and later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,7 @@ class Withdrawal:
 
     def _put_back(self, *, except_for: Collection[int] = ()) -> None:
         tags = [tag for tag in self._held if tag not in except_for]
+        standstill = STANDSTILL_SECONDS
         for start in range(0, len(tags), PUT_BACK_AT_ONCE):
             part = tags[start : start + PUT_BACK_AT_ONCE]
             queue = self._held[part[0]]
@@ -170,10 +171,18 @@ class Withdrawal:
                 # Not a reject: RabbitMQ 4.3 counts it as a failed delivery.
                 self._copies.channel.basic_nack(tag, requeue=True)
                 del self._held[tag]
-            # Some may be due already, so that the queue never has as many.
-            asked = 0
-            while self._ready(queue) < wanted and asked < MOST_ASKED:
-                asked += 1
+            if not self._has(queue, wanted, standstill):
+                standstill = NEXT_STANDSTILL_SECONDS
+
+    def _has(self, queue: str, wanted: int, standstill: float) -> bool:
+        """Wait until a queue has as many messages; return False if their number stands still below."""
+        most, since = 0, time.monotonic()
+        while (ready := self._ready(queue)) < wanted:
+            if ready > most:
+                most, since = ready, time.monotonic()
+            elif time.monotonic() - since > standstill:
+                return False
+        return True
 
     def _ready(self, queue: str) -> int:
         """Ask on the channel of the messages how many a queue has ready: behind all that was sent before."""

@@ -131,7 +131,12 @@ def edit(_run: int) -> None:
     edit_many.store_many(edit_many.PathChange(**CHANGE), doomed(), revisions=dict(rows), reason="comma")
 
 
+def charge(_message: object) -> None:
+    """Read the queue whose breaker is closed."""
+
+
 def approve(request: int) -> None:
+    import_module("django_rmq_retry").handler("payments.charge")(charge)
     import_module("django_rmq_retry.parked.actions").MESSAGES_AT_ONCE = PART  # type: ignore[attr-defined]
     bob = import_module("django.contrib.auth").get_user_model().objects.get(username="bob")
     second = import_module("django_rmq_retry.parked.operators").Actor(name="bob", user_id=bob.pk, source="admin")
