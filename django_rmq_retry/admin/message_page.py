@@ -1,6 +1,8 @@
 """The page of one parked message, and the page that remains when retention has deleted it."""
 
+from collections import Counter
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -21,7 +23,16 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import Action, EarlyRetry, FormerName, OperatorAction, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models import (
+    Action,
+    EarlyRetry,
+    FormerName,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    State,
+)
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
@@ -37,6 +48,7 @@ MOST_EDITED_BYTES = 3 * 1024 * 1024
 MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
 MOST_KEYS = 50
+UNSENT = (ItemState.PENDING, ItemState.CLAIMED)
 HIGHEST_COUNT = 2**31 - 1
 """A bound for the count in x-death, which can be forged; no column holds more."""
 
@@ -164,10 +176,30 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         unrecorded=_unrecorded(message, neighbours.pop("known")),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         buttons=_buttons(pages, request, message),
+        first_failed=_first_failed(message, neighbours.pop("first"), neighbours.pop("lasted")),
+        copies=message.copies - max(_parked_in_cycle(message), 1) + 1,
+        waits_in=[item.run for item in history["items"] if item.state in UNSENT and item.run.active],
+        edited_since=_edited_since(message, acts),
         **neighbours,
         **history,
         **_contents(request, message, shown),
     )
+
+
+def _first_failed(message: ParkedMessage, began: datetime | None, seconds: float | None) -> datetime | None:
+    """Return when it failed first: the message itself has the time of its present cycle only."""
+    if message.cycle == 1 or began is None:
+        return message.failed_at
+    ended = began + timedelta(seconds=seconds or 0)
+    return ended if message.failed_at is None else min(ended, message.failed_at)
+
+
+def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> OperatorAction | None:
+    """Return the edit of an open message that was not sent since."""
+    edit = next((act for act in acts if act.action == Action.EDIT), None)
+    if edit is None or not message.open or message.version == 1:
+        return None
+    return edit if message.requeued_at is None or edit.at > message.requeued_at else None
 
 
 def beyond_forms(number: int, size: int) -> str:
@@ -219,7 +251,15 @@ def _neighbours(message: ParkedMessage) -> dict[str, Any]:
     known = attempts_of(message).filter(cycle=message.cycle, number__lte=_reported(message)).exclude(verdict="ack")
     counted = known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
     behind = blocked_by(message).values("waiting")[:1]
-    asked = {"newer": newer, "older": older, "known": counted, "behind": behind}
+    failures = attempts_of(message).exclude(verdict="ack").order_by("started_at")
+    asked = {
+        "newer": newer,
+        "older": older,
+        "known": counted,
+        "behind": behind,
+        "first": failures.values("started_at")[:1],
+        "lasted": failures.values("seconds")[:1],
+    }
     columns = {name: Subquery(query) for name, query in asked.items()}
     row = ParkedMessage.objects.filter(pk=message.pk).values(**columns).first()
     return dict.fromkeys(asked) if row is None else dict(row)
@@ -278,6 +318,9 @@ def _history(request: HttpRequest, message: ParkedMessage) -> tuple[dict[str, An
         "items": items,
         "events": timeline(message, attempts[:MOST_ATTEMPTS], actions, items, retries),
         "more_attempts": len(attempts) > MOST_ATTEMPTS,
+        "by_cycle": sorted(Counter(attempt.cycle for attempt in attempts).items())
+        if len(attempts) <= MOST_ATTEMPTS
+        else (),
         "no_traces": no_traces,
         "activity": with_reasons(seen),
         "others_acted": bool(actions),

@@ -137,6 +137,7 @@ def timeline(
 ) -> list[TimelineEvent]:
     """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     events = [*_own(message, attempts), *_actions(message, actions), *_sent(items, attempts), *_sent_early(retries)]
+    events += _earlier_parkings(message, attempts)
     for place, attempt in enumerate(attempts):
         events += _attempt(attempt, newest=place == 0)
     return sorted(events, key=lambda event: event.at, reverse=True)
@@ -161,6 +162,15 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Timeli
         done = [_end_of(one) for one in attempts if one.verdict == "ack"]
         at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < CLOCK_DIFFERENCE)])
         yield TimelineEvent(at=at + EVENT_STEP, kind="succeeded", title=_("Handled by its consumer"))
+
+
+def _earlier_parkings(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[TimelineEvent]:
+    """Yield each parking before the last one, of which the message itself has the time."""
+    parking = [attempt for attempt in attempts if attempt.verdict == "park"]
+    for place, attempt in enumerate(parking):
+        if place or abs(_end_of(attempt) - message.parked_at) >= CLOCK_DIFFERENCE:
+            title = _("Parked: %(reason)s") % {"reason": reason_text(attempt.reason)}
+            yield TimelineEvent(at=_end_of(attempt) + EVENT_STEP, kind="parked", title=title)
 
 
 def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
@@ -204,9 +214,12 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             began = [one.started_at - EVENT_STEP for one in attempts if item.cycle and one.cycle == item.cycle]
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < CLOCK_DIFFERENCE)])
             title = _("Requeued by %(name)s") % {"name": item.run.who}
-            yield TimelineEvent(
-                at=at, kind="sent", title=title, text=str(item.get_skip_code_display()), run=item.run_id
-            )
+            yield TimelineEvent(at=at, kind="sent", title=title, text=_run_text(item), run=item.run_id)
+
+
+def _run_text(item: RequeueItem) -> str:
+    """Return the operator's reason for the run, and why it was not confirmed."""
+    return " · ".join(filter(None, (item.run.reason, str(item.get_skip_code_display()))))
 
 
 def _sent_early(retries: Iterable[EarlyRetry]) -> Iterator[TimelineEvent]:

@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, name
 from tests.admin import made
 from tests.admin.conftest import SUPPORT, client_of, operating, support
@@ -370,3 +370,24 @@ def test_the_next_and_previous_links_stay_in_the_same_state(page: Client) -> Non
         links["\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} newer"],
         links["older \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"],
     ) == (address_of(new), address_of(old))
+
+
+def test_a_message_that_failed_again_shows_its_first_failure_and_parking_and_is_no_second_copy(page: Client) -> None:
+    now = timezone.now()
+    first, again = now - timedelta(minutes=20), now - timedelta(minutes=5)
+    one = made.message(cycle=2, copies=2, attempts=1, failed_at=again, parked_at=again, requeued_at=again)
+    begun = first - timedelta(minutes=1)
+    made.attempt(one, 1, cycle=1, started_at=begun, verdict="retry", seconds=2)
+    made.attempt(one, 2, cycle=1, started_at=first, verdict="park")
+    made.attempt(one, 1, cycle=2, started_at=again, verdict="park")
+    run = RequeueRun.objects.create(by="ann", created_at=now, reason="INC-553", total=1, state="paused", wait="guard")
+    RequeueItem.objects.create(run=run, message=one, place=1, revision=1, state="pending")
+    text = Page(page.get(address_of(one))).text
+    ParkedMessage.objects.update(copies=3)
+
+    assert f"First failed {timezone.localtime(begun + timedelta(seconds=2)):%Y-%m-%d %H:%M:%S}" in text
+    assert "2 · cycle 1, 1 · cycle 2" in text
+    assert text.count("Parked: ") == 2
+    assert "parked copies of it arrived" not in text
+    assert f"Requeue run {run.pk} by ann is paused and has not sent it." in text
+    assert "2 parked copies of it arrived." in Page(page.get(address_of(one))).text
