@@ -22,6 +22,7 @@ TAG = re.compile(r"</?[a-z][^>]*>")
 SHARED = {
     "Action",
     "All",
+    "Breadcrumbs",
     "Change",
     "Close",
     "Django site admin",

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib.admin import AdminSite
+from django.http import HttpRequest
 
 from django_rmq_retry.models import (
     ApprovalRequest,
@@ -30,12 +31,30 @@ def put_in_order(site: AdminSite) -> None:
     """Let a site list our pages in this order; Django's is the alphabet's, which differs in each language."""
     listed = site.get_app_list
     if not (isinstance(listed, partial) and listed.func is _in_order):
-        site.get_app_list = partial(_in_order, listed)  # type: ignore[method-assign]  # of this site alone
+        site.get_app_list = partial(_in_order, listed, site)  # type: ignore[method-assign]  # of this site alone
 
 
-def _in_order(listed: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    apps: list[Any] = listed(*args, **kwargs)
+def _in_order(listed: Any, site: AdminSite, request: HttpRequest, *args: Any, **kwargs: Any) -> list[Any]:
+    apps: list[Any] = listed(request, *args, **kwargs)
     for app in apps:
         if app["app_label"] == LABEL:
             app["models"].sort(key=lambda model: PLACES.get(model["object_name"], len(PLACES)))
+            verdict = _verdict(site, request)
+            if verdict:
+                app["name"] = f"{app['name']} · {verdict}"
     return apps
+
+
+def _verdict(site: AdminSite, request: HttpRequest) -> str:
+    """Return what the index of the site says of us, in our place of its list, which links to our own index.
+
+    No template of other apps is touched, so it works in each theme. The site asks twice for one page.
+    """
+    match = request.resolver_match
+    if match is None or match.url_name != "index" or not site.is_registered(LiveStatus):
+        return ""
+    known: dict[str, str] = request.__dict__.setdefault("rmq_verdict", {})
+    if site.name not in known:
+        pages: Any = site.get_model_admin(LiveStatus)
+        known[site.name] = pages.verdict(request)
+    return known[site.name]

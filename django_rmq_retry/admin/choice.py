@@ -160,6 +160,9 @@ def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable
         def answered(pages: Pages, request: HttpRequest) -> HttpResponseBase:
             try:
                 token = request.POST.get("sel") or request.GET.get("sel") or ""
+                if "ticked" in request.GET and "group" not in request.GET:
+                    messages.warning(request, _("Tick at least one error group."))
+                    return HttpResponseRedirect(pages.address("errorgroup_changelist"))
                 named = _named(request) if request.method == "GET" and not token else None
                 if named is not None:
                     return HttpResponseRedirect(f"{request.path}?{_query(request, named)}")
@@ -176,8 +179,6 @@ def choosing(title: Any) -> Callable[[Callable[..., HttpResponseBase]], Callable
 
 def _named(request: HttpRequest) -> Selection | None:
     message = number_in(request.GET.get("message", ""))
-    if "ticked" in request.GET and "group" not in request.GET:
-        raise Refused(_("Tick at least one error group."))
     for name in ("group", "failed_of_run"):
         numbers = sorted({number for text in request.GET.getlist(name) if (number := number_in(text)) is not None})
         if numbers:

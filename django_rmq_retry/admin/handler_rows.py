@@ -12,7 +12,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.facts import MOST_COUNTED
 from django_rmq_retry.health.problems import Judged
-from django_rmq_retry.health.rules import number
+from django_rmq_retry.health.rules import Problem, number
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology.declarations import Role
 
@@ -43,8 +43,9 @@ class HandlerRow:
     handlers: Sequence[str]
     """The functions that read the queue, but for one that has the last word of the queue's name."""
     amounts: Amounts
-    problems: Sequence[str]
-    remark: str
+    problems: Sequence[tuple[Any, str]]
+    """Each in a word or two, and its queue if that is another one; its sentence stands above the table."""
+    remark: tuple[Any, str] | None
     still: Standing | None
 
     @property
@@ -96,8 +97,8 @@ def handler_rows(
             role="" if home in readers else labels.ROLES[_first(home, queues).level.role],
             handlers=[name for name in readers.get(home, ()) if name != _last(home)],
             amounts=_amounts(home, queues, recorded.get(home, 0)),
-            problems=[_named(home, one, problem.row) for one in queues for problem in one.errors],
-            remark=remarks.get(home) or next((_named(home, one, one.remark) for one in queues if one.remark), ""),
+            problems=[_named(home, problem) for one in queues for problem in one.errors],
+            remark=(remarks[home], "") if home in remarks else _remark(home, queues),
             still=still(home),
         )
         for home, queues in found.items()
@@ -112,9 +113,13 @@ def _first(home: str, queues: Sequence[Judged]) -> Judged:
     return next((one for one in queues if one.level.queue == home), queues[0])
 
 
-def _named(home: str, one: Judged, text: str) -> str:
-    """Say of which queue a problem is, if the row is named after another one."""
-    return text if one.level.queue == home else f"{one.level.queue}: {text}"
+def _remark(home: str, queues: Sequence[Judged]) -> tuple[Any, str] | None:
+    return next((_named(home, one.milder) for one in queues if one.milder), None)
+
+
+def _named(home: str, problem: Problem) -> tuple[Any, str]:
+    """Return the word for a problem, and its queue if the row is named after another one."""
+    return problem.rule.word, "" if problem.subject == home else problem.subject
 
 
 def _amounts(home: str, queues: Sequence[Judged], recorded: int) -> Amounts:

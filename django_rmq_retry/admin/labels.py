@@ -56,7 +56,7 @@ LINKS: Mapping[str, Any] = {
     "customer": pgettext_lazy("link", "Customer"),
     "runbook": pgettext_lazy("link", "Runbook"),
 }
-LONGEST_CELL, LONGEST_TITLE = 70, 500
+LONGEST_CELL, LONGEST_LINE, LONGEST_TITLE = 70, 200, 500
 LONGEST_KEY = 40
 """Long enough for a whole UUID; the message's own page shows a key of any length."""
 TICKED = "Select this object for an action - {}"
@@ -138,7 +138,9 @@ def kind(message: ParkedMessage) -> SafeString:
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
     text = text or reason_text(message.reason)
-    whole = format_html('<span title="{}">{}</span>', one_short_line(text, LONGEST_TITLE), one_short_line(text))
+    # A style sheet cuts it where the column ends.
+    title, line = one_short_line(text, LONGEST_TITLE), one_short_line(text, LONGEST_LINE)
+    whole = format_html('<span title="{}">{}</span>', title, line)
     return labelled(_("Error"), whole)
 
 

@@ -260,6 +260,8 @@ class MessageList(ChangeList):
     same: tuple[str, ...] = ()
     """Columns that say the same in each row, so that they say nothing."""
 
+    framed = True
+    """True: the field in the frame of the page searches it."""
     begins = False
     """True if no ID is exactly the text of the search, but some begin with it."""
 

@@ -6,21 +6,22 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, handler_rows
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
-from django_rmq_retry.admin.pages import Button, Pages, refusal
+from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
 from django_rmq_retry.admin.queues import Standstills
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.health.facts import MOST_COUNTED, Survey, parked_in, survey
+from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.problems import blind, present
 from django_rmq_retry.health.rules import Code, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
@@ -118,7 +119,7 @@ class LiveStatusAdmin(Pages):
         problems = present(known, now, seen.levels)
         still = Standstills.of_states([state_of(one) for one in known.stopped], now.timestamp())
         shown = seen.last or seen
-        stood = {one.subject: visible(one.text) for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
+        stood = {one.subject: _("halted") for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
         homes = handler_rows.homes(still.judged(shown.levels))
         recorded = parked_in(homes) if known.parked.count and homes else {}
         rows = handler_rows.handler_rows(homes, recorded=recorded, still=still.of.get, remarks=stood)
@@ -143,6 +144,21 @@ class LiveStatusAdmin(Pages):
             runs=known.runs[:-6:-1],
             **activity(request, most=5),
         )
+
+    def frame(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the context of our frame, for the pages of Django that have it."""
+        return frame_of(request)
+
+    def verdict(self, request: HttpRequest) -> str:
+        """Return how much needs somebody, for the index of the site; empty if nothing does, or it is not known."""
+        if refusal(request, "view_status"):
+            return ""
+        try:
+            count = len(self.summary(request)["needs"])
+        except (DatabaseError, Unmigrated):
+            return ""
+        text = ngettext("%(counter)s thing needs you", "%(counter)s things need you", count)
+        return text % {"counter": number(count)} if count else ""
 
     def summary(self, request: HttpRequest) -> dict[str, Any]:
         """Return what the index of the app says: the same findings, by the last look at the broker."""

@@ -105,9 +105,13 @@ class Judged:
         return [one for one in self.problems if one.rule.row and one.severity is Severity.ERROR]
 
     @property
-    def remark(self) -> str:
+    def milder(self) -> Problem | None:
         """What its row shows if there is no error."""
-        return next((one.row for one in self.problems if one.rule.row and one.severity is not Severity.ERROR), "")
+        return next((one for one in self.problems if one.rule.row and one.severity is not Severity.ERROR), None)
+
+    @property
+    def remark(self) -> str:
+        return self.milder.row if self.milder else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

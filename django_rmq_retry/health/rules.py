@@ -75,6 +75,8 @@ class Rule:
     severity: Severity = Severity.ERROR
     row: Any = ""
     """Its words in a table of queues, translated; empty if it is no problem of a single queue."""
+    word: Any = ""
+    """One or two words for it, translated, where the rest stands elsewhere."""
     line: str = ""
     """Its words in ``rmq_status --check``; without them, the queue's name and its row, or its sentence."""
     text: Any = ""
@@ -170,6 +172,7 @@ class Code(Enum):
         fix="manage.py rmq_declare",
     )
     EXTERNAL_MISSING = _error(Area.TOPOLOGY)(
+        word=_("missing"),
         row=_("it does not exist: its owner has to create it"),
         line="%(subject)s: %(reason)s",
         text=_("%(title)s is external (existing=True), and the broker lacks it."),
@@ -189,12 +192,14 @@ class Code(Enum):
         fix="Correct its definition; manage.py rmq_declare --plan checks it again.",
     )
     MISSING = _error(Area.TOPOLOGY)(
+        word=_("missing"),
         row=_("it does not exist: manage.py rmq_declare"),
         text=_("Queue %(subject)r does not exist."),
         why=_("Messages that should pass through it are returned or dropped."),
         fix="manage.py rmq_declare",
     )
     UNREADABLE = _error(Area.TOPOLOGY)(
+        word=_("unreadable"),
         row="%(reason)s",
         text=_("Queue %(subject)r cannot be read. %(reason)s"),
         why=_("Its messages and consumers are not known."),
@@ -233,6 +238,7 @@ class Code(Enum):
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
     )
     NO_CONSUMER = _error(Area.CONSUMERS)(
+        word=_("no consumer"),
         row=_("no consumer reads this queue"),
         why=_("It has %(messages)s ready."),
         fix="Start manage.py rmq_consume%(which)s",
@@ -264,11 +270,13 @@ class Code(Enum):
         fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
     )
     FULL = _error(Area.CONSUMERS)(
+        word=_("full"),
         row=_("full: it rejects or drops messages"),
         why=_("Publishers get errors, or messages are removed."),
         fix="Start more consumers, or raise its max_length.",
     )
     DEAD_LETTERS = _error(Area.CONSUMERS)(
+        word=_("dead letters"),
         row=ngettext_lazy(
             "%(count)d dead letter waits: its target queue is full or missing",
             "%(count)d dead letters wait: their target queue is full or missing",
@@ -278,6 +286,7 @@ class Code(Enum):
         fix="manage.py rmq_declare, or empty the target.",
     )
     TOO_EARLY = _error(Area.CONSUMERS)(
+        word=_("read too early"),
         row=_("a consumer reads it, so retries arrive too early"),
         why=_("Their back-off is lost, and attempts are used up."),
         fix="Stop the program that consumes it: rabbitmqctl list_consumers -p %(vhost)s",
@@ -288,6 +297,7 @@ class Code(Enum):
         fix="manage.py rmq_declare --recreate %(quoted)s",
     )
     INTERRUPTED = _error(Area.TOPOLOGY)(
+        word=_("move interrupted"),
         row=ngettext_lazy(
             "a move of its messages was interrupted, %(count)d message waits: %(command)s",
             "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
@@ -297,6 +307,7 @@ class Code(Enum):
         fix="%(command)s",
     )
     ABANDONED = _error(Area.TOPOLOGY)(
+        word=_("abandoned"),
         row=ngettext_lazy(
             "abandoned, %(count)d message, no consumer: %(command)s",
             "abandoned, %(count)d messages, no consumer: %(command)s",
@@ -420,6 +431,7 @@ class Code(Enum):
         fix="Start manage.py rmq_consume %(quoted)s on another machine too, unless the queue keeps an order.",
     )
     IDLE = _warning(Area.CONSUMERS)(
+        word=_("no consumer"),
         row=_("no consumer reads this queue"),
         text=_("Queue %(subject)r has no consumer."),
         why=_("The next message to it will wait."),
@@ -431,6 +443,7 @@ class Code(Enum):
         fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",
     )
     UNREAD = _warning(Area.CONSUMERS)(
+        word=_("no consumer"),
         row=_("no consumer reads this queue"),
         text=_("Queue %(subject)r: no consumer reads this queue, and no handler of this project is for it."),
         why=_("It has %(messages)s ready."),
@@ -465,6 +478,7 @@ class Code(Enum):
         "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
     )
     RETURNING = _information(Area.TOPOLOGY)(
+        word=_("abandoned"),
         row=ngettext_lazy(
             "abandoned, %(count)d message will return to the work queue",
             "abandoned, %(count)d messages will return to the work queue",
@@ -472,13 +486,14 @@ class Code(Enum):
         ),
     )
     HANDED_OVER = _information(Area.TOPOLOGY)(
+        word=_("handed over"),
         row=ngettext_lazy(
             "handed over, %(count)d message, other consumers read it",
             "handed over, %(count)d messages, other consumers read it",
             "count",
         ),
     )
-    EMPTY = _information(Area.TOPOLOGY)(row=_("abandoned, empty: %(command)s"), fix="%(command)s")
+    EMPTY = _information(Area.TOPOLOGY)(word=_("abandoned"), row=_("abandoned, empty: %(command)s"), fix="%(command)s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.conf import settings
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import GatedAct, ItemState, LiveStatus, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.parked.database import database
@@ -107,8 +108,11 @@ def counted(text: str, **values: Any) -> str:
 
 @register.filter("rmq_name")
 def name(text: object) -> SafeString:
-    """Return a name that wraps after a dot and nowhere else, unless a word of it is too long for that."""
-    words = visible(text).split(".")
+    """Return a name that stays whole; a long one wraps after a dot, and elsewhere only if a word of it is too long."""
+    shown = visible(text)
+    if len(shown) <= _LONG_WORD:
+        return format_html('<span class="rmq-name rmq-whole">{}</span>', shown)
+    words = shown.split(".")
     kind = "rmq-break" if max(map(len, words)) > _LONG_WORD else "rmq-name"
     return format_html('<span class="{}">{}</span>', kind, format_html_join(mark_safe(".<wbr>"), "{}", zip(words)))
 
@@ -272,16 +276,40 @@ def _time(at: datetime, text: str) -> SafeString:
 
 @register.inclusion_tag("admin/rmq_retry/parts/card.html", takes_context=True)
 def rmq_card(context: Context) -> dict[str, Any]:
-    """Return what stands above the list of the app's pages: the search, and what its live status says."""
+    """Return what the live status says, for the head of an index: of the app, or of the site."""
+    request = context["request"]
+    pages = _live_status(request)
+    if pages is None or refusal(request.user, "view_status"):
+        return {}
+    with suppress(DatabaseError):
+        return dict(pages.summary(request))
+    return {}
+
+
+@register.inclusion_tag("admin/rmq_retry/parts/find.html", takes_context=True)
+def rmq_find(context: Context) -> dict[str, Any]:
+    """Return the field that finds messages, which is in the frame of every page; in their list it keeps the filters."""
     request = context["request"]
     name = getattr(request, "current_app", None)
-    shown: dict[str, Any] = {}
-    if not refusal(request.user, "view"):
-        shown["finds"] = reverse("admin:rmq_retry_parkedmessage_changelist", current_app=name)
+    finds = reverse("admin:rmq_retry_parkedmessage_changelist", current_app=name)
+    return {"finds": "" if refusal(request.user, "view") else finds, "cl": context.get("cl"), "request": request}
+
+
+@register.inclusion_tag("admin/rmq_retry/parts/head.html")
+def rmq_head(title: str) -> dict[str, Any]:
+    """Return the head of a page that is Django's own: the environment and the title."""
+    return {"rmq_environment": settings().operators.environment, "title": title}
+
+
+@register.inclusion_tag("admin/rmq_retry/parts/help.html", takes_context=True)
+def rmq_help(context: Context) -> dict[str, Any]:
+    """Return the dialog of the keyboard shortcuts for a page that is Django's own."""
+    pages = _live_status(context["request"])
+    return {} if pages is None else dict(pages.frame(context["request"]))
+
+
+def _live_status(request: Any) -> Any:
+    """Return the page of the live status on the site of a request; the pages are above the tags."""
+    name = getattr(request, "current_app", None)
     site = next((one for one in all_sites if one.name == name and one.is_registered(LiveStatus)), None)
-    if site is not None and not refusal(request.user, "view_status"):
-        with suppress(DatabaseError):
-            # The pages are above the tags, so the tag finds them as Django does.
-            pages: Any = site.get_model_admin(LiveStatus)
-            shown |= pages.summary(request)
-    return shown
+    return None if site is None else site.get_model_admin(LiveStatus)

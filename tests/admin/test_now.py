@@ -109,7 +109,7 @@ def test_a_handler_is_one_row_with_all_that_its_queues_hold(page: Client, monkey
             "In quarantine 1",
             "Parked 4",
             "Consumers 2",
-            "! messages are parked",
+            "! parked",
         ],
         "card pay_by_card": ["Ready 1", "Waiting for retry 0", "In quarantine 0", "Parked 0", "Consumers 2", "✓ OK"],
     }
@@ -141,9 +141,9 @@ def test_a_row_names_the_queue_of_a_problem_and_an_operator_who_paused_it(
     shown = rows(page)
 
     assert shown["transfer"][-1] == "‖ paused by lead"
-    assert shown["card pay_by_card"][-1] == "✕ card.retry.10s: a consumer reads it, so retries arrive too early"
+    assert shown["card pay_by_card"][-1] == "✕ read too early card.retry.10s"
     assert shown["refund work"][:2] == ["Ready 25", "Parked 2"]
-    assert shown["refund work"][-1].startswith("✕ abandoned, 25 messages, no consumer: ")
+    assert shown["refund work"][-1] == "✕ abandoned ✕ abandoned refund.parked"
 
 
 @pytest.mark.usefixtures("handlers")
@@ -182,6 +182,58 @@ def test_one_field_finds_a_message_by_what_an_operator_has_of_it(page: Client, a
         assert ("PAY-80007" in Page(answer).text, "PAY-80008" in Page(answer).text) == (True, True)
     else:
         assert landed == f"{ADMIN}parkedmessage/{one.pk}/change/"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("errorgroup/", "errorgroup/{group}/change/", "parkedmessage/{message}/change/", "requeuerun/"),
+        *("queuecontrol/", "consumerprocess/", "blockedkey/", "outboxmessage/", "operatoraction/", "approvalrequest/"),
+    ],
+)
+def test_every_page_has_the_field_that_finds_messages_and_its_key(page: Client, address: str) -> None:
+    one = made.message(business_key="PAY-80007", keys=["PAY-80007"])
+    content = page.get(ADMIN + address.format(group=one.group_id, message=one.pk)).content.decode()
+    [field] = re.findall(r"<input[^>]*data-rmq-search>", content)
+
+    assert 'name="q"' in field
+    assert f'action="{ADMIN}parkedmessage/"' in content
+    assert "data-rmq-help" in content
+
+
+def test_the_list_has_one_search_field_which_keeps_its_filters(page: Client) -> None:
+    content = page.get(f"{ADMIN}parkedmessage/?state=processed&q=PAY-9").content.decode()
+    [form] = re.findall(r'<form class="rmq rmq-find-one".*?</form>', content, re.DOTALL)
+
+    assert 'name="state" value="processed"' in form
+    assert 'value="PAY-9"' in form
+    assert content.count('id="searchbar"') == 1
+
+
+def test_the_index_of_the_site_says_what_needs_somebody_in_our_place_of_its_list(page: Client) -> None:
+    calm = Page(page.get("/admin/")).text
+    made.message()
+    loud, elsewhere = Page(page.get("/admin/")).text, Page(page.get("/admin/auth/user/")).text
+    clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get("/admin/")).text
+
+    assert "Message processing · 1 thing needs you" in loud
+    assert [" · " in text and "need" in text for text in (calm, elsewhere, clerk)] == [False] * 3
+
+
+def test_without_its_tables_the_index_of_the_site_is_shown(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(**_options: Any) -> None:
+        raise ProgrammingError("no such table: rmq_retry_parkedmessage")
+
+    monkeypatch.setattr("django_rmq_retry.admin.status.survey", missing)
+
+    assert page.get("/admin/").status_code == 200
+
+
+def test_a_finding_on_the_index_leads_to_its_page(page: Client) -> None:
+    one = made.message(made.group(title="BankDown"))
+    content = page.get(ADMIN).content.decode()
+
+    assert re.search(rf'<a href="{ADMIN}errorgroup/{one.group_id}/change/">1 message parked: BankDown', content)
 
 
 @pytest.mark.parametrize("address", ["livestatus/", ""])
@@ -224,7 +276,7 @@ def test_the_head_of_the_index_is_not_green_while_the_broker_is_away(
     text = Page(page.get(ADMIN)).text
 
     assert "No connection to the broker since" in text
-    assert "✓" not in text
+    assert "✓" not in text.partition("Keyboard shortcuts")[0]
 
 
 def test_without_its_tables_the_index_still_lists_the_pages(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_a_stalled_queue_is_healthy_on_no_page(
     QueueControl.objects.create(queue="payments.main", **switch)
     still = shown(page, "livestatus/"), shown(page, preview)
 
-    assert ("! messages are parked" in fine[0], "✓ payments.main: 1 message goes there" in fine[1]) == (True, True)
+    assert ("! parked" in fine[0], "✓ payments.main: 1 message goes there" in fine[1]) == (True, True)
     assert (badge in still[0], "✓ OK" in still[0]) == (True, False)
     assert warned in still[1]
     assert "✓ payments.main" not in still[1]
@@ -137,7 +137,7 @@ def test_an_overdue_probe_does_not_hide_missing_consumers(page: Client, monkeypa
     QueueControl.objects.filter(pk=control.pk).update(probe_at=now - timedelta(seconds=90))
     overdue = [shown(page, address).count("no consumer reads this queue") for address in addresses]
 
-    assert (in_time, overdue) == ([0, 0], [2, 1])
+    assert (in_time, overdue) == ([0, 0], [1, 1])
 
 
 def test_the_end_of_a_pause_uses_the_database_clock(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
