@@ -92,12 +92,12 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) 
     )
     on = {"held": "1"} if held else {}
     actions = (
-        (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen, on),
-        (_("Discard %(count)d…"), "discard", "parkedmessage_discard", chosen, on),
         (
             _("Discard these %(count)d, then go on to the error groups…"),
             *("discard", "parkedmessage_discard", chosen, {**on, "then": "groups"}),
         ),
+        (_("Discard %(count)d…"), "discard", "parkedmessage_discard", chosen, on),
+        (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen, on),
         (_("Hold %(count)d…"), "hold", "parkedmessage_hold", chosen, on),
         (_("Export %(count)d…"), "export", "parkedmessage_export", every, on),
     )
@@ -106,7 +106,8 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) 
             label=counted(label, count=some.count),
             address=f"{pages.address(page)}?{urlencode({'sel': some.token(), **carried})}",
             why=refusal(request, verb, count=some.count),
-            kind="main" if verb == "requeue" else "",
+            # Most lists name payments that were made in another way, and to send those would pay twice.
+            kind="main" if "then" in carried else "",
         )
         for label, verb, page, some, carried in actions
         if some.count
