@@ -15,7 +15,7 @@ from django_rmq_retry.admin.choice import LeftOut, asking, choosing, forbidden, 
 from django_rmq_retry.admin.message_page import of_message
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import DiscardCategory, ParkedMessage
+from django_rmq_retry.models import DiscardCategory, ParkedMessage, State
 from django_rmq_retry.models.parked import resolution_text
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -32,6 +32,8 @@ SPANS: tuple[tuple[str, Any], ...] = (
 )
 MORNING = 8
 """The hour at which a hold until tomorrow ends."""
+PERHAPS_DONE = (DiscardCategory.ELSEWHERE, DiscardCategory.DUPLICATE)
+"""Reasons for a discard by which another message, or another way, has done what the message requests."""
 MOST_COUNTED = 10_000
 """The most messages among which business keys are counted."""
 
@@ -119,30 +121,62 @@ def _decided(
             wrong = str(refused)
             if isinstance(refused, NothingChosen):
                 wrong = f"{wrong} {decided_meanwhile(selection)}".strip()
-    context["title"] = named_alone(request, selection, title, context["count"]) or context["button"]
-    return asking(pages, request, verb, selection, wrong=wrong, left=left, forbidden=why_not, **context)
+    named = named_alone(request, selection, title, context["count"])
+    context["button"] = named or context["button"]
+    return asking(
+        pages, request, verb, selection, wrong=wrong, left=left, forbidden=why_not, title=context["button"], **context
+    )
 
 
 @of_message("view", "restore")
 def restoring(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
-    return _one(pages, request, message, restore, _("The message is parked again."))
+    """Show why the message was discarded and ask for a reason, then park it again."""
+    if request.method == "POST":
+        return _one(pages, request, message, restore, _("The message is parked again."))
+    title = _("Restore %(name)s") % {"name": message}
+    perhaps_done = message.resolution.partition(":")[0] in PERHAPS_DONE
+    return _ask_for_one(pages, request, message, title, State.DISCARDED, perhaps_done=perhaps_done)
 
 
 @of_message("view", "unhold")
 def ending_hold(pages: Pages, request: HttpRequest, message: ParkedMessage) -> HttpResponse:
-    return _one(pages, request, message, unhold, _("The hold has ended and the message is parked again."))
+    """Show why the message is on hold and ask for a reason, then end the hold."""
+    if request.method == "POST":
+        return _one(pages, request, message, unhold, _("The hold has ended and the message is parked again."))
+    title = _("Take %(name)s off hold") % {"name": message}
+    return _ask_for_one(pages, request, message, title, State.ON_HOLD, perhaps_done=False)
+
+
+def _ask_for_one(
+    pages: Pages, request: HttpRequest, message: ParkedMessage, title: str, state: State, *, perhaps_done: bool
+) -> HttpResponse:
+    if message.state != state:
+        why = f"{_changed_since()} {outcome_of(message)}".strip()
+        return pages.page(request, "refusal.html", title=title, status=409, why=why)
+    return pages.page(
+        request,
+        "parkedmessage/restore.html",
+        title=title,
+        message=message,
+        become=outcome_of(message),
+        perhaps_done=perhaps_done,
+    )
+
+
+def _changed_since() -> str:
+    return _("Nothing was changed: the message has changed since this page was loaded.")
 
 
 def _one(
     pages: Pages, request: HttpRequest, message: ParkedMessage, change: Callable[..., Done], success: str
 ) -> HttpResponse:
+    reason = request.POST.get("reason", "").strip()
     try:
-        if change(Selection.of_ids([message.pk]), Actor.of_request(request)).changed:
+        if change(Selection.of_ids([message.pk]), Actor.of_request(request), reason=reason).changed:
             messages.success(request, success)
         else:
-            text = _("Nothing was changed: the message has changed since this page was loaded.")
             message.refresh_from_db()
-            messages.warning(request, f"{text} {outcome_of(message)}".strip())
+            messages.warning(request, f"{_changed_since()} {outcome_of(message)}".strip())
     except Refused as refused:
         messages.warning(request, str(refused))
     return HttpResponseRedirect(pages.address("parkedmessage_change", message.pk))

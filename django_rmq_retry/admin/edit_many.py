@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden, taken_keys
+from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden, named_alone, taken_keys
 from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, others_of, store_many
@@ -55,12 +55,15 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
             wrong = wrong or str(refused)
     meant = [one for one in results if not one.why]
     many = ngettext("Edit %(count)d message", "Edit %(count)d messages", len(meant))
-    title = ngettext("Edit %(count)d message", "Edit %(count)d messages", selection.count)
+    # After the preview the heading has the number of the button.
+    count = len(meant) if results else selection.count
+    title = counted(ngettext("Edit %(count)d message", "Edit %(count)d messages", count), count=count)
+    alone = named_alone(request, selection, _("Edit %(name)s"), selection.count)
     revisions = {one.message.pk: one.message.revision for one in meant}
     return pages.page(
         request,
         "parkedmessage/edit_many.html",
-        title=counted(title, count=selection.count),
+        title=alone or title,
         status=422 if wrong else 200,
         token=selection.token(),
         acts=ACTS,
@@ -69,7 +72,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         meant=meant,
         left=[(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],
         shown=dumps([asdict(change), list(revisions.items())], salt=SALT, compress=True) if meant else "",
-        button=counted(many, count=len(meant)),
+        button=alone or counted(many, count=len(meant)),
         taken=taken_keys(request, others_of(meant)),
         most=MOST_EDITED,
         forbidden=why_not,

@@ -48,9 +48,8 @@ def messages(pages: Pages, request: HttpRequest, selection: Selection, left: Lef
         except Refused as refused:
             wrong = str(refused)
     label = ngettext("Export %(count)d message", "Export %(count)d messages", count)
-    button = counted(label, count=count)
-    title = named_alone(request, selection, _("Export %(name)s"), count) or button
-    context = {"title": title, "button": button, "count": count, "no_whole": refusal(request, "view_payload")}
+    button = named_alone(request, selection, _("Export %(name)s"), count) or counted(label, count=count)
+    context = {"title": button, "button": button, "count": count, "no_whole": refusal(request, "view_payload")}
     return asking(pages, request, "export", selection, wrong=wrong, left=left, forbidden=why_not, **context)
 
 

@@ -171,19 +171,22 @@ class ErrorGroupAdmin(Pages):
     def _buttons(self, request: HttpRequest, group: Any, *, own_page: bool = False) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
+        editing = (_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")
+        edited_first = is_permanent(group) and edits() and not refusal(request, "bulk_edit", count=ready)
         actions = (
+            *([editing] if edited_first else []),
             (_("Requeue one, then the others…"), "requeue", "requeuerun_preview", "&canary=1"),
             (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", ""),
             (_("Discard %(count)d…"), "discard", "parkedmessage_discard", ""),
             (_("Hold…"), "hold", "parkedmessage_hold", ""),
-            *([(_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")] if own_page and edits() else []),
+            *([editing] if own_page and edits() and not edited_first else []),
         )
         buttons = [
             Button(
                 label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
                 why=refusal(request, verb, count=1 if more else ready),
-                kind="main" if own_page and more else "",
+                kind="main" if own_page and (verb == "bulk_edit" if edited_first else more) else "",
             )
             for label, verb, page, more in actions
             if ready

@@ -38,6 +38,8 @@ from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit import editable
+from django_rmq_retry.parked.findings import still_permanent
 from django_rmq_retry.parked.links import message_links
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import DECIDED_BY, erased, outcome
@@ -224,19 +226,26 @@ def _buttons(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list
     export = Button(label=_("Export…"), address=page_of("parkedmessage_export"), why=why_not("export"))
     if message.state == State.DISCARDED:
         address = pages.address("parkedmessage_restore", message.pk)
-        return [Button(label=_("Restore"), address=address, why=why_not("restore"), post=True, kind="main"), export]
+        return [Button(label=_("Restore…"), address=address, why=why_not("restore")), export]
     if not message.open:
         return [export]
     edit = pages.address("parkedmessage_edit", message.pk)
     hold = Button(label=_("Hold…"), address=page_of("parkedmessage_hold"), why=why_not("hold"))
     if message.state == State.ON_HOLD:
         address = pages.address("parkedmessage_unhold", message.pk)
-        hold = Button(label=_("Take off hold"), address=address, why=why_not("unhold"), post=True)
+        hold = Button(label=_("Take off hold…"), address=address, why=why_not("unhold"))
+    why_not_edit = why_not("edit") or beyond_forms(message.pk, message.size)
+    # A requeue would send nothing before a permanent error is edited away.
+    first = still_permanent(message) and not why_not_edit and not editable(message)
+    requeue = Button(
+        label=_("Requeue…"),
+        address=page_of("requeuerun_preview"),
+        why=why_not("requeue"),
+        kind="" if first else "main",
+    )
+    changing = Button(label=_("Edit and requeue…"), address=edit, why=why_not_edit, kind="main" if first else "")
     return [
-        Button(label=_("Requeue…"), address=page_of("requeuerun_preview"), why=why_not("requeue"), kind="main"),
-        Button(
-            label=_("Edit and requeue…"), address=edit, why=why_not("edit") or beyond_forms(message.pk, message.size)
-        ),
+        *((changing, requeue) if first else (requeue, changing)),
         Button(label=_("Discard…"), address=page_of("parkedmessage_discard"), why=why_not("discard")),
         hold,
         export,

@@ -44,10 +44,10 @@ FORMS = (
     ("keys/", "keys", key_lists.view),
     ("newer/", "newer", message_list.newer),
     ("<int:pk>/edit/", "edit", edit_form.view),
-)
-BUTTONS = (
     ("<int:pk>/restore/", "restore", decisions.restoring),
     ("<int:pk>/unhold/", "unhold", decisions.ending_hold),
+)
+BUTTONS = (
     ("<int:pk>/reveal/", "reveal", message_page.reveal),
     ("<int:pk>/body/", "body", message_page.download),
 )

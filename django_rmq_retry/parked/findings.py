@@ -323,6 +323,12 @@ def _edited_since() -> Q:
     return Q(version__gt=1) & (Q(requeued_at=None) | Q(Exists(later)))
 
 
+def still_permanent(message: ParkedMessage) -> bool:
+    """Return True if a requeue would leave the message out, because it fails the same way until it is edited."""
+    rows = ParkedMessage.objects.filter(pk=message.pk, reason__in=PERMANENT_REASONS).exclude(_edited_since())
+    return message.reason in PERMANENT_REASONS and rows.exists()
+
+
 def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> RequeueFinding:
     # This is the order of the indexes of groups, queues and types, so a few rows are enough to find examples.
     some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:SHOWN_EXAMPLES]

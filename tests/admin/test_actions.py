@@ -37,15 +37,20 @@ def asked(client: Client, what: str, **words: int) -> Any:
     return client.get(f"{MESSAGES}{what}/", words, follow=True)
 
 
-def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Client) -> None:
+def test_a_message_is_discarded_for_a_reason_and_restored_after_that_was_read(page: Client) -> None:
     one = made.message(business_key="PAY-1")
     ask = asked(page, "discard", message=one.pk)
-    silent = press(page, ask, "Discard 1 message")
-    done = press(page, ask, "Discard 1 message", category="duplicate", text="of PAY-0")
+    silent = press(page, ask, "Discard ")
+    done = press(page, ask, "Discard ", category="duplicate", text="of PAY-0")
     gone = again(one)
-    restored = press(page, done, "Restore")
+    asked_again = page.get(Page(done).links["Restore…"])
+    restored = press(page, asked_again, "Restore PAY-1", reason="not paid")
 
     assert "Discard PAY-1" in Page(ask).text
+    assert "Its body is kept until" in Page(ask).text
+    assert "by lead (Duplicate: of PAY-0): it will not be handled." in Page(asked_again).text
+    assert "Restore it only if that is not so" in Page(asked_again).text
+    assert OperatorAction.objects.get(action="restore").reason == "not paid"
     assert "Reason (required)" in Page(ask).text
     assert (silent.status_code, "is not a discard category" in Page(silent).text) == (422, True)
     assert (gone.state, gone.resolution) == (State.DISCARDED, "duplicate: of PAY-0")
@@ -65,8 +70,8 @@ def test_a_refusal_names_who_discarded_the_message_meanwhile_and_when(page: Clie
     of_group = page.get("/admin/rmq_retry/requeuerun/preview/", {"sel": token})
     discard_messages([one.pk, other.pk], category="duplicate", text="INC-7")
     answers = [
-        press(page, discarding, "Discard 1 message", category="test"),
-        press(page, holding, "Hold 1 message", span="2h"),
+        press(page, discarding, "Discard ", category="test"),
+        press(page, holding, "Hold ", span="2h"),
         press(page, preview, "Requeue 1 message"),
     ]
 
@@ -80,11 +85,13 @@ def test_a_refusal_names_who_discarded_the_message_meanwhile_and_when(page: Clie
 def test_of_two_operators_who_restore_a_message_the_second_is_refused(page: Client) -> None:
     one = made.message()
     discard_messages([one.pk])
-    shown = page.get(f"{MESSAGES}{one.pk}/change/")
-    first, second = press(page, shown, "Restore"), press(page, shown, "Restore")
+    shown = page.get(f"{MESSAGES}{one.pk}/restore/")
+    first, second = press(page, shown, "Restore "), press(page, shown, "Restore ")
+    third = page.get(f"{MESSAGES}{one.pk}/restore/")
 
     assert "The message is parked again." in Page(first).text
     assert "Nothing was changed: the message has changed since" in Page(second).text
+    assert (third.status_code, "Nothing was changed: the message has changed" in Page(third).text) == (409, True)
     assert OperatorAction.objects.filter(action="restore").count() == 1
 
 
@@ -107,8 +114,8 @@ def test_a_refusal_names_nobody_if_it_is_not_known_who_decided(page: Client, sev
 
 def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
     ask = asked(page, "discard", message=made.message().pk)
-    wrong = press(page, ask, "Discard 1 message", category="other", text="")
-    _form, values = Page(wrong).form_with("Discard 1 message")
+    wrong = press(page, ask, "Discard ", category="other", text="")
+    _form, values = Page(wrong).form_with("Discard ")
 
     assert "Enter an explanation" in Page(wrong).text
     assert values["category"] == "other"
@@ -119,7 +126,7 @@ def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: C
     one, two = made.message(cause), made.message(cause)
     done = press(page, asked(page, "hold", group=cause.pk), "Hold 2 messages", span="tomorrow", text="bank is closed")
     held = again(one)
-    press(page, page.get(f"{MESSAGES}{one.pk}/change/"), "Take off hold")
+    press(page, page.get(f"{MESSAGES}{one.pk}/unhold/"), "Take ")
 
     assert "2 messages are on hold until" in Page(done).text
     assert (held.state, held.hold_reason) == (State.ON_HOLD, "bank is closed")
@@ -131,7 +138,7 @@ def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: C
 @pytest.mark.parametrize("at", ["", "rubbish", "2020-01-01T00:00", "2999-01-01T00:00", "2026-13-45T99:99"])
 def test_a_hold_with_an_invalid_end_is_refused(page: Client, at: str) -> None:
     one = made.message()
-    wrong = press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=at)
+    wrong = press(page, asked(page, "hold", message=one.pk), "Hold ", span="at", at=at)
 
     assert wrong.status_code == 422
     assert again(one).state == State.PARKED
@@ -140,7 +147,7 @@ def test_a_hold_with_an_invalid_end_is_refused(page: Client, at: str) -> None:
 def test_a_hold_can_end_at_a_chosen_time(page: Client) -> None:
     one = made.message()
     until = timezone.localtime() + timedelta(hours=5)
-    press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=f"{until:%Y-%m-%dT%H:%M}")
+    press(page, asked(page, "hold", message=one.pk), "Hold ", span="at", at=f"{until:%Y-%m-%dT%H:%M}")
 
     assert again(one).held_until == until.replace(second=0, microsecond=0)
 
@@ -148,7 +155,7 @@ def test_a_hold_can_end_at_a_chosen_time(page: Client) -> None:
 def test_a_resolved_message_is_not_discarded(page: Client) -> None:
     one = made.message(state=State.PROCESSED)
     token = asked(page, "discard", message=one.pk)
-    done = press(page, token, "Discard 1 message", category="test")
+    done = press(page, token, "Discard ", category="test")
 
     assert again(one).state == State.PROCESSED
     assert done.status_code == 422
@@ -308,6 +315,25 @@ def test_a_permanent_error_that_an_edit_removed_is_requeued_from_the_review(
     assert (RequeueRun.objects.get().reason, [message.body for message in sent]) == ("comma", [b'{"amount": 8.50}'])
 
 
+@pytest.mark.parametrize("reason", ["permanent", "retries_exhausted"])
+def test_the_first_button_is_edit_where_a_requeue_would_send_nothing(page: Client, settings: Any, reason: str) -> None:
+    edited(settings)
+    one = made.message(made.group(reason=reason))
+    group = f"/admin/rmq_retry/errorgroup/{one.group_id}/change/"
+
+    def main(address: str) -> str:
+        found = re.search(r'rmq-main" href="[^"]*/([a-z]+)/', page.get(address).content.decode())
+        return found[1] if found else ""
+
+    before = main(f"{MESSAGES}{one.pk}/change/"), main(group)
+    card = Page(page.get("/admin/rmq_retry/errorgroup/")).text
+    store(one.pk, ANN, propose(one, text="{}"), version=1, reason="x")
+
+    assert before == (("edit", "edit") if reason == "permanent" else ("preview", "preview"))
+    assert ("Edit 1… Requeue one, then" in card) == (reason == "permanent")
+    assert main(f"{MESSAGES}{one.pk}/change/") == "preview"
+
+
 def test_the_line_of_an_error_is_named_and_shown(page: Client, settings: Any) -> None:
     edited(settings)
     one = made.message(body=b'{"a": 1, "amount": 2}')
@@ -390,7 +416,7 @@ def test_an_export_has_no_formulas_and_is_logged(page: Client) -> None:
     cause = made.group()
     made.message(cause, business_key="=1+1")
     ask = asked(page, "export", group=cause.pk)
-    file = press(page, ask, "Export 1 message", reason="audit")
+    file = press(page, ask, "Export ", reason="audit")
     content = b"".join(file).decode()
     act = OperatorAction.objects.get()
 
@@ -404,7 +430,7 @@ def test_an_export_without_the_body_permission_has_no_hidden_field() -> None:
     one = made.message(body=b'{"iban": "DE89", "amount": 1}', properties=properties)
     clerk = client_of(made.person("clerk", "view_parkedmessage", "export"))
     ask = asked(clerk, "export", message=one.pk)
-    file = press(clerk, ask, "Export 1 message", form="jsonl", payload="masked")
+    file = press(clerk, ask, "Export ", form="jsonl", payload="masked")
     content = b"".join(file).decode()
 
     assert not [secret for secret in ("DE89", "4111222233334444", "Bearer abc") if secret in content]
@@ -528,8 +554,8 @@ def test_only_the_change_that_was_shown_is_stored(page: Client, settings: Any) -
     edited(settings)
     one = made.message(body=MALFORMED[0])
     shown = press(page, page.get(f"{MESSAGES}edit/", {"message": one.pk}, follow=True), "Preview each result", **COMMA)
-    other = press(page, shown, "Edit 1 message", reason="x", value=";")
-    forged = press(page, shown, "Edit 1 message", reason="x", shown="x:y:z")
+    other = press(page, shown, "Edit ", reason="x", value=";")
+    forged = press(page, shown, "Edit ", reason="x", shown="x:y:z")
 
     assert "Nothing was done, because the change was not previewed" in Page(other).text
     assert "Nothing was done, because the change was not previewed" in Page(forged).text

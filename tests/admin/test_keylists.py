@@ -153,7 +153,7 @@ def test_a_message_waiting_in_a_run_can_be_discarded_by_its_key(page: Client) ->
         made.message(cause, business_key=f"PAY-{number}")
     run_page = press(page, previewed(page, group=cause.pk), "Requeue 3 messages")
     told = pasted(page, "PAY-1")
-    press(page, follow(page, told, "Discard 1"), "Discard 1 message", category="handled elsewhere")
+    press(page, follow(page, told, "Discard 1"), "Discard ", category="handled elsewhere")
     press(page, run_page, "Continue here")
 
     assert "1 message waits in a requeue run." in Page(told).text
@@ -289,9 +289,9 @@ class TestAllExceptThese:
     @pytest.mark.parametrize(
         ("what", "button", "typed", "became"),
         [
-            ("discard", "Discard 1 message", {"category": "test"}, "discarded"),
-            ("hold", "Hold 1 message", {"span": "2h"}, "on_hold"),
-            ("export", "Export 1 message", {"form": "jsonl", "reason": "INC-553"}, "parked"),
+            ("discard", "Discard ", {"category": "test"}, "discarded"),
+            ("hold", "Hold ", {"span": "2h"}, "on_hold"),
+            ("export", "Export ", {"form": "jsonl", "reason": "INC-553"}, "parked"),
         ],
     )
     def test_every_action_form_can_exclude_keys(
@@ -325,7 +325,7 @@ class TestAllExceptThese:
         assert "Nothing was done, because the keys to leave out had changed." in Page(stopped).text
         assert Page(stopped).form_with("Requeue 1 message")[1]["reason"] == "INC-553"
         assert "Nothing was done, because the keys to leave out had changed." in Page(kept).text
-        values = Page(kept).form_with("Discard 1 message")[1]
+        values = Page(kept).form_with("Discard ")[1]
         assert (values["category"], values["text"], values["except"]) == ("test", "of old", "PAY-1")
 
     def test_the_url_of_the_preview_keeps_the_excluded_keys(self, page: Client) -> None:
@@ -360,7 +360,7 @@ class TestAllExceptThese:
         text = "\n".join(f"PAY-{number}" for number in range(10_001))
         stopped = press(page, previewed(page, group=cause.pk), "Requeue 1 message", **{"except": text})
         asked = previewed(page, f"{LIST}discard/", group=cause.pk)
-        kept = press(page, asked, "Discard 1 message", **{"except": text, "category": "test"})
+        kept = press(page, asked, "Discard ", **{"except": text, "category": "test"})
 
         for response in (stopped, kept):
             assert response.status_code == 422

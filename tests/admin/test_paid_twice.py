@@ -61,9 +61,10 @@ class TestAKeyThatMatchesNothingOrSeveral:
     def test_of_a_list_stops_its_actions_too(self, page: Client, action: str) -> None:
         made.message(business_key="PAY-1")
         asked = follow(page, pasted(page, "PAY-1\npay-2"), f"{action} 1")
-        refused = press(page, asked, f"{action} 1 message", **CHECKED)
+        button = f"{action} {'1 message' if action == 'Requeue' else 'PAY-1'}"
+        refused = press(page, asked, button, **CHECKED)
         before = state("PAY-1")
-        press(page, refused, f"{action} 1 message", checked=refused.context["left"].mark, **CHECKED)
+        press(page, refused, button, checked=refused.context["left"].mark, **CHECKED)
 
         assert "1 key of the list matches no message: pay-2" in Page(asked).text
         assert "Check 1 key that matches no message or several, and tick it: pay-2." in Page(refused).text
@@ -76,7 +77,7 @@ class TestAKeyThatMatchesNothingOrSeveral:
         asked = page.get(f"{LIST}discard/", {"group": cause.pk}, follow=True)
         asked = press(page, asked, "Leave these out", **{"except": "pay-1"})
 
-        assert press(page, asked, "Discard 1 message", category="test").status_code == 422
+        assert press(page, asked, "Discard ", category="test").status_code == 422
         assert state("PAY-1") == "parked"
 
     def test_is_not_asked_about_if_each_key_matches_one_message(self, page: Client) -> None:

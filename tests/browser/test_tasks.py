@@ -125,10 +125,12 @@ def test_a_message_is_discarded_and_restored(sit: Sit) -> None:
     discarded = lead.clicks
     lead.go(LIST)
     lead.type("#searchbar", "DISCARD-0")
-    lead.click("Restore")
+    lead.click("Restore…")
+    lead.sees("Duplicate")
+    lead.click("Restore DISCARD-0")
     lead.sees("The message is parked again.")
 
-    assert (discarded, lead.clicks) == (2, 2)
+    assert (discarded, lead.clicks) == (2, 3)
 
 
 def test_the_operator_of_an_action_is_shown_on_the_message(sit: Sit) -> None:
@@ -136,7 +138,7 @@ def test_the_operator_of_an_action_is_shown_on_the_message(sit: Sit) -> None:
     lead.go(LIST)
     lead.type("#searchbar", "HOLD-0")
     lead.click("Hold…")
-    lead.click("Hold 1 message")
+    lead.click("Hold HOLD-0")
     lead.go(LIST)
     lead.type("#searchbar", "HOLD-0")
     lead.click("Activity")
