@@ -13,12 +13,14 @@ from django_rmq_retry.admin import broker_look
 from django_rmq_retry.admin.choice import taken_keys
 from django_rmq_retry.admin.contents import TEXT_LIMIT
 from django_rmq_retry.admin.message_page import beyond_forms, of_message
-from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.admin.requeue_form import RequeueForm, targets_of
+from django_rmq_retry.admin.timeline import TraceLine, trace_of
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit
+from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
 from django_rmq_retry.parked.edited_keys import others_with
@@ -129,6 +131,7 @@ def _form_page(
         title=_("Edit %(name)s") % {"name": message},
         status=422 if problems else 200,
         message=message,
+        line=_line_of_error(request, message),
         text=text,
         lines=min(max(text.count("\n") + 2, FEWEST_LINES), MOST_LINES),
         fields=fields,
@@ -168,6 +171,14 @@ def _review_page(
         ready=_ready(found, look) and not proposal.unread,
         wrong={"all": wrong} if wrong else {},
     )
+
+
+def _line_of_error(request: HttpRequest, message: ParkedMessage) -> TraceLine | None:
+    """Return the project's own line that raised the last error, if it is known and the user may see tracebacks."""
+    last = None if refusal(request, "view_traceback", message=message) else attempts_of(message).first()
+    trace = None if last is None else trace_of(last)
+    own = trace.causes[0].own if trace is not None else ()
+    return own[-1] if own else None
 
 
 def _headers(message: ParkedMessage) -> Headers:

@@ -1,6 +1,7 @@
 """The page on which one change is applied to many messages: the change, its result for each, and the reason."""
 
 from dataclasses import asdict
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -11,14 +12,19 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq_retry.admin.choice import LeftOut, choosing, forbidden, named_alone, taken_keys
 from django_rmq_retry.admin.pages import Pages, needs, refusal
-from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, others_of, store_many
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import ErrorGroup, ParkedMessage
+from django_rmq_retry.parked.edit import editable_text, laid_out
+from django_rmq_retry.parked.edit_many import MOST_EDITED, Act, Fit, PathChange, fits, others_of, paths_of, store_many
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.operators import NEEDED, Actor, Refused
 from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
 from django_rmq_retry.templatetags.rmq_retry import counted
 
 SALT = "django_rmq_retry.edit_many"
+MOST_CAUSES = 3
+MOST_EXAMPLE = 4000
+"""The most characters of the example's body."""
 ACTS = (
     (Act.REPLACE, gettext_lazy("replace a text in the value")),
     (Act.SET, gettext_lazy("set the value")),
@@ -56,7 +62,7 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
     meant = [one for one in results if not one.why]
     many = ngettext("Edit %(count)d message", "Edit %(count)d messages", len(meant))
     # After the preview the heading has the number of the button.
-    count = len(meant) if results else selection.count
+    count = len(meant) or selection.count
     title = counted(ngettext("Edit %(count)d message", "Edit %(count)d messages", count), count=count)
     alone = named_alone(request, selection, _("Edit %(name)s"), selection.count)
     revisions = {one.message.pk: one.message.revision for one in meant}
@@ -67,6 +73,8 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         status=422 if wrong else 200,
         token=selection.token(),
         acts=ACTS,
+        causes=_causes(request, selection),
+        **_example(request, selection, shown=not why_not),
         change=change,
         reason=form.get("reason", ""),
         meant=meant,
@@ -78,6 +86,25 @@ def view(pages: Pages, request: HttpRequest, selection: Selection, _left: LeftOu
         forbidden=why_not,
         wrong={"all": wrong} if wrong else {},
     )
+
+
+def _causes(request: HttpRequest, selection: Selection) -> list[ErrorGroup]:
+    """Return the largest error groups of the messages, if the user may see groups."""
+    if refusal(request, "view_group"):
+        return []
+    numbers = selection.queryset().order_by().values("group")
+    return list(ErrorGroup.objects.filter(pk__in=numbers).order_by("-parked", "pk")[:MOST_CAUSES])
+
+
+def _example(request: HttpRequest, selection: Selection, *, shown: bool) -> dict[str, Any]:
+    """Return the oldest message that the user may edit, with its body and the paths in it."""
+    rows = selection.queryset().select_related("group").order_by("parked_at", "pk")[:1] if shown else ()
+    for row in rows:
+        if not _why_not(request, row):
+            text = editable_text(row) or ""
+            body = short(laid_out(text) or text, MOST_EXAMPLE)
+            return {"example": row, "example_body": body, "paths": paths_of(row)}
+    return {"example": None, "paths": []}
 
 
 def _why_not(request: HttpRequest, message: ParkedMessage) -> str:

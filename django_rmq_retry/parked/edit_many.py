@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from difflib import get_close_matches
 from enum import StrEnum
 
 from django.db.models import F, Sum
@@ -12,7 +14,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.json_fields import FieldSpan, fields, is_number, path_of
+from django_rmq_retry.messages.json_fields import FieldSpan, fields, is_number, path_of, path_text
 from django_rmq_retry.messages.masking import HIDDEN, TooDeep, hides, is_json, without
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
@@ -30,6 +32,8 @@ MOST_EDITED = 500
 MOST_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies that are edited at once."""
 HEADER = "headers."
+MOST_PATHS = 200
+"""The most paths of a body that a form offers, and that are compared with a mistyped one."""
 
 
 class Act(StrEnum):
@@ -254,17 +258,43 @@ def _changed(text: str, change: PathChange) -> tuple[str, str | None, str]:
         raise DoesNotFit(_("Its body is not JSON."))
     path = path_of(change.path)
     try:
-        found = [one for one in fields(text) if one.path == path]
+        known = list(fields(text))
     except TooDeep as error:
         raise DoesNotFit(_("Its body is nested too deeply.")) from error
-    if len(found) != 1:
-        raise DoesNotFit(_("The path occurs several times.") if found else _("It has no such path."))
+    found = [one for one in known if one.path == path]
+    if len(found) > 1:
+        raise DoesNotFit(_("The path occurs several times."))
+    if not found:
+        raise DoesNotFit(_no_such_path(change.path, known))
     one = found[0]
     literal = text[one.start : one.stop]
     if change.act == Act.REMOVE:
         return literal, None, _removed(text, one)
     after = change.value.strip() if change.act == Act.SET else _literal(literal, change)
     return literal, after, text[: one.start] + after + text[one.stop :]
+
+
+def _no_such_path(typed: str, known: Sequence[FieldSpan]) -> str:
+    """Return that a body has no such path, with the one that may be meant."""
+    paths = {path_text(one.path): None for one in known[:MOST_PATHS] if one.leaf}
+    folded = {path.casefold(): path for path in paths}
+    near = get_close_matches(typed.casefold(), folded, n=1) or [path for path in folded if path.endswith(f".{typed}")]
+    if near:
+        return _("It has no such path. Did you mean %(path)s?") % {"path": folded[near[0]]}
+    return _("It has no such path.")
+
+
+def paths_of(message: ParkedMessage) -> list[str]:
+    """Return paths that a change can name: those of values of the body, then those of headers."""
+    text = editable_text(message) or ""
+    paths: list[str] = []
+    with suppress(TooDeep):
+        if is_json(text) and not check_json(text)[0]:
+            paths = [path_text(one.path) for one in fields(text) if one.leaf and one.path]
+    with suppress(UndecodableHeaders):
+        headers = decode_properties(contents(message).raw).headers
+        paths += [f"{HEADER}{row.name}" for row in rows(headers) if not row.locked]
+    return list(dict.fromkeys(paths))[:MOST_PATHS]
 
 
 def _literal(literal: str, change: PathChange) -> str:

@@ -550,6 +550,34 @@ def test_one_change_repairs_all_messages_of_a_group_and_offers_one_run(
     assert (again(other).version, {again(one).version for one in some}) == (1, {2})
 
 
+def test_the_form_of_one_change_shows_its_cause_an_example_and_the_paths_in_it(page: Client, settings: Any) -> None:
+    edited(settings)
+    cause = made.group(title="UnreadableAmount")
+    one = made.message(cause, body=b'{"amount": "8,50", "to": {"name": "Ann"}}', business_key="PAY-1")
+    made.message(cause, body=b'{"amount": "9,50"}')
+    form = page.get(f"{MESSAGES}edit/", {"group": cause.pk}, follow=True)
+    alone = page.get(f"{MESSAGES}edit/", {"message": one.pk}, follow=True)
+    wrong = press(page, form, "Preview each result", path="Amount", act="set", value="1")
+    offered = [given["value"] for tag, given in Page(alone).tags if tag == "option" and "." in given.get("value", "")]
+
+    assert Page(form).links[str(cause)] == f"/admin/rmq_retry/errorgroup/{cause.pk}/change/"
+    assert 'Example: the body of PAY-1 { "amount": "8,50",' in Page(alone).text
+    assert "Edit PAY-1" in Page(alone).text
+    assert offered == ["to.name", "headers.tenant"]
+    assert Page(wrong).text.count("It has no such path. Did you mean amount?") == 2
+
+
+def test_the_form_of_an_edit_shows_the_error_and_the_line_that_raised_it(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message()
+    made.attempt(one)
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+
+    assert "Last error: GatewayTimeout : no answer within 30 s" in Page(form).text
+    assert "bank/gateway.py:17 post · raise GatewayTimeout(host)" in Page(form).text
+    assert Page(form).links["Timeline"] == f"{MESSAGES}{one.pk}/change/#rmq-timeline"
+
+
 def test_only_the_change_that_was_shown_is_stored(page: Client, settings: Any) -> None:
     edited(settings)
     one = made.message(body=MALFORMED[0])

@@ -273,6 +273,8 @@ def addresses() -> dict[str, tuple[type[models.Model], bool]]:
 def world() -> dict[str, dict[str, Any]]:
     """Make something of everything; return what some pages must be asked with."""
     one = made.message(business_key="PAY-1")
+    made.message(state=State.DISCARDED, resolution="duplicate: INC-553", resolved_at=timezone.now())
+    made.message(state=State.ON_HOLD, held_until=timezone.now() + timedelta(hours=1))
     made.attempt(one, 5)
     logged(Action.DISCARD, message=one.pk, reason="duplicate")
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), note="INC-553")
@@ -297,10 +299,15 @@ def world() -> dict[str, dict[str, Any]]:
     return {**acts, **runs, "rmq_retry_parkedmessage_newer": since}
 
 
+IN_STATE = {"rmq_retry_parkedmessage_restore": State.DISCARDED, "rmq_retry_parkedmessage_unhold": State.ON_HOLD}
+"""The state of the message for the pages that are about messages in one state."""
+
+
 def answered(client: Client, name: str, asked: dict[str, Any]) -> Any:
     """The response of an address; of one that takes no GET, the response to its button."""
     model, single = addresses()[name]
-    row = model._default_manager.order_by("pk").first() if single else None
+    rows = model._default_manager.filter(**({"state": IN_STATE[name]} if name in IN_STATE else {}))
+    row = rows.order_by("pk").first() if single else None
     url = reverse(f"admin:{name}", args=[row.pk] if row else [])
     response = client.get(url, asked, follow=True)
     if response.status_code != 405:
