@@ -302,6 +302,8 @@ class FourEyes:
     discard: int | None = None
     requeue: int | None = None
     close_breaker: bool = False
+    require_account: bool = False
+    """True if a command that asks must name the account of whoever uses it."""
     expire_after: int = 24 * 3600
     """Seconds for which a request can be approved."""
 
@@ -453,6 +455,7 @@ FOUR_EYES_KEYS: Mapping[str, Reader] = {
     "DISCARD": whole(1, MOST_MESSAGES, none="never"),
     "REQUEUE": whole(1, MOST_MESSAGES, none="never"),
     "CLOSE_BREAKER": yes_or_no,
+    "REQUIRE_ACCOUNT": yes_or_no,
     "EXPIRE_AFTER": whole(60, 31 * 24 * 3600),
 }
 """The keys of ``RMQ_RETRY["FOUR_EYES"]``."""

@@ -89,6 +89,7 @@ VARIABLES: Mapping[str, Cast] = {
     "FOUR_EYES_DISCARD": _limit,
     "FOUR_EYES_REQUEUE": _limit,
     "FOUR_EYES_CLOSE_BREAKER": bool,
+    "FOUR_EYES_REQUIRE_ACCOUNT": bool,
     "FOUR_EYES_EXPIRE_AFTER": int,
 }
 """The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""

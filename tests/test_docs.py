@@ -21,6 +21,7 @@ from django_rmq_retry import Delivery, Message, OneShot, RetryThenPark, StopTheL
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.env import VARIABLES
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.accounts import PASSWORD
 from django_rmq_retry.messages import Reason
 from tests.tooling.connections import publishing_by
 from tests.tooling.pages import FENCE, PAGES, ROOT, Block, Thing, blocks, readers_project
@@ -136,11 +137,15 @@ def test_every_setting_that_is_documented_exists() -> None:
     assert of_operators - set(conf.OPERATOR_KEYS) == set()
 
 
+OF_COMMANDS = ("RETRY", PASSWORD.removeprefix("RMQ_"))
+"""Variables that are not settings."""
+
+
 def test_every_documented_environment_variable_is_read() -> None:
     named = {name for name in re.findall(r"\bRMQ_[A-Z_]+\b", ALL) if not CONTRIBUTORS.fullmatch(name)}
 
     bare = {name.removeprefix("RMQ_") for name in named}
-    assert {name for name in bare if not {name, name.removesuffix("_FILE")} & {*VARIABLES, "RETRY"}} == set()
+    assert {name for name in bare if not {name, name.removesuffix("_FILE")} & {*VARIABLES, *OF_COMMANDS}} == set()
 
 
 def test_every_check_that_is_documented_exists() -> None:

@@ -155,14 +155,14 @@ class RmqCommand(BaseCommand):
         try:
             return self.run(options)
         except SecondPersonNeeded as needed:
-            asked = self.ask(needed)
+            asked = self.ask(needed, options.get("actor") or Actor.of_shell())
             if options.get("json"):
                 self.document("approval_request/1", request=request_data(asked, database_clock.now(database())))
             return Exit.ASKED
 
-    def ask(self, needed: SecondPersonNeeded) -> ApprovalRequest:
+    def ask(self, needed: SecondPersonNeeded, actor: Actor) -> ApprovalRequest:
         """Ask a second person for the act, and name the request."""
-        asked = approvals.ask(needed.wish, Actor.of_shell())
+        asked = approvals.ask(needed.wish, actor)
         until = clock(asked.expires_at, terminal=False)
         self.say(f"Nothing was done yet. Request {asked.pk} waits for a second person until {until}.")
         self.say(f"To approve it: the admin, or manage.py rmq_parked approve {asked.pk} --user NAME")
@@ -224,7 +224,13 @@ def request_data(one: ApprovalRequest, now: datetime) -> dict[str, object]:
     names = ("act", "count", "subject", "reason", "by", "behalf", "decided_by", "remark", "changed", "run")
     times = {name: utc(getattr(one, name)) for name in ("asked_at", "expires_at", "decided_at")}
     state = "expired" if expired else str(one.state)
-    return {"id": one.pk, "state": state, **{name: getattr(one, name) for name in names}, **times}
+    return {
+        "id": one.pk,
+        "state": state,
+        "account": bool(one.by_key),
+        **{name: getattr(one, name) for name in names},
+        **times,
+    }
 
 
 def columns(stream: Any) -> int:

@@ -1,15 +1,13 @@
 """``rmq_parked``: list the acts that wait for a second person, approve and reject them."""
 
-import getpass
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from django.contrib.auth import authenticate
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.management.accounts import signed_in
 from django_rmq_retry.management.arguments import add_limit
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, request_data
 from django_rmq_retry.management.parked_choice import refuse_doubtful, report_keys
@@ -75,6 +73,8 @@ def approve(command: RmqCommand, options: Options) -> Exit:
     for name in ("subject", "reason"):
         if getattr(request, name):
             command.say(f"  {name}: {getattr(request, name)}")
+    if not request.by_key:
+        command.say("  asked for in a shell without an account, so nothing proves that it was another person")
     if request.state == RequestState.WAITING:
         _PREVIEWS[request.act](command, wish)
     if options["dry_run"]:
@@ -82,7 +82,8 @@ def approve(command: RmqCommand, options: Options) -> Exit:
     if request.act in (GatedAct.DISCARD, GatedAct.REQUEUE):
         refuse_doubtful(wish.selection, options)
     command.confirm(f"Approve request {request.pk}?", yes=options["yes"])
-    done = approvals.approve(request.pk, _second(options["user"]), remark=options["remark"], seen=seen)
+    second = signed_in(options["user"], otherwise="Approve the request in the admin.")
+    done = approvals.approve(request.pk, second, remark=options["remark"], seen=seen)
     if options["json"]:
         command.document("parked_approve/1", request=request_data(done, database_clock.now(database())))
         return Exit.DONE
@@ -106,17 +107,6 @@ def _found(number: int) -> tuple[ApprovalRequest, Wish]:
     if request is None:
         raise CommandError(f"There is no request {number}.", returncode=Exit.NOTHING)
     return request, Wish.of(request)
-
-
-def _second(name: str) -> Actor:
-    """Return the second person, who proves who it is by the password of an account."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        text = "No terminal to enter the password on; nothing was done. Approve the request in the admin."
-        raise CommandError(text, returncode=Exit.UNCONFIRMED)
-    user = authenticate(username=name, password=getpass.getpass(f"Password of {name}: "))
-    if user is None:
-        raise CommandError("The name or the password is wrong; nothing was done.", returncode=Exit.UNCONFIRMED)
-    return Actor(name=user.get_username(), user_id=user.pk, behalf=Actor.of_shell().behalf, source="cli")
 
 
 def _of_discard(command: RmqCommand, wish: Wish) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age, later
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes, usage_error
 from django_rmq_retry.management.parked_choice import (
@@ -72,6 +73,7 @@ def _add_changes(add: Callable[..., CommandParser]) -> None:
         help="category of the reason; other requires --reason",
     )
     add_act(discarding)
+    add_user(discarding)
     for name, words in (("restore", "reopen discarded messages"), ("unhold", "take messages off hold")):
         one = add(name, change, help=words)
         add_choice(one, states=False)
@@ -100,7 +102,7 @@ def change(command: RmqCommand, options: Options) -> Exit:
     confirm_number(command, chosen.count, f"{name.capitalize()} {plural(chosen.count, 'message')}?", options)
     # Read the matches before the action: afterwards none of the messages is open.
     lists = lists_data(chosen) if options["json"] else {}
-    done = _CHANGES[name](chosen, Actor.of_shell(), options)
+    done = _CHANGES[name](chosen, actor_of(options) if name == "discard" else Actor.of_shell(), options)
     if options["json"]:
         command.document(f"parked_{name}/1", changed=done.changed, left=done.left, **lists)
     else:

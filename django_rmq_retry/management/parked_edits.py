@@ -12,6 +12,7 @@ from pathlib import Path
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import (
     OPEN_STATES,
@@ -29,7 +30,6 @@ from django_rmq_retry.models import State
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, propose, store
 from django_rmq_retry.parked.edit_many import Act, Fit, PathChange, fits, others_of, store_many
 from django_rmq_retry.parked.edited_keys import Others, others_with
-from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import Selection
 
 MOST_OTHERS_NAMED = 10
@@ -61,6 +61,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
         "--same-key", action="store_true", help="store it although other messages have the new business key already"
     )
     add_act(editing)
+    add_user(editing)
 
 
 def edit(command: RmqCommand, options: Options) -> Exit:
@@ -90,7 +91,7 @@ def edit(command: RmqCommand, options: Options) -> Exit:
     refuse_taken(taken, options)
     confirm_number(command, len(meant), f"Edit {plural(len(meant), 'message')}?", options)
     revisions = {one.message.pk: one.message.revision for one in meant}
-    done = store_many(change, Actor.of_shell(), revisions=revisions, reason=options["reason"], known=taken.mark)
+    done = store_many(change, actor_of(options), revisions=revisions, reason=options["reason"], known=taken.mark)
     left += done.left
     if options["json"]:
         left_out = [{"id": one.message.pk, "why": one.why} for one in left]
@@ -181,7 +182,9 @@ def _edit_one(command: RmqCommand, options: Options) -> Exit:
         return Exit.DONE
     refuse_taken(taken, options)
     command.confirm(f"Store this as version {row.version + 1} of message {row.pk}?", yes=options["yes"])
-    version = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"], known=taken.mark)
+    version = store(
+        row.pk, actor_of(options), proposal, version=row.version, reason=options["reason"], known=taken.mark
+    )
     if options["json"]:
         command.document("parked_edit/1", id=row.pk, version=version.number, sha256=version.sha256)
     else:

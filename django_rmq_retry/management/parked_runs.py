@@ -11,6 +11,7 @@ from operator import attrgetter
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import add_limit
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 from django_rmq_retry.management.parked_choice import (
@@ -92,6 +93,7 @@ def _add_requeue(add: Callable[..., CommandParser]) -> None:
     option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
     add_wait(parser)
     add_act(parser)
+    add_user(parser)
 
 
 def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
@@ -135,7 +137,7 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
     names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
     run = start(
         chosen,
-        Actor.of_shell(),
+        actor_of(options),
         target=terms.target,
         include=terms.include,
         confirmed_permanent=terms.confirmed_permanent,

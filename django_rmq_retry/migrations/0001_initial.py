@@ -470,6 +470,7 @@ class Migration(migrations.Migration):
                 ("properties", models.BinaryField(default=b"")),
                 ("seal", models.CharField(editable=False, max_length=64)),
                 ("asked", models.PositiveBigIntegerField(default=0, editable=False)),
+                ("by_key", models.CharField(blank=True, editable=False, max_length=64)),
                 ("by", models.CharField(max_length=150)),
                 ("behalf", models.CharField(blank=True, max_length=255)),
                 ("ip", models.GenericIPAddressField(blank=True, null=True)),

@@ -48,6 +48,8 @@ class ApprovalRequest(models.Model):
     by_user = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
     )
+    by_key = models.CharField(max_length=64, blank=True, editable=False)
+    """The account that asked, also after it was deleted; empty if a shell named none."""
     by = models.CharField(max_length=150)
     behalf = models.CharField(max_length=255, blank=True)
     ip = models.GenericIPAddressField(null=True, blank=True)

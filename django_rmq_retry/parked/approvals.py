@@ -74,6 +74,8 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
 
     The messages that match a filter now are stored as the members of the request.
     """
+    if settings().four_eyes.require_account and actor.user_id is None:
+        raise NotAllowed(_("Nothing was done: here a command that asks needs --user with your account."))
     using, now = database(), database_clock.now(database())
     request = ApprovalRequest(
         act=wish.act,
@@ -84,6 +86,7 @@ def ask(wish: Wish, actor: Actor) -> ApprovalRequest:
         body=wish.body,
         properties=wish.properties,
         by_user_id=actor.user_id,
+        by_key="" if actor.user_id is None else str(actor.user_id),
         by=actor.name,
         behalf=actor.behalf,
         ip=actor.ip,
@@ -222,7 +225,8 @@ def _check_seal(request: ApprovalRequest) -> None:
     known = (facts.get("request"), facts.get("seal"), facts.get("expires"), facts.get("members", ""))
     now = (request.pk, seal_of(request), request.expires_at.isoformat(), members.digest(request.pk))
     # An account may be deleted, but not become another one.
-    same = asked is not None and (request.by_user_id is None or str(request.by_user_id) == asked.actor_key)
+    same = asked is not None and asked.actor_key == request.by_key
+    same = same and (request.by_user_id is None or str(request.by_user_id) == request.by_key)
     if not same or known != now:
         text = _("Nothing was done: by the audit log, %(request)s is not what was asked for.")
         raise Outdated(text % {"request": request})
@@ -230,25 +234,33 @@ def _check_seal(request: ApprovalRequest) -> None:
 
 def why_not(request: ApprovalRequest, actor: Actor) -> str:
     """Return why this person must not approve it, or why its author must not do it any more; empty if both may."""
-    if request.by_user_id is not None and request.by_user_id == actor.user_id:
-        return _("You asked for this yourself. Another person has to approve it.")
-    if "cli" in (request.source, actor.source) and _names(request.by, request.behalf) & _names(
-        actor.name, actor.behalf
-    ):
-        return _(
-            "This was asked for under the same name. Another person has to approve it, on the page of the request."
-        )
+    why = _why_not_another(request, actor)
+    if why:
+        return why
     second, author = user_of(actor.user_id), user_of(request.by_user_id)
     if second is None:
         return _("Only a person with an account can approve a request.")
     why = refusal(second, "approve") or _why_not_do(request, second)
-    if why or request.source != "admin":
+    if why or not request.by_key:
         return why
     if author is None:
         return _("The account of %(name)s, who asked for this, no longer exists.") % {"name": request.by}
     why = _why_not_do(request, author)
     text = _("%(name)s, who asked for this, must not do it any more: %(why)s")
     return text % {"name": request.by, "why": why} if why else ""
+
+
+def _why_not_another(request: ApprovalRequest, actor: Actor) -> str:
+    """Return why this person is the one who asked, or may be; empty if it is another one."""
+    if request.by_user_id is not None and request.by_user_id == actor.user_id:
+        return _("You asked for this yourself. Another person has to approve it.")
+    if not request.by_key and settings().four_eyes.require_account:
+        return _("It was asked for in a shell without an account. Ask for it again with --user.")
+    if not request.by_key and _names(request.by, request.behalf) & _names(actor.name, actor.behalf):
+        return _(
+            "This was asked for under the same name. Another person has to approve it, on the page of the request."
+        )
+    return ""
 
 
 def _names(name: str, behalf: str) -> set[str]:
@@ -266,7 +278,7 @@ def _why_not_do(request: ApprovalRequest, user: Any) -> str:
 def _allowed(request: ApprovalRequest) -> Allowed:
     """Return the rules of the project for both persons, each with the permissions of this moment."""
     users = [user_of(request.decided_by_user_id)]
-    users += [user_of(request.by_user_id)] if request.source == "admin" else []
+    users += [user_of(request.by_user_id)] if request.by_key else []
 
     def why_not_message(message: Any) -> str:
         verbs = VERBS[request.act]

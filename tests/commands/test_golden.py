@@ -231,7 +231,7 @@ def second(records: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(socket, "gethostname", lambda: "ops-1")
     bob = person("bob", "approve_approvalrequest", "discard")
     second = Actor(name="bob", user_id=bob.pk, source="cli", behalf="bob@ops-1")
-    monkeypatch.setattr(parked_approvals, "_second", lambda _name: second)
+    monkeypatch.setattr(parked_approvals, "signed_in", lambda _name, **_words: second)
     run(*SECOND["asked"])
 
 

@@ -11,15 +11,15 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_rmq_retry.breakers.table import states
-from django_rmq_retry.management import parked_approvals
+from django_rmq_retry.management import accounts
 from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked import approvals, operators
+from django_rmq_retry.parked.operators import Actor, NotAllowed
 from tests.admin.made import person
 from tests.admin.standstills import trip
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import QUEUE, again, record
-from tests.operators.second_person import MAY, needing_second_person
+from tests.operators.second_person import MAY, actor_of, needing_second_person
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
 PASSWORD = "correct horse"
@@ -44,7 +44,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A terminal on which this is typed at the prompt for a password."""
     words = [PASSWORD]
     monkeypatch.setenv("LOGNAME", ME)
-    monkeypatch.setattr(parked_approvals, "sys", SimpleNamespace(stdin=Terminal(), stderr=Terminal()))
+    monkeypatch.setattr(accounts, "sys", SimpleNamespace(stdin=Terminal(), stderr=Terminal()))
     monkeypatch.setattr(getpass, "getpass", lambda _prompt: words[0])
     return words
 
@@ -53,7 +53,7 @@ def two() -> list[str]:
     return [str(record(body=b'{"amount": "8,50"}', content_type="application/json").pk) for _ in range(2)]
 
 
-def asked(name: str) -> Ran:
+def asked(name: str, *more: str) -> Ran:
     """Ask for an act by its command."""
     words = {
         "discard": ("rmq_parked", "discard", *two(), "--category", "duplicate", "--yes"),
@@ -64,7 +64,7 @@ def asked(name: str) -> Ran:
     }
     if name == "resume":
         trip(QUEUE, wait=300)
-    return run(*words[name])
+    return run(*words[name], *more)
 
 
 def done(name: str) -> bool:
@@ -182,3 +182,53 @@ def test_fewer_messages_are_discarded_at_once() -> None:
 
     assert (ran.code, again(one).state) == (Exit.DONE, State.DISCARDED)
     assert OperatorAction.objects.get().who == Actor.of_shell().name
+
+
+@pytest.mark.parametrize("way", ["on a terminal", "by the variable"])
+@pytest.mark.parametrize("name", ACTS)
+def test_who_asked_by_a_command_with_an_account_does_not_approve_it_in_the_admin(
+    name: str, way: str, typed: list[str], bob: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "by the variable":
+        typed[0] = "not asked for"
+        monkeypatch.setenv("RMQ_USER_PASSWORD", PASSWORD)
+    said = asked(name, "--user", "bob")
+    request = ApprovalRequest.objects.get()
+    with pytest.raises(NotAllowed, match="You asked for this yourself"):
+        approvals.approve(request.pk, actor_of(bob))
+    before = done(name)
+    approvals.approve(request.pk, actor_of(person("cid", *MAY)))
+
+    assert (said.code, request.by, request.by_key, before) == (Exit.ASKED, "bob", str(bob.pk), False)
+    assert done(name)
+
+
+@pytest.mark.usefixtures("typed")
+def test_who_asked_by_a_command_with_an_account_needs_its_permissions(bob: User) -> None:
+    asked("discard", "--user", "bob")
+    request = ApprovalRequest.objects.get()
+    bob.user_permissions.clear()
+    with pytest.raises(NotAllowed, match="bob, who asked for this, must not do it any more"):
+        approvals.approve(request.pk, actor_of(person("cid", *MAY)))
+    bob.delete()
+    with pytest.raises(NotAllowed, match="The account of bob, who asked for this, no longer exists"):
+        approvals.approve(request.pk, actor_of(User.objects.get(username="cid")))
+
+    assert not done("discard")
+
+
+@pytest.mark.usefixtures("typed")
+@pytest.mark.parametrize("name", ACTS)
+def test_a_request_without_an_account_is_refused_where_one_is_required(name: str, bob: User, settings: Any) -> None:
+    limits = settings.RMQ_RETRY["FOUR_EYES"]
+    asked(name)
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": {**limits, "REQUIRE_ACCOUNT": True}}
+    with pytest.raises(NotAllowed, match="in a shell without an account"):
+        approvals.approve(ApprovalRequest.objects.get().pk, actor_of(bob))
+    refused = asked(name)
+    named = asked(name, "--user", "bob")
+
+    assert (refused.code, named.code) == (Exit.UNCONFIRMED, Exit.ASKED)
+    assert "needs --user with your account" in refused.err
+    assert ApprovalRequest.objects.count() == 2
+    assert not done(name)

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, QueueState
 from django_rmq_retry.management import waiting_retries
+from django_rmq_retry.management.accounts import actor_of, add_user
 from django_rmq_retry.management.arguments import age
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known
 from django_rmq_retry.management.terminal import clock, utc
@@ -41,6 +42,7 @@ class Command(RmqCommand):
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE", help="work queues of this project")
             one.add_argument("--reason", default="", required=one is pause, metavar="TEXT", help=shown)
+        add_user(resume)
         pause.add_argument(
             "--for", dest="span", type=age, metavar="SPAN", help="resume automatically after: 90s, 30m, 2h"
         )
@@ -53,7 +55,7 @@ class Command(RmqCommand):
                 self._switch(queue, options)
             except SecondPersonNeeded as needed:
                 asked = True
-                self.ask(needed)
+                self.ask(needed, actor_of(options))
             except Outdated as refusal:
                 left += 1
                 self.say(str(refusal))
@@ -63,11 +65,11 @@ class Command(RmqCommand):
         return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
 
     def _switch(self, queue: str, options: Options) -> None:
-        actor, reason = Actor.of_shell(), options["reason"]
+        reason = options["reason"]
         if options["subcommand"] == "resume":
-            controls.resume(queue, actor, reason=reason)
+            controls.resume(queue, actor_of(options), reason=reason)
         else:
-            controls.pause(queue, actor, reason=reason, until=controls.pause_end(options["span"] or None))
+            controls.pause(queue, Actor.of_shell(), reason=reason, until=controls.pause_end(options["span"] or None))
 
     def _report(self, states: list[QueueState], options: Options) -> Exit:
         now = timezone.now().timestamp()
