@@ -7,7 +7,7 @@ import pytest
 
 from django_rmq_retry.models import QueueControl
 from tests.breakers.bank import Bank
-from tests.tooling.waiting import wait_until
+from tests.tooling.waiting import longer, wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.long]
 
@@ -149,7 +149,8 @@ def test_three_processes_share_one_rate(bank: Bank) -> None:
     at = sorted(entry["at"] for entry in bank.diary())
     spent = at[-1] - at[0]
 
-    assert 199 / spent == pytest.approx(20, rel=0.1)
+    # A machine with more to do than its cores can is late, but never early.
+    assert 18 / longer(1) <= 199 / spent <= 22
     # Of any second at most twenty, and half a second's worth more.
     assert max(sum(start <= one < start + 1 for one in at) for start in at) <= 20 * 1.5 + 1
     assert len({entry["pid"] for entry in bank.diary()}) == 3

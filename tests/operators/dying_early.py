@@ -13,8 +13,8 @@ from tests.operators.dying import dying
 from tests.tooling.filled import VARIABLE, given
 
 WORK = "ledger.post"
-WAITS_SECONDS = 60.0
-WAITING = f"{WORK}.retry.1m"
+WAITS_SECONDS = 600.0
+WAITING = f"{WORK}.retry.10m"
 EARLY, MOVE = "django_rmq_retry.parked.early", "django_rmq_retry.amqp.move"
 STEPS = {
     "before a claim": (EARLY, "", "_claim", "before"),

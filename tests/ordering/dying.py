@@ -58,7 +58,7 @@ STEPS = (
 def main(step: str, nth: int) -> None:
     django.setup()
     _patched(step, nth)
-    execute_from_command_line(["manage.py", "rmq_consume", "--max-runtime", "120"])
+    execute_from_command_line(["manage.py", "rmq_consume", "--max-runtime", "900"])
 
 
 if __name__ == "__main__":
