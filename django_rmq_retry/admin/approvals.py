@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -33,7 +34,7 @@ from django_rmq_retry.parked.findings import RequeueFinding, Terms, changed, rep
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
-from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.parked.selection import MOST_IDS, Selection, number_in
 
 MOST_DECIDED = 50
 """The most decided requests that the list shows; the audit log has all of them."""
@@ -95,7 +96,7 @@ class ApprovalRequestAdmin(Pages):
         except Refused as refused:
             return self._shown(request, _found(pk), wrong=str(refused))
         messages.success(request, _("%(request)s is approved.") % {"request": done})
-        return self._back(done)
+        return self._back(request, done)
 
     @migrated
     @needs("view_request")
@@ -111,13 +112,16 @@ class ApprovalRequestAdmin(Pages):
             messages.warning(request, str(refused))
         return HttpResponseRedirect(self.address("approvalrequest_change", pk))
 
-    def _back(self, known: ApprovalRequest) -> HttpResponse:
-        """Lead to what the act has made: the requeue run, the only message, or the request."""
+    def _back(self, request: HttpRequest, known: ApprovalRequest) -> HttpResponse:
+        """Lead to what the act has made, the requeue run or the request, or from an edit to its requeue."""
         chosen = list(Wish.of(known).selection.revisions)
         if known.run is not None:
             return HttpResponseRedirect(self.address("requeuerun_change", known.run))
-        if known.act == GatedAct.EDIT and known.state == RequestState.DONE:
-            return HttpResponseRedirect(self.address("parkedmessage_change", chosen[0]))
+        edited = known.act in (GatedAct.EDIT, GatedAct.EDIT_MANY) and known.state == RequestState.DONE
+        if edited and len(chosen) <= MOST_IDS and not refusal(request, "requeue"):
+            messages.info(request, _("The change is stored, and nothing is sent yet."))
+            words = urlencode({"sel": Selection.of_ids(chosen).token(), "reason": known.reason})
+            return HttpResponseRedirect(f"{self.address('requeuerun_preview')}?{words}")
         return HttpResponseRedirect(self.address("approvalrequest_change", known.pk))
 
     def _shown(self, request: HttpRequest, known: ApprovalRequest, *, wrong: str = "") -> HttpResponse:

@@ -18,14 +18,14 @@ from django_rmq_retry.admin.requeue_form import RequeueForm, targets_of
 from django_rmq_retry.admin.timeline import TraceLine, trace_of
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import GatedAct, ParkedMessage
 from django_rmq_retry.parked import edit
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
 from django_rmq_retry.parked.edited_keys import others_with
 from django_rmq_retry.parked.findings import RequeueReport, Terms, report
-from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.four_eyes import SecondPersonNeeded, needs_second
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
@@ -145,6 +145,7 @@ def _form_page(
 def _review_page(
     pages: Pages, request: HttpRequest, message: ParkedMessage, form: EditForm, *, proposal: Proposal, wrong: str
 ) -> HttpResponse:
+    asks = needs_second(GatedAct.EDIT)
     # A permanent error is what the edit removes.
     found = report(Selection.of_ids([message.pk]), Terms(confirmed_permanent=True))
     look = broker_look.look()
@@ -168,7 +169,8 @@ def _review_page(
         findings=[one for one in found.findings if one.name != "permanent"],
         look=look,
         levels=targets_of(found.queues, look),
-        ready=_ready(found, look) and not proposal.unread,
+        ready=_ready(found, look) and not (proposal.unread or asks),
+        asks=asks,
         wrong={"all": wrong} if wrong else {},
     )
 

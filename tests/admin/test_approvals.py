@@ -69,7 +69,7 @@ def editing(client: Client) -> str:
     page = client.get(f"{ADMIN}parkedmessage/{one.pk}/edit/")
     text = page.context["text"].replace("100.00", "99.00")
     review = press(client, page, "Review the changes", text=text, reason="wrong amount")
-    return place(press(client, review, "Store and preview"))
+    return place(press(client, review, "Ask for approval"))
 
 
 def editing_many(client: Client) -> str:
@@ -103,6 +103,16 @@ WHAT_IS_DONE = {
     "closing": "The breaker is closed and the queue is consumed again.",
 }
 each_act = pytest.mark.parametrize("asking", [discarding, requeueing, editing, editing_many, closing])
+
+
+@pytest.mark.parametrize("asking", [editing, editing_many])
+def test_an_approved_edit_leads_to_the_requeue_that_is_still_to_be_done(asking: Asking, ann: User, bob: User) -> None:
+    asking(client_of(ann))
+    second = client_of(bob)
+    approved = press(second, second.get(f"{REQUESTS}{ApprovalRequest.objects.get().pk}/change/"), "Approve")
+
+    assert "The change is stored, and nothing is sent yet." in Page(approved).text
+    assert place(approved).startswith(f"{ADMIN}requeuerun/preview/")
 
 
 @each_act
