@@ -17,7 +17,7 @@ def longer(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / CORES)
 
 
-def wait_until(predicate: Callable[[], T], timeout: float = 30.0, *, what: str = "", step: float = STEP) -> T:
+def wait_until(predicate: Callable[[], T | None], timeout: float = 30.0, *, what: str = "", step: float = STEP) -> T:
     """Poll until the result is true and return it; raise AssertionError after the deadline."""
     began = monotonic()
     pause = Event()
