@@ -1,7 +1,8 @@
 """One attempt as a pipeline: identify, decode, gate, run, judge, record, settle.
 
-Each step takes the state of the attempt and writes its result there. A message leaves the pipeline early only in
-``identify`` (it is parked, quarantined or has to wait longer), at a gate that turns it away, and in ``run`` if its
+Each step takes the state of the attempt and writes its result there. A message leaves the pipeline early in four places
+only: before ``identify``, if it came again before its wait is over (``waits_until``), which keeps it unacked; in
+``identify`` (it is parked, quarantined or has to wait longer); at a gate that turns it away; and in ``run``, if its
 handler cannot run now (``Unready``), which keeps it unacked.
 """
 
