@@ -116,7 +116,7 @@ class LiveStatusAdmin(Pages):
         known = survey(page=True)
         broker_look.remember(known.declared)
         seen, now = broker_look.look(), database_clock.now(known.alias)
-        problems = present(known, now, seen.levels)
+        problems = present(known, now, seen.gauged)
         still = Standstills.of_states([state_of(one) for one in known.stopped], now.timestamp())
         shown = seen.last or seen
         stood = {one.subject: _("halted") for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
@@ -165,7 +165,7 @@ class LiveStatusAdmin(Pages):
         known = survey(page=True)
         broker_look.remember(known.declared)
         seen, parked = broker_look.glimpse(), known.parked.count
-        problems = present(known, database_clock.now(known.alias), seen.levels)
+        problems = present(known, database_clock.now(known.alias), seen.gauged)
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,

@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.amqp.levels import Gauged
 from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import Alerts, settings
@@ -34,6 +34,8 @@ MILDER = {
     Code.ALL_UNREAD: Code.ALL_IDLE,
 }
 """Codes of the same finding at a later time, with the code under which it is known."""
+NOTHING = Gauged(levels=(), api_set=False)
+"""What is known of the queues without the broker."""
 WHOLE = (Code.PARKED, Code.BLOCKED_NEAR)
 """Codes of findings that are one, whatever they are about."""
 
@@ -89,28 +91,28 @@ def find(wanted: Alerts) -> Found:
     survey, trouble = surveyed(PATIENCE_SECONDS)
     if survey is None:
         raise Unseen(trouble or "the tables of rmq_retry are missing")
-    levels: tuple[Level, ...] = ()
+    seen = NOTHING
     away = None
     try:
-        levels = _levels(survey)
+        seen = _gauged(survey)
     except (RmqRetryError, OSError, ImproperlyConfigured) as error:
         away = unreachable(error)
-    return Found(findings=tuple(_chosen(wanted, survey, levels, away)), blind=away is not None)
+    return Found(findings=tuple(_chosen(wanted, survey, seen, away)), blind=away is not None)
 
 
-def _levels(survey: Survey) -> tuple[Level, ...]:
+def _gauged(survey: Survey) -> Gauged:
     url = settings().operators.management_url
     with Session(settings().access(), purpose="alerts", patience=PATIENCE_SECONDS) as session:
         inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
-        return gauged(Declarer(session, inspector), survey.declared).levels
+        return gauged(Declarer(session, inspector), survey.declared)
 
 
-def _chosen(wanted: Alerts, survey: Survey, levels: tuple[Level, ...], away: Problem | None) -> Iterable[AlertFinding]:
+def _chosen(wanted: Alerts, survey: Survey, seen: Gauged, away: Problem | None) -> Iterable[AlertFinding]:
     now, least = database_clock.now(survey.alias), Severity[wanted.level.upper()]
-    without_queues = [*([away] if away else []), *present(survey, now)]
+    without_queues = [*([away] if away else []), *present(survey, now, NOTHING)]
     known = {problem.code for problem in without_queues}
     found: dict[str, AlertFinding] = {}
-    for problem in without_queues if away else present(survey, now, levels):
+    for problem in without_queues if away else present(survey, now, seen):
         if problem.severity >= least and problem.code.name not in wanted.without:
             finding = AlertFinding.of(problem, of_queues=problem.code not in known)
             found.setdefault(finding.key, finding)

@@ -47,6 +47,8 @@ class Gauged:
     levels: tuple[Level, ...]
     api_set: bool
     api_error: str = ""
+    vhost: str = "/"
+    """The virtual host of the queues."""
 
     @property
     def blind(self) -> bool:
@@ -66,7 +68,8 @@ def gauge(declarer: Declarer, topology: Topology, formers: Sequence[Former] = ()
     for former in formers:
         level = _measured(declarer, former.queue, rows.get(former.queue.name), abandoned=True, home=former.home)
         levels += [] if level.missing else [level]
-    return Gauged(levels=tuple(levels), api_set=declarer.inspector is not None, api_error=error)
+    vhost = declarer.session.access.vhost
+    return Gauged(levels=tuple(levels), api_set=declarer.inspector is not None, api_error=error, vhost=vhost)
 
 
 def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None) -> Level:

@@ -122,7 +122,6 @@ class Queues:
     excused: Collection[str] = ()
     limits: Limits = Limits()
     vhost: str = "/"
-    """The virtual host as a word of a shell command."""
 
     def judged(self) -> list[Judged]:
         return [Judged(level=level, problems=tuple(self._of(level))) for level in self.levels]
@@ -155,7 +154,7 @@ class Queues:
         if level.role is Role.WORK and consumers < least and level.queue not in self.excused:
             yield problem(code=Code.FEW_CONSUMERS, count=consumers, values={"least": least})
         if level.role is Role.WAITING and consumers:
-            yield problem(code=Code.TOO_EARLY, values={"vhost": self.vhost})
+            yield problem(code=Code.TOO_EARLY, values={"vhost": shlex.quote(self.vhost)})
         most = level.arguments.get("x-max-length")
         if isinstance(most, int) and (level.ready or 0) >= most:
             yield problem(code=Code.FULL)
@@ -174,7 +173,7 @@ class Queues:
         if not consumers and level.unacked:
             unacked = ngettext("%(number)s unacked message", "%(number)s unacked messages", level.unacked)
             unacked %= {"number": number(level.unacked)}
-            yield problem(code=Code.HELD, values={"vhost": self.vhost, "unacked": unacked})
+            yield problem(code=Code.HELD, values={"vhost": shlex.quote(self.vhost), "unacked": unacked})
         elif not consumers and not ready:
             yield problem(code=Code.IDLE)
         elif consumers and most is not None and ready > most:
@@ -485,11 +484,10 @@ def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
             yield Problem(code=code, subject=str(run.pk), count=left, since=since, values=values)
 
 
-def present(
-    survey: Survey | None, now: datetime, levels: Sequence[Level] = (), limits: Limits = Limits(), vhost: str = "/"
-) -> list[Problem]:
+def present(survey: Survey | None, now: datetime, gauged: Gauged, limits: Limits = Limits()) -> list[Problem]:
     """Return all that needs somebody at this moment, the most harmful first."""
-    queues = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=vhost)
+    levels = gauged.levels
+    queues = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=gauged.vhost)
     found = [problem for one in queues.judged() for problem in one.problems]
     found += in_survey(survey, now, limits) if survey else []
     found += in_retries(levels, survey, now)

@@ -250,7 +250,8 @@ class BrokerExamination:
         survey = self._survey
         levels = gauged(sight.it, survey.declared if survey else ()).levels
         now = database_clock.now(survey.alias) if survey else timezone.now()
-        queues = Queues(levels=levels, excused=resting(survey, now), limits=self._limits, vhost=sight.vhost)
+        vhost = sight.it.session.access.vhost
+        queues = Queues(levels=levels, excused=resting(survey, now), limits=self._limits, vhost=vhost)
         found = [problem for one in queues.judged() for problem in one.problems if problem.code not in OF_PLAN]
         found = [*merged(found, queues), *in_retries(levels, survey, now)]
         yield from found

@@ -1,6 +1,5 @@
 """The status of broker, database and topology, as text and JSON."""
 
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -72,7 +71,6 @@ class Reached:
     round_trip: float
     gauged: Gauged
     plan: Plan
-    vhost: str
 
     @property
     def declared(self) -> tuple[int, int, int]:
@@ -113,10 +111,10 @@ def look(limits: Limits, timeout: float) -> BrokerStatus:
         reached = _reached(survey, timeout)
     except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
         found.append(unreachable(error))
-    levels, vhost = (reached.gauged.levels, shlex.quote(reached.vhost)) if reached else ((), "/")
-    found += present(survey, now, levels, limits, vhost)
+    gauged = reached.gauged if reached else Gauged(levels=(), api_set=False)
+    found += present(survey, now, gauged, limits)
     breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
-    judged = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=vhost).judged()
+    judged = Queues(levels=gauged.levels, excused=resting(survey, now), limits=limits, vhost=gauged.vhost).judged()
     own = [[problem for problem in (breakers.get(one.level.queue),) if problem] for one in judged]
     rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
     found += _drift(reached.plan, rows) if reached else []
@@ -139,7 +137,7 @@ def _reached(survey: Survey | None, timeout: float) -> Reached:
         # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if read.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
-        return Reached(broker=broker, round_trip=seconds, gauged=read, plan=plan, vhost=it.session.access.vhost)
+        return Reached(broker=broker, round_trip=seconds, gauged=read, plan=plan)
 
 
 def _drift(plan: Plan, rows: Sequence[Judged]) -> Iterator[Problem]:

@@ -13,18 +13,23 @@ from django.core import mail
 from django.db import OperationalError
 from django.test import override_settings
 from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import conf
+from django_rmq_retry import Delivery, Ladder, RetryThenPark, conf, handler
 from django_rmq_retry.alerts import ledger, watch
 from django_rmq_retry.alerts.found import Found, Unseen, find
 from django_rmq_retry.alerts.ledger import Alert
 from django_rmq_retry.alerts.watch import AlertWatcher
 from django_rmq_retry.alerts.ways import Patient
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import AlertWatch, QueueControl
 from tests.alerts.made import HALTED, IDLE
 from tests.alerts.receiving import PATH, SECRET, Receiver
+from tests.amqp.declared import declare
 from tests.tooling import processes
+from tests.tooling.brokers import using_broker
 from tests.tooling.filled import ALIAS, Own
+from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -180,6 +185,20 @@ def test_codes_and_levels_that_are_not_wanted_are_left_out() -> None:
     assert found() == ["BROKER_AWAY", "HALTED"]
     assert found(LEVEL="error") == ["BROKER_AWAY"]
     assert found(WITHOUT=["BROKER_AWAY"]) == ["HALTED"]
+
+
+@pytest.mark.usefixtures("no_handlers")
+def test_a_repair_names_the_virtual_host_of_the_queues(vhost: Vhost, amqp: BlockingChannel, settings: Any) -> None:
+    @handler("payments.main", policy=RetryThenPark(attempts=2, via=Ladder([60])))
+    def transfer(message: Delivery) -> None:
+        """Nothing."""
+
+    declare(vhost, registry.topology())
+    amqp.basic_consume("payments.main.retry.1m", lambda *_delivery: None)
+    with using_broker(settings, vhost.url, ALERTS={"MAIL": ["ops@bank.example"]}):
+        [early] = [one for one in find(conf.settings().alerts).findings if one.code == "TOO_EARLY"]
+
+    assert early.fix == f"Stop the program that consumes it: rabbitmqctl list_consumers -p {vhost.name}"
 
 
 def find_with(alerts: dict[str, Any]) -> Any:

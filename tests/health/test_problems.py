@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.health import problems
 from django_rmq_retry.health.facts import (
@@ -47,6 +47,10 @@ def ago(**span: float) -> Any:
 
 def level(name: str = "q", role: Role = Role.WORK, *, ready: int = 0, consumers: int = 0, **facts: Any) -> Level:
     return Level(queue=name, role=role, ready=ready, consumers=consumers, **facts)
+
+
+def gauged(levels: Iterable[Level]) -> Gauged:
+    return Gauged(levels=tuple(levels), api_set=True)
 
 
 def codes(problems: Iterable[Problem]) -> list[str]:
@@ -336,7 +340,7 @@ def test_a_retry_is_overdue_if_its_queue_may_hold_it(
     facts: dict[str, Any], levels: list[Level], overdue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "homes_of", lambda _queues: {"q.retry": "q", "q.parked": "q"})
-    found = [one for one in present(surveyed(**facts), NOW, levels) if one.code is Code.RETRIES_OVERDUE]
+    found = [one for one in present(surveyed(**facts), NOW, gauged(levels)) if one.code is Code.RETRIES_OVERDUE]
 
     assert [one.text for one in found] == ["2 retries in queue 'q' are overdue, the first for 12 min."] * overdue
 
@@ -387,7 +391,7 @@ def test_each_problem_has_a_consequence_and_a_repair() -> None:
 
 def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty() -> None:
     dead = surveyed(processes=(process(1, 64), process(2, 90)))
-    [gone] = present(dead, NOW, [level("q"), level("r"), level("q.retry", Role.WAITING)])
+    [gone] = present(dead, NOW, gauged([level("q"), level("r"), level("q.retry", Role.WAITING)]))
 
     assert gone.code is Code.ALL_VANISHED
     assert gone.severity is Severity.ERROR
@@ -408,7 +412,7 @@ def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_f
         *(level("a b", ready=6), level("card", ready=2), level("card.quarantine", Role.QUARANTINE, ready=1)),
         *(level("mail"), level("mail.parked", Role.PARKED, ready=3)),
     ]
-    [gone, parked, breaker] = present(dead, NOW, levels)
+    [gone, parked, breaker] = present(dead, NOW, gauged(levels))
 
     assert [gone.code, parked.code, breaker.code] == [Code.ALL_VANISHED, Code.PARKED_MANY, Code.BREAKER_OPEN]
     assert gone.why == "3 queues stand still, 8 messages ready: a b 6, card 2."
@@ -435,4 +439,4 @@ NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
 def test_what_needs_somebody_now_comes_in_the_order_of_harm(
     facts: dict[str, Any], levels: list[Level], expected: list[str]
 ) -> None:
-    assert codes(present(surveyed(**facts), NOW, levels)) == expected
+    assert codes(present(surveyed(**facts), NOW, gauged(levels))) == expected
