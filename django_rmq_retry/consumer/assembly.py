@@ -10,7 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, DataError, IntegrityError, InterfaceError
 
-from django_rmq_retry import __version__, hooks
+from django_rmq_retry import __version__, conf, hooks
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
@@ -21,7 +21,6 @@ from django_rmq_retry.breakers.halts import Halts
 from django_rmq_retry.breakers.rates import RateGate
 from django_rmq_retry.breakers.table import BreakerTable, RateTable, database, process_name
 from django_rmq_retry.breakers.watch import Watch
-from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
@@ -74,15 +73,15 @@ def consumer(
     number: int = 0,
 ) -> Consumer:
     """Build a consumer with its connections; its handlers publish over the same I/O thread."""
-    now, name = settings(), process_name()
-    recorder = Recorder() if now.records else None
+    settings, name = conf.settings(), process_name()
+    recorder = Recorder() if settings.records else None
     # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
-    warn = now.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
+    warn = settings.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
     seconds = partial(epoch, _clock())
     breaker_gate = BreakerGate(work_queues, BreakerTable(), now=seconds, chance=random.random, who=name, warn=warn)
     pace = RateGate(work_queues, RateTable(), now=seconds)
     surroundings = _surroundings(events, recorder, (breaker_gate, pace, OrderGate()), meter)
-    access, opened = now.access(port_of=Keeper().port), broker_connections.current
+    access, opened = settings.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
     recorded = Recorded(
         work_queues,
@@ -96,7 +95,7 @@ def consumer(
         watchers=watchers,
     )
     breaker_gate.control = recorded.pauses
-    if now.records:
+    if settings.records:
         facts: dict[str, Any] = {"name": name, "number": number, "package": __version__, "threads": threads}
         recorded.heartbeat = Heartbeat(recorded, **facts, queues=recorded.pauses.queues)
     recorded.watch = Watch(
@@ -110,7 +109,7 @@ def consumer(
 def _surroundings(
     events: Events, recorder: Recorder | None, gates: Sequence[Gate], meter: Meter | None
 ) -> Surroundings:
-    now = settings()
+    settings = conf.settings()
     journals = (recorder, events, meter)
     return Surroundings(
         around=FreshConnections if recorder is None else FreshConnectionsAndLog,
@@ -120,8 +119,8 @@ def _surroundings(
         clock=time.monotonic,
         now_ms=partial(epoch_ms, _clock()),
         chance=random.random,
-        crash_limit=now.crash_limit,
-        reply_to=now.reply_to,
+        crash_limit=settings.crash_limit,
+        reply_to=settings.reply_to,
         refused=events.refuse_answer,
         once=once,
         key_timeout=KEY_SECONDS,
@@ -130,7 +129,7 @@ def _surroundings(
         check=check_writable,
         away=_away,
         gates=gates,
-        hooks=hooks.current() if now.around else None,
+        hooks=hooks.current() if settings.around else None,
     )
 
 
@@ -193,13 +192,13 @@ def parked_queues() -> tuple[str, ...]:
     """Return the parked queues of the handlers and of the setting PARKED_QUEUES, without queues that handlers read."""
     work_queues = registry.work_queues()
     work = {work_queue.queue.name for work_queue in work_queues}
-    named = dict.fromkeys((*(work_queue.park for work_queue in work_queues), *settings().parked_queues))
+    named = dict.fromkeys((*(work_queue.park for work_queue in work_queues), *conf.settings().parked_queues))
     return tuple(name for name in named if name not in work)
 
 
 def drainer() -> Drainer:
     """Build a drainer with a connection of its own, on the I/O thread of the process."""
-    access, opened = settings().access(port_of=Keeper().port), broker_connections.current
+    access, opened = conf.settings().access(port_of=Keeper().port), broker_connections.current
     work_queues = registry.work_queues()
     parts = DrainerParts(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
@@ -244,5 +243,5 @@ class PutAside:
 def declare(name: str) -> None:
     """Declare a quorum queue, the broker's safest type, for messages that cannot be recorded."""
     declaration = QueueDeclaration(name=name, role=Role.PARKED, arguments=Queue(name).plain_arguments())
-    with Session(settings().access(), purpose="drain", patience=PUT_ASIDE_SECONDS) as session:
+    with Session(conf.settings().access(), purpose="drain", patience=PUT_ASIDE_SECONDS) as session:
         Declarer(session).declare(Topology(queues={name: declaration}))

@@ -8,9 +8,8 @@ from typing import Any
 
 from django.db import connections
 
-from django_rmq_retry import __version__
+from django_rmq_retry import __version__, conf
 from django_rmq_retry.arguments import plural
-from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.assembly import parked_queues
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.telemetry.http import Address
@@ -39,13 +38,13 @@ class Start:
 
     @classmethod
     def of(cls, work_queues: Sequence[WorkQueue], options: Mapping[str, Any]) -> "Start":
-        now = settings()
+        settings = conf.settings()
         return cls(
             work_queues=work_queues,
-            threads=options["threads"] or now.threads,
+            threads=options["threads"] or settings.threads,
             processes=options["processes"],
-            prefetch=options["prefetch"] or now.prefetch,
-            shutdown=now.shutdown_timeout if options["shutdown_timeout"] is None else options["shutdown_timeout"],
+            prefetch=options["prefetch"] or settings.prefetch,
+            shutdown=settings.shutdown_timeout if options["shutdown_timeout"] is None else options["shutdown_timeout"],
             burst=options["burst"],
             messages=options["max_messages"],
             seconds=options["max_runtime"],
@@ -54,7 +53,7 @@ class Start:
             liveness_file=options["liveness_file"],
             verbosity=options["verbosity"],
             http=options["http"],
-            parks=bool(now.records and not options["no_park"] and parked_queues()),
+            parks=bool(settings.records and not options["no_park"] and parked_queues()),
         )
 
     def lines(self, *, without_signs: bool) -> Iterator[str]:
@@ -71,7 +70,7 @@ class Start:
             yield f"  queue     {work_queue.queue.name.ljust(width)}  {names}{ordered}"
         if self.parks:
             yield f"  parked    {', '.join(parked_queues())}"
-        yield f"  broker    {settings().address().shown}"
+        yield f"  broker    {conf.settings().address().shown}"
         for database in databases():
             yield f"  database  {database}"
         yield "Ctrl-C: finish and stop"
@@ -83,7 +82,7 @@ class Start:
             "queues": ",".join(work_queue.queue.name for work_queue in self.work_queues),
             "handlers": ",".join(from_all),
             "parked": ",".join(parked_queues()) if self.parks else "",
-            "broker": settings().address().shown,
+            "broker": conf.settings().address().shown,
             "databases": ",".join(databases()),
             "version": __version__,
             "processes": self.processes,

@@ -10,13 +10,12 @@ from functools import partial
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry import database_clock
+from django_rmq_retry import conf, database_clock
 from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
 from django_rmq_retry.breakers.table import state_of
-from django_rmq_retry.conf import settings
 from django_rmq_retry.database_clock import span
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
@@ -165,7 +164,7 @@ class Queues:
             yield problem(code=Code.UNREAD)
         if level.role is Role.WORK and level.queue not in self.excused:
             yield from self._of_work(level, problem)
-        if level.role is Role.PARKED and level.ready and not consumers and settings().records:
+        if level.role is Role.PARKED and level.ready and not consumers and conf.settings().records:
             yield problem(code=Code.NOT_RECORDED)
 
     def _of_work(self, level: Level, problem: Callable[..., Problem]) -> Iterator[Problem]:
@@ -382,10 +381,10 @@ def _halted(control: QueueControl, now: datetime, limits: Limits) -> Problem:
 
 
 def in_blocked(blocked: BlockedCounts) -> Iterator[Problem]:
-    now = settings()
+    settings = conf.settings()
     for setting, count, limit, where in (
-        ("BLOCKED_TOTAL", blocked.messages, now.blocked_total, _("behind blocked keys")),
-        ("BLOCKED_PER_KEY", blocked.most, now.blocked_per_key, _("behind one key")),
+        ("BLOCKED_TOTAL", blocked.messages, settings.blocked_total, _("behind blocked keys")),
+        ("BLOCKED_PER_KEY", blocked.most, settings.blocked_per_key, _("behind one key")),
     ):
         if count >= limit * NEARLY_FULL:
             yield Problem(

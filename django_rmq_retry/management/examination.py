@@ -11,12 +11,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
-from django_rmq_retry import database_clock
+from django_rmq_retry import conf, database_clock
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.once import database_problems
 from django_rmq_retry.checks.settings import TAG, joined
-from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, Unanswered, in_time, surveyed
@@ -132,10 +131,10 @@ class RecordExamination:
 
     def _used(self) -> list[str]:
         """Return the databases that the settings and handlers use and that may have the tables."""
-        now = settings()
-        outbox = [DEFAULT_DB_ALIAS] if now.outbox is True else list(now.outbox or ())
+        settings = conf.settings()
+        outbox = [DEFAULT_DB_ALIAS] if settings.outbox is True else list(settings.outbox or ())
         once = [one.using or DEFAULT_DB_ALIAS for one in map(registry.subscription, joined()) if one.once]
-        named = dict.fromkeys([*([self._alias] if now.records else []), *outbox, *once])
+        named = dict.fromkeys([*([self._alias] if settings.records else []), *outbox, *once])
         return [alias for alias in named if alias in connections and router.allow_migrate(alias, LABEL)]
 
     def _one_database(self, alias: str) -> Iterator[Found]:

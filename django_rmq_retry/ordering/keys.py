@@ -12,9 +12,8 @@ from weakref import WeakKeyDictionary
 from django.db import router, transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
-from django_rmq_retry import database_clock
+from django_rmq_retry import conf, database_clock
 from django_rmq_retry.amqp.frames import check_writable
-from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import copied_to
 from django_rmq_retry.handlers.ticket import ticket_of
@@ -214,12 +213,12 @@ def copy_back(waiting: BlockedMessage, queue: str) -> Message:
 
 
 def _check_room(blocked_key: BlockedKey) -> None:
-    now = settings()
-    if blocked_key.waiting >= now.blocked_per_key:
-        raise Full(blocked_key, most=now.blocked_per_key, limit=WaitingLimit.PER_KEY)
+    settings = conf.settings()
+    if blocked_key.waiting >= settings.blocked_per_key:
+        raise Full(blocked_key, most=settings.blocked_per_key, limit=WaitingLimit.PER_KEY)
     total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
-    if total >= now.blocked_total:
-        raise Full(blocked_key, most=now.blocked_total, limit=WaitingLimit.TOTAL)
+    if total >= settings.blocked_total:
+        raise Full(blocked_key, most=settings.blocked_total, limit=WaitingLimit.TOTAL)
 
 
 def unblock_resolved() -> bool:
@@ -375,12 +374,12 @@ def blocked_figures() -> BlockedFigures:
     """Return the present figures, from one query over the blocked keys."""
     figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
     totals = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
-    waiting, most, now = totals["total"] or 0, totals["most"] or 0, settings()
+    waiting, most, settings = totals["total"] or 0, totals["most"] or 0, conf.settings()
     return BlockedFigures(
         keys=totals["keys"],
         waiting=waiting,
         most=most,
         parked=totals["parked"],
         oldest=totals["oldest"],
-        full=most >= now.blocked_per_key or waiting >= now.blocked_total,
+        full=most >= settings.blocked_per_key or waiting >= settings.blocked_total,
     )

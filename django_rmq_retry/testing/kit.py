@@ -16,12 +16,11 @@ from typing import Any, ClassVar, Self
 
 from django.db import connections
 
-from django_rmq_retry import hooks
+from django_rmq_retry import conf, hooks
 from django_rmq_retry.amqp.contracts import Caller, PublishResult
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import RateGate
-from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.events import Announcer, Events
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.embedded.direct_broker import DirectBroker, Sent
@@ -379,11 +378,11 @@ class RmqTest:
         clock = lambda: self._broker.now  # noqa: E731 - called at every attempt
         breaker_gate = BreakerGate(work_queues, None, now=clock, chance=self._chance)
         gates: Sequence[Gate] = (breaker_gate, RateGate(work_queues, None, now=clock), *orders(work_queues))
-        self._driver.employ(work_queues, self._surroundings(gates), breaker_gate, prefetch=settings().prefetch)
+        self._driver.employ(work_queues, self._surroundings(gates), breaker_gate, prefetch=conf.settings().prefetch)
 
     def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:
         clock = lambda: self._broker.now  # noqa: E731 - called at every attempt
-        now = settings()
+        settings = conf.settings()
         events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
             around=Around,
@@ -391,11 +390,11 @@ class RmqTest:
             clock=clock,
             now_ms=self._broker.now_ms,
             chance=self._chance,
-            crash_limit=now.crash_limit,
-            reply_to=now.reply_to,
+            crash_limit=settings.crash_limit,
+            reply_to=settings.reply_to,
             refused=events.refuse_answer,
             check=check_writable,
-            hooks=hooks.current() if now.around else None,
+            hooks=hooks.current() if settings.around else None,
             gates=gates,
             once=Inbox(self._driver.failed),
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.conf import settings
+from django_rmq_retry import conf
 from django_rmq_retry.embedded import place
 from django_rmq_retry.embedded.engine.behaviour import BEHAVIOURS, behaviour
 from django_rmq_retry.embedded.wire import server
@@ -30,10 +30,12 @@ class Command(RmqCommand):
         add("--memory", action="store_true", help="keep messages in memory only: start empty, and lose them at the end")
 
     def run(self, options: Options) -> Exit | None:
-        now = settings()
-        if not now.address().embedded:
-            self.say(f"RMQ_RETRY['URL'] is {now.address().shown}, so this project's processes do not use this broker.")
-        like, folder = options["like"], now.folder()
+        settings = conf.settings()
+        if not settings.address().embedded:
+            self.say(
+                f"RMQ_RETRY['URL'] is {settings.address().shown}, so this project's processes do not use this broker."
+            )
+        like, folder = options["like"], settings.folder()
         file = None if options["memory"] else folder / place.FILE_NAME
         try:
             server.serve(
