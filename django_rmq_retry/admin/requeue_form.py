@@ -53,26 +53,26 @@ class RequeueForm:
     @classmethod
     def read(cls, request: HttpRequest) -> "RequeueForm":
         """Read the submitted form; a number that is invalid is replaced by its default."""
-        form = request.POST if request.method == "POST" else request.GET
-        if request.method != "POST" and "rate" not in form:
+        entered = request.POST if request.method == "POST" else request.GET
+        if request.method != "POST" and "rate" not in entered:
             held = frozenset([str(ItemReason.ON_HOLD)] if request.GET.get("held") else [])
             reason = request.GET.get("reason", "").strip()
             return cls(canary=bool(request.GET.get("canary")), include=held, reason=reason)
-        pressed = form.get("start", "")
-        wish = cls(
-            rate=typed_number(form.get("rate"), 20.0),
-            max_depth=int(typed_number(form.get("max_depth"), 1000)) if form.get("wait") else None,
-            stop_at=typed_number(form.get("stop_at"), STOP_AT) if form.get("guard") else None,
-            reason=form.get("reason", "").strip(),
-            target=form.get("target", ""),
-            one_by_one=form.get("order") == "key",
-            canary=pressed == "canary" or (pressed in ("", "planned") and bool(form.get("canary"))),
-            include=frozenset(form.getlist("include")),
-            fixed=bool(form.get("fixed")),
-            typed=form.get("typed", "").strip(),
+        pressed = entered.get("start", "")
+        form = cls(
+            rate=typed_number(entered.get("rate"), 20.0),
+            max_depth=int(typed_number(entered.get("max_depth"), 1000)) if entered.get("wait") else None,
+            stop_at=typed_number(entered.get("stop_at"), STOP_AT) if entered.get("guard") else None,
+            reason=entered.get("reason", "").strip(),
+            target=entered.get("target", ""),
+            one_by_one=entered.get("order") == "key",
+            canary=pressed == "canary" or (pressed in ("", "planned") and bool(entered.get("canary"))),
+            include=frozenset(entered.getlist("include")),
+            fixed=bool(entered.get("fixed")),
+            typed=entered.get("typed", "").strip(),
         )
-        toggled = form.get("toggle")
-        return replace(wish, include=wish.include ^ {toggled}) if toggled else wish
+        toggled = entered.get("toggle")
+        return replace(form, include=form.include ^ {toggled}) if toggled else form
 
     @property
     def terms(self) -> Terms:
@@ -90,8 +90,8 @@ class RequeueForm:
 @choosing(gettext_lazy("Requeue"))
 def preview(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Show the messages to send and the objections; start the requeue run if that button was pressed."""
-    wish = RequeueForm.read(request)
-    terms = replace(wish.terms, kept_back=kept_back(request, "requeue", selection))
+    form = RequeueForm.read(request)
+    terms = replace(form.terms, kept_back=kept_back(request, "requeue", selection))
     found = report(selection, terms)
     why_not = forbidden(request, selection, "requeue")
     wrong = {"except": left.wrong} if left.wrong else {}
@@ -102,10 +102,10 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
             of_sent, why_not_sent = report(sent, terms), forbidden(request, sent, "requeue")
         if why_not_sent:
             return pages.refused(request, why_not_sent)
-        wrong = wrong or ({"checked": left.unchecked} if left.unchecked else {}) | _wrong(wish, of_sent)
+        wrong = wrong or ({"checked": left.unchecked} if left.unchecked else {}) | _wrong(form, of_sent)
         if not wrong:
             try:
-                run = start(sent, Actor.of_request(request), **wish.options(request.POST["start"]))
+                run = start(sent, Actor.of_request(request), **form.options(request.POST["start"]))
                 return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
             except SecondPersonNeeded as needed:
                 return pages.ask(request, needed)
@@ -113,7 +113,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
                 wrong = {"all": str(refused)}
     if wrong.get("all") and not found.sendable:
         wrong["all"] = " ".join([wrong["all"], decided_meanwhile(selection)]).strip()
-    values = _page_values(request, selection, wish, found)
+    values = _page_values(request, selection, form, found)
     return pages.page(
         request,
         "requeuerun/preview.html",
@@ -127,7 +127,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
     )
 
 
-def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, found: RequeueReport) -> dict[str, Any]:
+def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, found: RequeueReport) -> dict[str, Any]:
     look = broker_look.look()
     title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
     many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
@@ -141,9 +141,9 @@ def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, 
         "causes": _causes(selection, found),
         "under_way": under_way(selection.queryset()),
         "token": selection.token(),
-        "wish": wish,
+        "form": form,
         "report": found,
-        "findings": [(with_seen_examples(request, finding), finding.name in wish.include) for finding in others],
+        "findings": [(with_seen_examples(request, finding), finding.name in form.include) for finding in others],
         "permanent": next((finding for finding in found.findings if finding.name == "permanent"), None),
         "button": counted(many, count=found.sendable),
         "alone": selection.alone,
@@ -152,7 +152,7 @@ def _page_values(request: HttpRequest, selection: Selection, wish: RequeueForm, 
         "unchecked": unchecked(request, selection),
         "typed_from": TYPED_FROM if found.sendable > TYPED_FROM else 0,
         "reason_needed": found.total > REASON_FROM,
-        "seconds": found.sendable / wish.rate if wish.rate else None,
+        "seconds": found.sendable / form.rate if form.rate else None,
         "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
         "sample": sample(request, selection),
         "look": look,
@@ -192,8 +192,8 @@ def unconfirmed(*, chosen: int, sent: int, reason: str, typed: str) -> dict[str,
     return wrong
 
 
-def _wrong(wish: RequeueForm, findings: RequeueReport) -> dict[str, str]:
-    wrong = unconfirmed(chosen=findings.total, sent=findings.sendable, reason=wish.reason, typed=wish.typed)
+def _wrong(form: RequeueForm, findings: RequeueReport) -> dict[str, str]:
+    wrong = unconfirmed(chosen=findings.total, sent=findings.sendable, reason=form.reason, typed=form.typed)
     return wrong if findings.sendable else {**wrong, "all": _("Nothing is left to requeue.")}
 
 

@@ -35,25 +35,25 @@ class WaitingForm:
     typed: str
 
     @classmethod
-    def read(cls, form: QueryDict, *, posted: bool) -> "WaitingForm":
+    def read(cls, entered: QueryDict, *, posted: bool) -> "WaitingForm":
         """Read what was entered; keys only from a form, because to find their retries each waiting one is looked at."""
-        keys = form.get("keys", "").strip() if posted else ""
-        groups = [pk for text in form.getlist("group") if (pk := number_in(text)) is not None]
+        keys = entered.get("keys", "").strip() if posted else ""
+        groups = [pk for text in entered.getlist("group") if (pk := number_in(text)) is not None]
         wanted = RetryFilter(
             key=tuple(parse(keys)),
-            error=tuple(form.getlist("error")),
-            handler=tuple(form.getlist("handler")),
+            error=tuple(entered.getlist("error")),
+            handler=tuple(entered.getlist("handler")),
             group=tuple(groups),
         )
-        guarded = not posted or bool(form.get("guard"))
+        guarded = not posted or bool(entered.get("guard"))
         return cls(
-            queue=form.get("queue", ""),
+            queue=entered.get("queue", ""),
             wanted=wanted,
             keys=keys,
-            rate=typed_number(form.get("rate"), 20.0),
-            stop_at=typed_number(form.get("stop_at"), STOP_AT) if guarded else None,
-            reason=form.get("reason", "").strip(),
-            typed=form.get("typed", "").strip(),
+            rate=typed_number(entered.get("rate"), 20.0),
+            stop_at=typed_number(entered.get("stop_at"), STOP_AT) if guarded else None,
+            reason=entered.get("reason", "").strip(),
+            typed=entered.get("typed", "").strip(),
         )
 
 
@@ -62,18 +62,18 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Show which retries wait, why and until when; start the run if its button was pressed."""
     posted = request.method == "POST"
     try:
-        wish = WaitingForm.read(request.POST if posted else request.GET, posted=posted)
+        form = WaitingForm.read(request.POST if posted else request.GET, posted=posted)
     except Refused as refused:
         return pages.refused(request, str(refused), status=422)
-    if wish.queue not in controls.queues():
+    if form.queue not in controls.queues():
         raise Http404(_("No handler reads this queue."))
-    found, why_not, unreachable = _looked(wish)
+    found, why_not, unreachable = _looked(form)
     wrong: dict[str, str] = {}
     if posted and "start" in request.POST and found is not None:
-        wrong = _wrong(wish, found)
+        wrong = _wrong(form, found)
         if not wrong:
             try:
-                run = _start(request, wish, found)
+                run = _start(request, form, found)
                 return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
             except Refused as refused:
                 wrong = {"all": str(refused)}
@@ -83,51 +83,51 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
     return pages.page(
         request,
         "requeuerun/waiting.html",
-        title=_("Send waiting retries of %(queue)s") % {"queue": wish.queue},
+        title=_("Send waiting retries of %(queue)s") % {"queue": form.queue},
         status=422 if wrong else 200,
-        wish=wish,
+        form=form,
         found=found,
         why_not=why_not or unreachable,
-        groups=ErrorGroup.objects.filter(pk__in=wish.wanted.group) if wish.wanted.group else (),
+        groups=ErrorGroup.objects.filter(pk__in=form.wanted.group) if form.wanted.group else (),
         button=button,
         others=count - 1,
-        seconds=count / wish.rate if wish.rate and count else None,
+        seconds=count / form.rate if form.rate and count else None,
         typed_from=count if count > TYPED_FROM else 0,
         reason_needed=count > REASON_FROM,
         look=look,
-        levels=targets_of([(wish.queue, count)] if found else [], look),
+        levels=targets_of([(form.queue, count)] if found else [], look),
         wrong=wrong,
         disabled=not count,
     )
 
 
-def _looked(wish: WaitingForm) -> tuple[WaitingReport | None, str, str]:
+def _looked(form: WaitingForm) -> tuple[WaitingReport | None, str, str]:
     """Return what waits; without it why these retries cannot be sent, or why the broker does not tell."""
     try:
-        ways_back(wish.queue)
+        ways_back(form.queue)
         with broker_connections.current.session(purpose="admin", patience=broker_look.AWAY_SECONDS) as session:
             if session is None:
                 return None, "", _("The broker does not answer.")
-            return report(session, wish.queue, wish.wanted), "", ""
+            return report(session, form.queue, form.wanted), "", ""
     except Refused as refused:
         return None, str(refused), ""
     except (RmqRetryError, Refusal, OSError) as error:
         return None, "", str(error)
 
 
-def _start(request: HttpRequest, wish: WaitingForm, found: WaitingReport) -> Any:
+def _start(request: HttpRequest, form: WaitingForm, found: WaitingReport) -> Any:
     return early.start(
-        wish.queue,
+        form.queue,
         Actor.of_request(request),
         count=found.count,
-        wanted=wish.wanted,
-        rate=checked_rate(wish.rate),
-        stop_at=wish.stop_at,
+        wanted=form.wanted,
+        rate=checked_rate(form.rate),
+        stop_at=form.stop_at,
         canary=request.POST["start"] == "canary",
-        reason=wish.reason,
+        reason=form.reason,
     )
 
 
-def _wrong(wish: WaitingForm, found: WaitingReport) -> dict[str, str]:
-    wrong = unconfirmed(chosen=found.count, sent=found.count, reason=wish.reason, typed=wish.typed)
+def _wrong(form: WaitingForm, found: WaitingReport) -> dict[str, str]:
+    wrong = unconfirmed(chosen=found.count, sent=found.count, reason=form.reason, typed=form.typed)
     return wrong if found.count else {**wrong, "all": _("No retry waits any more.")}

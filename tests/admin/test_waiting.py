@@ -38,9 +38,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[RetryFilter]:
         for error, count in (("GatewayTimeout", 30), (EVIL, 10))
     )
 
-    def looked(wish: Any) -> tuple[WaitingReport, str, str]:
-        asked.append(wish.wanted)
-        found = 1 if wish.wanted.key else 40
+    def looked(form: Any) -> tuple[WaitingReport, str, str]:
+        asked.append(form.wanted)
+        found = 1 if form.wanted.key else 40
         return WaitingReport(queue=QUEUE, count=found, causes=causes), "", ""
 
     monkeypatch.setattr(waiting_form, "_looked", looked)
