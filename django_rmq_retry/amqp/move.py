@@ -19,8 +19,8 @@ from django_rmq_retry.messages.stamp import STAMP_HEADERS, Stamp
 MOST_UNCONFIRMED = 200
 EXPIRATION = PREFIX + "expiration"
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
-Change = Callable[[bytes], bytes]
-Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
+Rewrite = Callable[[bytes], bytes]
+Fetched = tuple[spec.Basic.GetOk, RawProperties, bytes]
 
 
 class MoveStopped(RmqRetryError):
@@ -127,13 +127,13 @@ class Copies:
 class Move:
     """Moves messages until the queue is empty: ``Move(session, "a", "b", change=for_good("a")).run()``."""
 
-    def __init__(self, session: Session, source: str, target: str, *, change: Change) -> None:
+    def __init__(self, session: Session, source: str, target: str, *, change: Rewrite) -> None:
         self.moved = 0
         self._source = source
         self._target = target
         self._change = change
         self._copies = Copies(session, self._count)
-        self._got: list[Got | None] = []
+        self._got: list[Fetched | None] = []
 
     def run(self) -> int:
         copies = self._copies
@@ -154,7 +154,7 @@ class Move:
     def _count(self, _tag: int) -> None:
         self.moved += 1
 
-    def _next(self) -> Got | None:
+    def _next(self) -> Fetched | None:
         def got(_channel: object, method: spec.Basic.GetOk, properties: Any, body: bytes) -> None:
             self._got.append((method, properties, body))
 
@@ -163,12 +163,12 @@ class Move:
         return self._got.pop()
 
 
-def for_good(queue: str) -> Change:
+def for_good(queue: str) -> Rewrite:
     """Return the change of properties when messages leave this queue permanently."""
     return lambda raw: _leaving(raw, queue, keep={})
 
 
-def aside(queue: str) -> Change:
+def aside(queue: str) -> Rewrite:
     """Return the change of properties while messages are away: none may expire, so a header keeps the expiration."""
 
     def change(raw: bytes) -> bytes:
@@ -181,7 +181,7 @@ def aside(queue: str) -> Change:
     return change
 
 
-def due(queue: str) -> Change:
+def due(queue: str) -> Rewrite:
     """Return the change of properties of a queue's retry that is sent on before it is due: it waits no longer."""
 
     def change(raw: bytes) -> bytes:

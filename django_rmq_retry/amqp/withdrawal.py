@@ -60,7 +60,7 @@ class Withdrawn:
     delivery: Delivery
 
 
-Wanted = Callable[[Sequence[Withdrawn]], Collection[int]]
+Chooser = Callable[[Sequence[Withdrawn]], Collection[int]]
 """Returns the delivery tags of those that are wanted."""
 
 
@@ -76,7 +76,7 @@ class Withdrawal:
         self.unseen_behind: dict[str, int] = {}
         """The waiting queues whose last look did not reach their end, each with the number that was looked at."""
 
-    def take(self, way: WayBack, most: int, wanted: Wanted) -> list[Withdrawn]:
+    def take(self, way: WayBack, most: int, wanted: Chooser) -> list[Withdrawn]:
         """Return up to ``most`` wanted retries, the next to be due first; the others that were seen are put back."""
         kept = set(self._held)
         chosen: list[Withdrawn] = []

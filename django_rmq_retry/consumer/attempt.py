@@ -18,7 +18,7 @@ from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Tim
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
-from django_rmq_retry.handlers.call import HandlerSkipped, OnceState, Outcome, Unready, closed, log_left_open
+from django_rmq_retry.handlers.call import HandlerOutcome, HandlerSkipped, OnceState, Unready, closed, log_left_open
 from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, next_hop, settlement_of
@@ -329,7 +329,7 @@ class Attempts:
             state.delivery = replace(state.delivery, attempt=state.number)
             state.outcome = None, HandlerSkipped(crash)
             return
-        outcome: Outcome
+        outcome: HandlerOutcome
         try:
             if begin is not None:
                 begin(state.arrival)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from django_rmq_retry.errors import NoKey, UndecodableBody
-from django_rmq_retry.handlers.call import OnceState, Outcome
+from django_rmq_retry.handlers.call import HandlerOutcome, OnceState
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.hooks import AroundAttempt
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
@@ -39,7 +39,7 @@ class AttemptState:
     """True if the data were decoded to compute the ordering key and no handler has received them yet."""
     unreadable: UndecodableBody | NoKey | None = None
     once: OnceState | None = None
-    outcome: Outcome | None = None
+    outcome: HandlerOutcome | None = None
     """The handler's answer and error. Once it is set, no later failure may run the handler again."""
     error: BaseException | None = None
     """The error that led to the verdict."""

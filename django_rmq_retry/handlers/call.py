@@ -16,7 +16,7 @@ from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
-Outcome: TypeAlias = tuple[object, BaseException | None]
+HandlerOutcome: TypeAlias = tuple[object, BaseException | None]
 """The handler's result, and its error."""
 
 AWAIT = "Write await before the call that makes it, in an async def handler; or call async_to_sync(function)(…)."
@@ -86,7 +86,7 @@ def awaited(function: Callable[[Any], Any], name: str) -> Callable[[Delivery], A
     return call
 
 
-def closed(outcome: Outcome, handler: str, found: Sequence[LeftOpen]) -> Outcome:
+def closed(outcome: HandlerOutcome, handler: str, found: Sequence[LeftOpen]) -> HandlerOutcome:
     """Return the outcome of a handler that may have left transactions open: then it is a failure."""
     for left in found:
         if outcome[1] is None:

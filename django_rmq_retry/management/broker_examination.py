@@ -27,7 +27,7 @@ from django_rmq_retry.health.problems import Limits, Queues, in_plan, in_retries
 from django_rmq_retry.health.rules import API, SLOW_SECONDS, Area, Code, Problem, Severity
 from django_rmq_retry.management.broker_status import round_trip
 from django_rmq_retry.management.command import declarer
-from django_rmq_retry.management.examination import Found, Look, looked
+from django_rmq_retry.management.examination import Examined, Examiner, looked
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
 from django_rmq_retry.messages.texts import one_line
@@ -216,7 +216,7 @@ class BrokerExamination:
                 found = [Finding.of(unreachable(error)), *unseen]
         return found
 
-    def _looks(self, it: Declarer) -> Mapping[Area, Look]:
+    def _looks(self, it: Declarer) -> Mapping[Area, Examiner]:
         """Return the looks in their order; the test of publishing comes last, because an alarm ends the session."""
         try:
             topology = registry.topology()
@@ -232,7 +232,7 @@ class BrokerExamination:
             Area.PERMISSIONS: partial(_permissions, sight, topology),
         }
 
-    def _unless_lost(self, it: Declarer, area: Area, look: Look) -> Iterator[Found]:
+    def _unless_lost(self, it: Declarer, area: Area, look: Examiner) -> Iterator[Examined]:
         if not self.lost:
             try:
                 yield from look()
@@ -246,7 +246,7 @@ class BrokerExamination:
                 return
         yield Finding.unseen(area, "the broker does not answer")
 
-    def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Found]:
+    def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Examined]:
         survey = self._survey
         levels = gauged(sight.it, survey.declared if survey else ()).levels
         now = database_clock.now(survey.alias) if survey else timezone.now()
@@ -267,7 +267,7 @@ class BrokerExamination:
             yield f"{text}, {plural(ready, 'message')} ready."
 
 
-def _broker(it: Declarer) -> Iterator[Found]:
+def _broker(it: Declarer) -> Iterator[Examined]:
     session = it.session
     server, seconds = session.server, round_trip(session)
     report = f"{session.access.shown} ({server.title}), round trip {seconds * 1000:.0f} ms."
@@ -289,7 +289,7 @@ def _broker(it: Declarer) -> Iterator[Found]:
         yield Problem(code=Code.SMALL_FRAMES, count=session.connection.frame_max, values={"least": FRAME_MAX})
 
 
-def _policies(sight: Sight, topology: Topology) -> Iterator[Found]:
+def _policies(sight: Sight, topology: Topology) -> Iterator[Examined]:
     if sight.embedded:
         yield "The embedded broker has no policies."
     elif sight.trouble:
@@ -325,7 +325,7 @@ def _harms(topology: Topology, rows: Mapping[str, Row]) -> dict[tuple[str, str, 
     return found
 
 
-def _permissions(sight: Sight, topology: Topology) -> Iterator[Found]:
+def _permissions(sight: Sight, topology: Topology) -> Iterator[Examined]:
     session = sight.it.session
     if sight.embedded:
         yield "The embedded broker has no users and refuses nothing."
@@ -387,7 +387,7 @@ def _undeclared(row: Row | None, topology: Topology) -> str:
     return f"; rmq_declare needs another user, because this one may not create {listed(map(repr, lacking))}"
 
 
-def _topology(sight: Sight, topology: Topology) -> Iterator[Found]:
+def _topology(sight: Sight, topology: Topology) -> Iterator[Examined]:
     plan = sight.it.plan(topology)
     missing = plan.of(PlanState.CREATE)
     if missing:

@@ -32,12 +32,12 @@ MOST_GROUPS = 100
 """The most error groups whose growth is examined: those with the latest messages."""
 
 
-Found = Problem | Finding | str
+Examined = Problem | Finding | str
 """What a look yields; a text is a fact."""
-Look = Callable[[], Iterable[Found]]
+Examiner = Callable[[], Iterable[Examined]]
 
 
-def looked(area: Area, look: Look) -> Iterator[Finding]:
+def looked(area: Area, look: Examiner) -> Iterator[Finding]:
     """Yield the findings of a look; an error ends this look and no other."""
     try:
         for one in look():
@@ -57,7 +57,7 @@ def looked(area: Area, look: Look) -> Iterator[Finding]:
         )
 
 
-def examine_settings(*, deploy: bool) -> Iterator[Found]:
+def examine_settings(*, deploy: bool) -> Iterator[Examined]:
     problems = [one for one in run_checks(tags=[TAG]) if one.level >= WARNING and not one.is_silenced()]
     of_deployment = run_checks(tags=[TAG], include_deployment_checks=True) if deploy else []
     for problem in (*problems, *(one for one in of_deployment if one not in problems and not one.is_silenced())):
@@ -107,7 +107,7 @@ class RecordExamination:
         yield from looked(Area.CONSUMERS, lambda: of_area[Area.CONSUMERS])
         yield from looked(Area.PARKED, partial(self._parked, survey, of_area[Area.PARKED]))
 
-    def _database(self) -> Iterator[Found]:
+    def _database(self) -> Iterator[Examined]:
         wrong, used = 0, self._used()
         for alias in connections:
             if alias not in used:
@@ -137,7 +137,7 @@ class RecordExamination:
         named = dict.fromkeys([*([self._alias] if settings.records else []), *outbox, *once])
         return [alias for alias in named if alias in connections and router.allow_migrate(alias, LABEL)]
 
-    def _one_database(self, alias: str) -> Iterator[Found]:
+    def _one_database(self, alias: str) -> Iterator[Examined]:
         try:
             missing = in_time(partial(unapplied, alias), alias, self._timeout)
         except (Error, Unanswered, ImproperlyConfigured) as error:
@@ -159,7 +159,7 @@ class RecordExamination:
             fix = f"{problem.hint} ({problem.id})"
             yield Finding(area=Area.DATABASE, level=Grade.WARNING, problem=f"{problem.msg}", fix=fix)
 
-    def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Found]:
+    def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Examined]:
         if not survey.parked.count:
             yield "No message is parked."
         yield from found

@@ -10,7 +10,7 @@ from django_rmq_retry.topology.plan import MOST_TTL_MS
 
 _INT32 = range(-(2**31), 2**31)
 
-Problem = Callable[[object], str | None]
+_ArgumentCheck = Callable[[object], str | None]
 HIGHEST_PRIORITY = 255
 _FOREIGN = {
     "classic": frozenset(
@@ -132,7 +132,7 @@ def _invalid(expiration: str, why: str) -> RequestRefused:
     return RequestRefused(406, f"invalid expiration '{expiration}': {why}")
 
 
-def _one_of(*values: str, otherwise: str) -> Problem:
+def _one_of(*values: str, otherwise: str) -> _ArgumentCheck:
     def check(value: object) -> str | None:
         if not isinstance(value, str):
             return f"{{unacceptable_type,{type_name(value)}}}"
@@ -141,7 +141,7 @@ def _one_of(*values: str, otherwise: str) -> Problem:
     return check
 
 
-def _of(kind: type) -> Problem:
+def _of(kind: type) -> _ArgumentCheck:
     return lambda value: None if isinstance(value, kind) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
@@ -155,7 +155,7 @@ def _priority(value: object) -> str | None:
 def _anything(_: object) -> None: ...
 
 
-_CHECKS: Mapping[str, Problem] = {
+_CHECKS: Mapping[str, _ArgumentCheck] = {
     "x-expires": lease_problem,
     "x-message-ttl": time_problem,
     "x-dead-letter-exchange": _anything,
