@@ -104,10 +104,9 @@ class BulkInsert:
                         copy.write_row(row)
             else:
                 # psycopg 2 has no such copy(), and sends each row of executemany() by itself.
-                for start in range(0, len(rows), ROWS_AT_ONCE):
-                    some = [self._adapted(row, connection) for row in rows[start : start + ROWS_AT_ONCE]]
+                for some in in_slices(rows, ROWS_AT_ONCE):
                     statement = insert_of(using, self._table, self._columns, rows=len(some))
-                    cursor.execute(statement, [value for row in some for value in row])
+                    cursor.execute(statement, [value for row in some for value in self._adapted(row, connection)])
 
     def _adapted(self, row: Sequence[Any], connection: Any) -> list[Any]:
         """Convert the times and bytes of a row for the database's driver."""

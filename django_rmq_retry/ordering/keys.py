@@ -33,7 +33,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.publishing import outbox
-from django_rmq_retry.statements import locking
+from django_rmq_retry.statements import in_slices, locking
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -247,11 +247,8 @@ def resolved(messages: Collection[int]) -> None:
     if not BlockedKey.objects.using(database()).exists():
         return
     rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(state__in=RESOLVED)
-    ids = sorted(messages)
-    for start in range(0, len(ids), MOST_AT_ONCE):
-        records = rows.filter(pk__in=ids[start : start + MOST_AT_ONCE]).only(
-            "identity", "message_id", "sha256", "queue"
-        )
+    for some in in_slices(sorted(messages), MOST_AT_ONCE):
+        records = rows.filter(pk__in=some).only("identity", "message_id", "sha256", "queue")
         queues = {name: record.queue for record in records for name in identities(record)}
         for blocked_key in BlockedKey.objects.using(database()).filter(identity__in=queues):
             if blocked_key.queue == queues[blocked_key.identity]:

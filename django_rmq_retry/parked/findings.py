@@ -18,6 +18,7 @@ from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, Par
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import LISTED, Selection
+from django_rmq_retry.statements import in_slices
 
 SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
@@ -285,9 +286,8 @@ def duplicates(rows: QuerySet[ParkedMessage], count: int) -> tuple[list[str], in
     most = connections[rows.db].features.max_query_params
     at_once = KEYS_AT_ONCE if most and most < 2 * MOST_SHARED else MOST_SHARED
     counts: dict[str, int] = {}
-    for start in range(0, len(keys), at_once):
-        some = named.filter(business_key__in=keys[start : start + at_once])
-        counts.update(_shared(some).values_list("business_key", "n"))
+    for some in in_slices(keys, at_once):
+        counts.update(_shared(named.filter(business_key__in=some)).values_list("business_key", "n"))
     return sorted(counts)[:SHOWN_EXAMPLES], sum(counts.values())
 
 

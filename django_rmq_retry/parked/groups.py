@@ -20,7 +20,7 @@ from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, State, reduced
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
-from django_rmq_retry.statements import BulkCount, lock, locking
+from django_rmq_retry.statements import BulkCount, in_slices, lock, locking
 
 GROUPS_AT_ONCE = 500
 NOTE_LIMIT = 10_000
@@ -70,7 +70,7 @@ def recount(groups: Collection[int] | None = None) -> int:
     if groups is not None:
         chosen = chosen.filter(pk__in=groups)
     numbers = list(chosen.values_list("pk", flat=True))
-    return sum(_recounted(numbers[start : start + GROUPS_AT_ONCE]) for start in range(0, len(numbers), GROUPS_AT_ONCE))
+    return sum(_recounted(some) for some in in_slices(numbers, GROUPS_AT_ONCE))
 
 
 @transaction_of(ErrorGroup)

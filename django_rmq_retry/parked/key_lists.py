@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
@@ -16,7 +16,7 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED
-from django_rmq_retry.statements import BulkInsert
+from django_rmq_retry.statements import BulkInsert, in_slices
 
 MOST_FOUND = 50_000
 """Largest number of messages that the keys of one list may name."""
@@ -24,7 +24,6 @@ KEYS_AT_ONCE = 500
 """Parameters of one statement: SQLite may take no more than 999."""
 TIDIED_LISTS = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
-T = TypeVar("T")
 insert = BulkInsert(ListedKey, ("list_id", "place", "value", "message"))
 UNSETTLED = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
 
@@ -123,7 +122,7 @@ def _too_many() -> Refused:
 def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield the stored keys and IDs that the database treats as equal to one of these, each with its record."""
     records, values = ParkedMessage.objects.using(database()).order_by(), BusinessKey.objects.using(database())
-    for some in _chunks(keys):
+    for some in in_slices(keys, KEYS_AT_ONCE):
         most = MOST_FOUND + 1
         yield from values.filter(value__in=some).values_list("value", "message_id")[:most]
         yield from records.filter(message_id__in=some).values_list("message_id", "pk")[:most]
@@ -132,12 +131,8 @@ def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
 def _visible(records: set[int], seen: Visible | None) -> set[int]:
     if seen is None:
         return records
-    rows = (row for some in _chunks(sorted(records)) for row in _rows(some).defer("body", "properties"))
+    rows = (row for some in in_slices(sorted(records), KEYS_AT_ONCE) for row in _rows(some).defer("body", "properties"))
     return {row.pk for row in rows if seen(row)}
-
-
-def _chunks(some: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (some[start : start + KEYS_AT_ONCE] for start in range(0, len(some), KEYS_AT_ONCE))
 
 
 def _rows(numbers: Sequence[int]) -> Any:
@@ -154,7 +149,7 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
         by_fold.setdefault(folded(key), []).append(key)
     spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
     near = {value for value, _record in _stored(sorted(spelled)) if folded(value) in by_fold}
-    for some in _chunks(sorted(by_fold)):
+    for some in in_slices(sorted(by_fold), KEYS_AT_ONCE):
         keys = BusinessKey.objects.using(database()).filter(folded__in=some)
         near.update(keys.values_list("value", flat=True)[: MOST_FOUND + 1])
     alike: dict[str, list[str]] = {}
@@ -193,7 +188,7 @@ def _tidy(using: str) -> None:
 def delete_before(before: datetime, using: str) -> None:
     """Delete the lists of actions that were purged from the audit log: each list is older than its actions."""
     old = KeyList.objects.using(using).filter(created_at__lt=before - 2 * LIST_USABLE)
-    for numbers in _chunks(list(old.values_list("pk", flat=True))):
+    for numbers in in_slices(list(old.values_list("pk", flat=True)), KEYS_AT_ONCE):
         _delete(numbers, using)
 
 
@@ -280,7 +275,7 @@ def excluded(listed: int, rows: "QuerySet[ParkedMessage]", seen: Visible | None 
 def unmatched(keys: Sequence[str]) -> list[str]:
     """Return the keys that no message has now."""
     found: set[str] = set()
-    for some in _chunks(keys):
+    for some in in_slices(keys, KEYS_AT_ONCE):
         found |= set(BusinessKey.objects.using(database()).filter(value__in=some).values_list("value", flat=True))
         ids = ParkedMessage.objects.using(database()).order_by().filter(message_id__in=some)
         found |= set(ids.values_list("message_id", flat=True))
@@ -312,7 +307,7 @@ def _found_among(listed: int, keys: Sequence[str], rows: "QuerySet[ParkedMessage
 
 def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
     names = {}
-    for some in _chunks(numbers):
+    for some in in_slices(numbers, KEYS_AT_ONCE):
         items = RequeueItem.objects.using(database()).filter(message__in=some, state__in=UNSETTLED)
         runs = dict(items.filter(run__state__in=ACTIVE).order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):

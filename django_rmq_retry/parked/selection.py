@@ -29,6 +29,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import folded
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
+from django_rmq_retry.statements import in_slices
 
 Narrowing = Callable[[Any], Q]
 LAST_CHARACTER = "\U0010ffff"
@@ -325,8 +326,8 @@ class Selection:
     def of_ids(cls, ids: Iterable[int]) -> "Selection":
         wanted = list(dict.fromkeys(ids))
         order: dict[int, int] = {}
-        for start in range(0, len(wanted), 500):
-            rows = _records().filter(pk__in=wanted[start : start + 500])
+        for some in in_slices(wanted, 500):
+            rows = _records().filter(pk__in=some)
             order.update(rows.values_list("pk", "revision"))
         return cls(revisions=order, as_of=database_clock.now(_records().db), count=len(order))
 

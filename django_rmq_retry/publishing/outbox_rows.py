@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.statements import insert_of
+from django_rmq_retry.statements import in_slices, insert_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -199,10 +199,10 @@ def delete(ids: Sequence[int], *, using: str) -> None:
     # Do not wait for the disk: a restored row is a duplicate, which handlers must expect in any case.
     lazily = "SET LOCAL synchronous_commit TO OFF; " if connection.vendor == "postgresql" else ""
     table = connection.ops.quote_name(TABLE)
-    for start in range(0, len(ids), DELETED_AT_ONCE):
-        some = ", ".join(str(int(one)) for one in ids[start : start + DELETED_AT_ONCE])
+    for some in in_slices(ids, DELETED_AT_ONCE):
+        numbers = ", ".join(str(int(one)) for one in some)
         with connection.cursor() as cursor:
-            cursor.execute(f"{lazily}DELETE FROM {table} WHERE id IN ({some})")  # noqa: S608 - numbers only
+            cursor.execute(f"{lazily}DELETE FROM {table} WHERE id IN ({numbers})")  # noqa: S608 - numbers only
 
 
 def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[OutboxRow]:
@@ -220,8 +220,8 @@ def renew(rows: Sequence[OutboxRow], *, using: str, seconds: float) -> list[Outb
 def release(rows: Sequence[OutboxRow], *, using: str, wake: bool = True) -> None:
     """Release rows to the relays now. A row that a relay has already claimed is left unchanged."""
     now = database_clock.now(using)
-    for start in range(0, len(rows), DELETED_AT_ONCE):
-        _lease(rows[start : start + DELETED_AT_ONCE], using, now, after=now)
+    for some in in_slices(rows, DELETED_AT_ONCE):
+        _lease(some, using, now, after=now)
     if wake:
         notify(using)
 
@@ -245,9 +245,9 @@ def postpone(row: int, *, using: str, seconds: float, attempts: int, error: str)
 
 def send_alone(ids: Sequence[int], *, using: str) -> None:
     """Mark rows over one of which the broker may have closed the channel or the connection."""
-    for start in range(0, len(ids), DELETED_AT_ONCE):
-        some = ", ".join(str(int(one)) for one in ids[start : start + DELETED_AT_ONCE])
-        _update(using, "alone = %s", f"id IN ({some})", [True])
+    for some in in_slices(ids, DELETED_AT_ONCE):
+        numbers = ", ".join(str(int(one)) for one in some)
+        _update(using, "alone = %s", f"id IN ({numbers})", [True])
 
 
 def mark_failed(row: int, *, using: str, attempts: int, error: str) -> None:
