@@ -28,9 +28,9 @@ from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.items import under_way
-from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcomes import decided_meanwhile
-from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, STOP_AT, TYPED_FROM, start
+from django_rmq_retry.parked.requeue import NO_TARGETS, STOP_AT, TYPED_FROM, start
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.templatetags.rmq_retry import counted
 
@@ -151,7 +151,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "why_not_one": refusal(request, "requeue"),
         "unchecked": unchecked(request, selection),
         "typed_from": TYPED_FROM if found.sendable > TYPED_FROM else 0,
-        "reason_needed": found.total > REASON_FROM,
+        "reason_needed": bool(lacks_reason(found.total, "")),
         "seconds": found.sendable / form.rate if form.rate else None,
         "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
         "sample": sample(request, selection),
@@ -184,9 +184,8 @@ def typed_number(text: str | None, otherwise: float) -> float:
 
 def unconfirmed(*, chosen: int, sent: int, reason: str, typed: str) -> dict[str, str]:
     """Return the messages for fields that a large run needs: a reason, and the number of messages."""
-    wrong = {}
-    if chosen > REASON_FROM and not reason:
-        wrong["reason"] = _("Enter a reason: it is required for more than %(count)d messages.") % {"count": REASON_FROM}
+    without = lacks_reason(chosen, reason)
+    wrong = {"reason": without} if without else {}
     if sent > TYPED_FROM and typed.replace(",", "").replace(" ", "") != str(sent):
         wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": sent}
     return wrong

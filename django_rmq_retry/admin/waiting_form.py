@@ -15,8 +15,8 @@ from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import ErrorGroup
 from django_rmq_retry.parked import controls, early
 from django_rmq_retry.parked.key_text import parse
-from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.requeue import REASON_FROM, STOP_AT, TYPED_FROM, checked_rate
+from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
+from django_rmq_retry.parked.requeue import STOP_AT, TYPED_FROM, checked_rate
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.publishing import broker_connections
@@ -93,7 +93,7 @@ def preview(pages: Pages, request: HttpRequest) -> HttpResponse:
         others=count - 1,
         seconds=count / form.rate if form.rate and count else None,
         typed_from=count if count > TYPED_FROM else 0,
-        reason_needed=count > REASON_FROM,
+        reason_needed=bool(lacks_reason(count, "")),
         look=look,
         levels=targets_of([(form.queue, count)] if found else [], look),
         wrong=wrong,

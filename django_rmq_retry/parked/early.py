@@ -20,7 +20,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, ItemState, RequeueRun, RunState
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, run_of_driver, transaction_of
-from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, refusal, user_of
+from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Refused, lacks_reason, refusal, user_of
 from django_rmq_retry.parked.waiting import (
     RetryFilter,
     WaitingRetry,
@@ -60,6 +60,8 @@ def start(
         raise Refused(text % {"run": other, "name": other.by, "queue": queue})
     if not count:
         raise NothingChosen(_("No retry waits for queue %(queue)s.") % {"queue": queue})
+    if lacks_reason(count, reason):
+        raise Refused(lacks_reason(count, reason))
     wanted = wanted or RetryFilter()
     now = database_clock.now(database())
     run = RequeueRun(

@@ -22,6 +22,9 @@ LABEL = "rmq_retry"
 MOST_WITHOUT_BULK = 25
 """Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""
 
+REASON_FROM = 100
+"""Largest number of messages that can be sent without a reason."""
+
 Allowed = Callable[[ParkedMessage], str]
 """Returns an empty string, or the reason why this message must not be changed."""
 
@@ -154,6 +157,13 @@ def refusal(user: Any, verb: str, message: object = None) -> str:
 def requeue_refusal(user: Any, count: int) -> str:
     """Return why the user must not requeue ``count`` messages at once; empty if the user may."""
     return refusal(user, "requeue" if count <= MOST_WITHOUT_BULK else "bulk_requeue")
+
+
+def lacks_reason(count: int, reason: str) -> str:
+    """Return why so many messages need a reason; empty if they have one, or need none."""
+    if count <= REASON_FROM or reason.strip():
+        return ""
+    return _("Enter a reason: it is required for more than %(count)s messages.") % {"count": REASON_FROM}
 
 
 def has_own_rules(user: Any) -> bool:

@@ -29,7 +29,7 @@ from django_rmq_retry.parked.findings import INCLUDABLE, Terms
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, lacks_reason
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name
@@ -48,8 +48,6 @@ RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 """A run paused for one of these has failed: before the rest is sent, another canary can show that the cause is gone."""
 MOST_CAUSES = 5
 """The most error groups that the record of a run names."""
-REASON_FROM = 100
-"""Largest number of messages that can be requeued without a reason."""
 TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""
 UNSENT = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SKIPPED)
@@ -284,5 +282,5 @@ def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
         raise Refused(text % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
     if not selection.count:
         raise NothingChosen(_("No message is chosen."))
-    if selection.count > REASON_FROM and not reason.strip():
-        raise Refused(_("Enter a reason: it is required for more than %(count)s messages.") % {"count": REASON_FROM})
+    if lacks_reason(selection.count, reason):
+        raise Refused(lacks_reason(selection.count, reason))

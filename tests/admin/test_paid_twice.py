@@ -170,7 +170,7 @@ class TestSendingOne:
         self, page: Client, sent: list[Message], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("django_rmq_retry.admin.requeue_form.TYPED_FROM", 2)
-        monkeypatch.setattr("django_rmq_retry.admin.requeue_form.REASON_FROM", 2)
+        monkeypatch.setattr("django_rmq_retry.parked.operators.REASON_FROM", 2)
         preview = press(page, previewed(page, group=self.some()), "Leave these out", **{"except": "PAY-2"})
         press(page, press(page, preview, "Send only one"), "Continue here")
         run = RequeueRun.objects.get()

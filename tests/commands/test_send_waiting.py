@@ -15,7 +15,7 @@ from django_rmq_retry.messages import Properties, encode_properties
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, OperatorAction, RequeueRun, RunState
-from django_rmq_retry.parked import early
+from django_rmq_retry.parked import early, operators
 from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.early import EarlySender
 from django_rmq_retry.parked.operators import Actor
@@ -89,6 +89,15 @@ def test_one_is_sent_by_its_id_without_a_question_and_a_run_is_left_to_the_consu
     assert run("rmq_parked", "requeue-run", str(found["id"]), "--wait", "0").code == Exit.PARTLY
     has(waiting, QUEUE, 1)
     has(waiting, WAITING, 2)
+
+
+def test_many_need_a_reason(waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "REASON_FROM", 2)
+    told = run("rmq_queue", "send-waiting", QUEUE, "--yes", "--wait", "0", "--reason", " ")
+
+    assert "Enter a reason: it is required for more than 2 messages." in told.err
+    assert (told.code == Exit.DONE, RequeueRun.objects.count()) == (False, 0)
+    has(waiting, WAITING, 3)
 
 
 def test_nothing_that_fits_is_no_run(waiting: BlockingChannel) -> None:
