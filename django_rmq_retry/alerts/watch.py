@@ -107,7 +107,7 @@ class AlertWatcher(Recurring):
             return True
         given_up = ledger.failed(alert, self._now())
         if self._failures.begins(way.way.name):
-            text = "Alerts by %s to %s cannot be sent, which is tried again: %s"
+            text = "Alerts by %s to %s cannot be sent; they are tried again: %s"
             log.warning(text, way.way.name, way.way.to, why, extra={"event": "alerts"})
         if given_up:
             text = "The alert by %s was given up: %s %s"

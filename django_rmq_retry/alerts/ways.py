@@ -67,7 +67,7 @@ class Way(Protocol):
 
 
 def ways(settings: Settings) -> list[Way]:
-    """Return the ways that the settings name."""
+    """Return the ways to send alerts that the settings name."""
     found: list[Way] = []
     if settings.alerts.mail:
         found.append(Mail(settings))

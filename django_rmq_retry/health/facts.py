@@ -161,7 +161,10 @@ class Unmigrated(Exception):
 
 
 def survey(*, page: bool = False) -> Survey:
-    """Survey the database with about 15 queries; its errors are raised. A page says itself what does not answer."""
+    """Survey the database with about 15 queries; raise its errors.
+
+    With ``page`` the tables are not looked for: a page shows an error of the database by itself.
+    """
     alias = router.db_for_read(ParkedMessage)
     began = time.monotonic()
     with connections[alias].cursor() as cursor:

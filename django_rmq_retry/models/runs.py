@@ -122,7 +122,7 @@ class RequeueRun(models.Model):
     one_by_one = models.BooleanField(_("one at a time for each business key"), default=False)
     canary = models.BooleanField(_("sends one message first"), default=False)
     canary_since = models.DateTimeField(null=True, blank=True, editable=False)
-    """What became of messages sent before is known: another canary decides. Null for the first one, or without any."""
+    """When another canary was asked for: messages sent before do not decide. Null for the first one, or without any."""
 
     total = models.PositiveIntegerField(_("messages"), default=0)
     sent = models.PositiveIntegerField(_("sent"), default=0)

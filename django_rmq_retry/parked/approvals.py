@@ -251,7 +251,7 @@ def why_not(request: ApprovalRequest, actor: Actor) -> str:
 
 
 def _why_not_another(request: ApprovalRequest, actor: Actor) -> str:
-    """Return why this person is the one who asked, or may be; empty if it is another one."""
+    """Return why another person has to approve it: this one asked for it, or may have; empty if neither."""
     if request.by_user_id is not None and request.by_user_id == actor.user_id:
         return _("You asked for this yourself. Another person has to approve it.")
     if not request.by_key and settings().four_eyes.require_account:

@@ -90,7 +90,10 @@ class KeyTaken(Refused):
 
 
 def others_with(changes: Mapping[int, KeyChange]) -> Others:
-    """Return the other messages that have a key which these edits give, each message of an edit with its change."""
+    """Return the other messages that have a key which these edits would add.
+
+    Each edited message is passed with the change of its keys.
+    """
     gaining: dict[str, set[int]] = defaultdict(set)
     for pk, change in changes.items():
         for key in change.gained:

@@ -140,7 +140,7 @@ class Figures(Recurring):
             found = read()
         except Exception as error:  # noqa: BLE001 - a driver may raise anything, and a broker may be away
             if self._failures.begins(what):
-                text = "The figures of the %s for metrics cannot be read, which is tried again: %s"
+                text = "The figures of the %s for metrics cannot be read; they are read again later: %s"
                 log.warning(text, what, one_line(error), extra={"event": "figures"})
             return None
         self._failures.ends(what)

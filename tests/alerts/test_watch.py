@@ -134,7 +134,7 @@ def test_a_way_that_fails_is_logged_once_without_secrets_and_holds_up_no_other(
 
     assert sorted(well.got) == ["begins HALTED", "begins IDLE"]
     assert [(record.getMessage(), record.__dict__["event"]) for record in caplog.records] == [
-        ("Alerts by mail to 1 address cannot be sent, which is tried again: ValueError", "alerts"),
+        ("Alerts by mail to 1 address cannot be sent; they are tried again: ValueError", "alerts"),
     ]
 
 
