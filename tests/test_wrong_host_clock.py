@@ -49,7 +49,8 @@ from tests.tooling.clocks import DAY, YEAR, shifted
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
-WRONG = [8 * YEAR, -300 * DAY, 3600.0, -3600.0]
+# Half a minute more than is said: a span is cut, and the two clocks are not read at once.
+WRONG = [8 * YEAR + 30, -300 * DAY - 30, 3630.0, -3630.0]
 FARTHEST = WRONG[:2]
 SAID = dict(zip(WRONG, ("2920 d ahead of", "300 d behind", "60 min ahead of", "60 min behind"), strict=True))
 UNTIL = "Nothing is deleted by age until they agree. Synchronize both by NTP."
@@ -210,7 +211,7 @@ def test_a_wrong_host_clock_deletes_no_record_and_no_attempt(monkeypatch: pytest
     now = timezone.now()
     parked(message_id="m", state=State.PROCESSED, resolved_at=now)
     Attempt.objects.create(identity="n", queue="q", number=1, started_at=now, seconds=0.1, verdict="retry", pid=1)
-    shifted(monkeypatch, 8 * YEAR)
+    shifted(monkeypatch, 8 * YEAR + 30)
 
     assert retention.delete_old() is False
     assert (ParkedMessage.objects.count(), Attempt.objects.count()) == (1, 1)
@@ -220,7 +221,7 @@ def test_a_wrong_host_clock_deletes_no_record_and_no_attempt(monkeypatch: pytest
 @pytest.mark.parametrize("dry", [True, False])
 def test_purge_is_refused_on_a_host_with_a_wrong_clock(dry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parked(message_id="m", state=State.PROCESSED, resolved_at=timezone.now())
-    shifted(monkeypatch, 8 * YEAR)
+    shifted(monkeypatch, 8 * YEAR + 30)
     said = f"The clock of this host differs from the clock of the database by 2920 d. {REFUSED}"
 
     for purges in (purge, purge_audit):
@@ -249,7 +250,9 @@ def test_an_outbox_row_is_due_at_once_despite_a_wrong_host_clock(
 
 
 @pytest.mark.usefixtures("own_clock")
-@pytest.mark.parametrize(("wrong", "word"), [(240.0, ""), (3600.0, "60 min ahead of"), (-300 * DAY, "300 d behind")])
+@pytest.mark.parametrize(
+    ("wrong", "word"), [(240.0, ""), (3630.0, "60 min ahead of"), (-300 * DAY - 30, "300 d behind")]
+)
 def test_a_clock_difference_is_a_status_problem(
     wrong: float, word: str, monkeypatch: pytest.MonkeyPatch, admin_client: Client
 ) -> None:

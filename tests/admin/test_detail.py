@@ -62,12 +62,15 @@ def test_the_message_page_shows_every_key_explains_before_its_buttons_and_copies
 
 
 def test_names_may_wrap_at_their_dots_only(page: Client) -> None:
-    dead = {"queue": "payments.transfer", "reason": "rejected", "count": 2, "exchange": "", "routing-keys": ["pay.in"]}
+    long = "payments.transfer.to.the.northern.branch"
+    dead = {"queue": long, "reason": "rejected", "count": 2, "exchange": "", "routing-keys": ["pay.in"]}
     dead["time"] = timezone.now()
-    one = made.message(queue="payments.transfer", properties=made.properties({"x-death": [dead]}))
+    one = made.message(queue=long, properties=made.properties({"x-death": [dead]}))
     shown = page.get(address_of(one)).content.decode()
 
-    assert '<th scope="row" class="rmq-id"><span class="rmq-name">payments.<wbr>transfer</span></th>' in shown
+    parts = long.replace(".", ".<wbr>")
+    assert f'<th scope="row" class="rmq-id"><span class="rmq-name">{parts}</span></th>' in shown
+    assert name("payments.transfer") == '<span class="rmq-name rmq-whole">payments.transfer</span>'
     assert name("a.b" + "c" * 60) == f'<span class="rmq-break">a.<wbr>b{"c" * 60}</span>'
 
 

@@ -214,7 +214,7 @@ class TestStop:
 
         assert (stopped.state, stopped.total, stopped.skipped, stopped.listing) == (RunState.STOPPED, 3, 3, False)
         assert (run.items.count(), wired.queue_declare(QUEUE, passive=True).method.message_count) == (3, 0)
-        assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 8]
+        assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 3]
 
     def test_a_run_stopped_before_its_listing_is_empty_and_finished(self) -> None:
         run = stop_run(started(8))

@@ -182,6 +182,8 @@ def test_a_driver_that_is_killed_with_another_canary_sends_no_second_one(
     copy_failed(first.message_id, first.cycle)
     assert drive_run(run).wait == RunWait.CANARY_FAILED
     resume(run.pk, ANN, canary=True)
+    # The driver that paused it may drive it again for some seconds more.
+    RequeueRun.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
     past = killed(own, broker_url, run, "sending", step, "1")
     unfinished = run.items.filter(state="claimed").exists()
     drive_run(run, "heir", for_seconds=1)

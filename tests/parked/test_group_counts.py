@@ -85,21 +85,6 @@ def test_a_recount_repairs_wrong_counters_and_returns_how_many() -> None:
     assert counts(rest.pk) == [0, 0, 0, 0]
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL compiles queries")
-def test_the_origins_of_a_page_of_groups_are_found_without_compiling_the_query() -> None:
-    groups = [parked().group_id for _ in range(25)]
-    with CaptureQueriesContext(connection) as queries:
-        origins_of(groups)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE rmq_retry_errorgroup, rmq_retry_parkedmessage")
-        cursor.execute(f"EXPLAIN (FORMAT JSON) {queries[0]['sql']}")
-        (plan,) = cursor.fetchone()
-        cursor.execute("SELECT current_setting('jit_above_cost')")
-        (most,) = cursor.fetchone()
-
-    assert plan[0]["Plan"]["Total Cost"] < float(most)
-
-
 def test_the_origins_of_a_group_are_those_of_its_parked_messages() -> None:
     one, other, empty = group(), group(), group()
     for queue, handler in (("card", "pay"), ("card", "pay"), ("card", ""), ("transfer", "pay"), ("", "")):

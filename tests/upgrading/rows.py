@@ -52,7 +52,7 @@ def value(field: "models.Field[Any, Any]", made: Made) -> object:
         return b"\x00"
     if isinstance(field, models.UUIDField):
         return uuid.uuid4()
-    if isinstance(field, models.IntegerField | models.FloatField):
-        return next(numbers)
+    if isinstance(field, models.BooleanField | models.IntegerField | models.FloatField):
+        return field.to_python(1) if isinstance(field, models.BooleanField) else next(numbers)
     assert isinstance(field, models.CharField | models.TextField), field
     return str(next(numbers))
