@@ -163,7 +163,7 @@ class Unmigrated(Exception):
 def survey(*, page: bool = False) -> Survey:
     """Survey the database with about 15 queries; raise its errors.
 
-    With ``page`` the tables are not looked for: a page shows an error of the database by itself.
+    With ``page`` missing tables are not looked for, and no error of the outbox is raised: a page says so itself.
     """
     alias = router.db_for_read(ParkedMessage)
     began = time.monotonic()
