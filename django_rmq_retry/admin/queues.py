@@ -132,7 +132,7 @@ class QueueControlAdmin(Pages):
         broker_look.remember(declared.rows())
         seen = broker_look.look()
         judged = {one.level.queue: one for one in Queues(levels=seen.levels, excused=excused(states, now)).judged()}
-        waiting = _waiting(seen.levels)
+        waiting = waiting_by_home(seen.levels)
         at = datetime.fromtimestamp(now, UTC)
         halts = {one.subject: one.text for one in in_halts(halted(at), at, Limits())}
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
@@ -186,11 +186,14 @@ class QueueControlAdmin(Pages):
         return there if len(queues) == 1 else HttpResponseRedirect(self.address("queuecontrol_changelist"))
 
 
-def _waiting(levels: Sequence[Level]) -> Counter[str]:
-    """Return the number of messages that wait for each work queue."""
+def waiting_by_home(levels: Sequence[Level]) -> Counter[str]:
+    """Return the number of messages that wait for each work queue, abandoned waiting queues included.
+
+    Those in waiting queues that several work queues share are counted under the empty name.
+    """
     homes = homes_of(registry.work_queues())
     counts: Counter[str] = Counter()
     for level in levels:
-        if level.role is Role.WAITING and level.queue in homes:
-            counts[homes[level.queue]] += level.ready or 0
+        if level.role is Role.WAITING:
+            counts[level.home or homes.get(level.queue, "")] += level.ready or 0
     return counts

@@ -15,12 +15,11 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, handler_rows
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
-from django_rmq_retry.admin.queues import Standstills
+from django_rmq_retry.admin.queues import Standstills, waiting_by_home
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.problems import blind, present
 from django_rmq_retry.health.rules import Code, Problem, Severity, number
@@ -28,7 +27,6 @@ from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.parked.attempts import waiting
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.templatetags.rmq_retry import visible
-from django_rmq_retry.topology.declarations import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +197,12 @@ def _waiting(levels: Sequence[Level], now: datetime) -> dict[str, Any]:
     attempts: not halts, which wait in a consumer, nor retries that were attempted meanwhile because an operator sent
     them early.
     """
-    homes = homes_of(registry.work_queues())
-    queued = [one for one in levels if one.role is Role.WAITING]
-    counted = {one.home or homes.get(one.queue, "") for one in queued}
+    queued = waiting_by_home(levels)
     due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
     known = list(due.values_list("queue", "next_at")[: MOST_COUNTED + 1])
-    elsewhere = sum(queue not in counted for queue, _at in known)
+    elsewhere = sum(queue not in queued for queue, _at in known)
     return {
-        "waiting": sum(one.ready or 0 for one in queued) + elsewhere,
+        "waiting": queued.total() + elsewhere,
         "more_wait": elsewhere > MOST_COUNTED,
         "next": known[0][1] if known else None,
     }
