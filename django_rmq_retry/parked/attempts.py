@@ -38,7 +38,7 @@ DRAFT_BYTES = 2000
 CACHED_IDENTITIES = 1000
 """Number of cached identities: a message that fails is soon attempted again."""
 LARGEST_INTEGER = 2**31 - 1
-OVERDUE_RETRY = timedelta(hours=1)
+COUNTS_AS_WAITING = timedelta(hours=1)
 """Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
 
@@ -242,7 +242,7 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
     return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
 
 
-def waiting(at: datetime, *, overdue: timedelta = OVERDUE_RETRY) -> QuerySet[Attempt]:
+def waiting(at: datetime, *, overdue: timedelta = COUNTS_AS_WAITING) -> QuerySet[Attempt]:
     """Return the last attempts of messages that wait for a retry, the soonest ``next_at`` first."""
     later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
     return Attempt.objects.filter(next_at__gt=at - overdue).exclude(Exists(later)).order_by("next_at", "pk")
