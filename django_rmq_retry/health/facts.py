@@ -18,6 +18,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.health.rules import RETRY_OVERDUE
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import (
+    ApprovalRequest,
     Attempt,
     BlockedMessage,
     ConsumerProcess,
@@ -33,7 +34,7 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import blocked_figures
-from django_rmq_retry.parked.approvals import open_requests
+from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.groups import growth_began
 from django_rmq_retry.parked.items import OUTCOME_LIMIT
@@ -316,7 +317,8 @@ def outbox() -> PendingRows:
 
 def approvals() -> ApprovalCounts:
     """Count the requests that wait for a second person."""
-    totals = open_requests().order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
+    waiting = ApprovalRequest.objects.using(database()).open(database_clock.now(database()))
+    totals = waiting.order_by().aggregate(count=Count("pk"), oldest=Min("asked_at"), first=Min("pk"))
     only = totals["first"] if totals["count"] == 1 else None
     return ApprovalCounts(count=totals["count"], oldest=totals["oldest"], only=only)
 

@@ -25,6 +25,14 @@ class RequestState(models.TextChoices):
     REJECTED = "rejected", _("Rejected")
 
 
+class ApprovalRows(models.QuerySet["ApprovalRequest"]):
+    """A queryset of requests."""
+
+    def open(self, now: datetime) -> "ApprovalRows":
+        """Return those that can still be approved, the oldest first."""
+        return self.filter(state=RequestState.WAITING, expires_at__gt=now).order_by("pk")
+
+
 class ApprovalRequest(models.Model):
     """An act that one operator asked for and that a second one approves or rejects.
 
@@ -68,6 +76,8 @@ class ApprovalRequest(models.Model):
     """The last message that was looked at; a discard goes on behind it after its process was killed."""
     changed = models.PositiveIntegerField(default=0)
     run = models.PositiveBigIntegerField(null=True, blank=True)
+
+    objects = ApprovalRows.as_manager()
 
     class Meta:
         verbose_name = _("approval request")

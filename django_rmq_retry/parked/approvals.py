@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ApprovalRequest, GatedAct, OperatorAction, RequestState, RequeueRun
+from django_rmq_retry.models.approvals import ApprovalRows
 from django_rmq_retry.parked import controls, edit, edit_many, members, requeue
 from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.audit import log_action
@@ -58,14 +59,13 @@ VERBS: Mapping[str, tuple[str, ...]] = {
 """The permissions of each act; both persons need them."""
 
 
-def requests() -> QuerySet[ApprovalRequest]:
+def requests() -> ApprovalRows:
     return ApprovalRequest.objects.using(database()).defer("body", "properties", "wish")
 
 
-def open_requests() -> QuerySet[ApprovalRequest]:
+def open_requests() -> ApprovalRows:
     """Return the requests that can still be approved, the oldest first."""
-    due = requests().filter(state=RequestState.WAITING, expires_at__gt=database_clock.now(database()))
-    return due.order_by("pk")
+    return requests().open(database_clock.now(database()))
 
 
 @transaction_of(ApprovalRequest)
