@@ -16,6 +16,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.operators.made import BOB, drive_run, requeue_run
+from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 RUNS = "/admin/rmq_retry/requeuerun/"
@@ -133,8 +134,9 @@ def test_messages_that_another_run_had_sent_are_not_said_to_have_changed(page: C
     cause = made.group()
     messages = [made.message(cause).pk for _ in range(3)]
     mine = requeue_run(messages, reason="mine")
-    others = drive_run(requeue_run(messages[:2], reason="theirs"), for_seconds=0.5)
-    drive_run(mine, for_seconds=0.5)
+    others = requeue_run(messages[:2], reason="theirs")
+    wait_until(lambda: drive_run(others, for_seconds=0.5).sent == 2, what="theirs is sent")
+    wait_until(lambda: drive_run(mine, for_seconds=0.5).sent == 1, what="the rest is sent")
     text = shown(page, mine)
 
     assert len(sent) == 3

@@ -177,7 +177,7 @@ def test_a_driver_that_is_killed_with_another_canary_sends_no_second_one(
     own: Own, wired: BlockingChannel, broker_url: str, step: str
 ) -> None:
     run = requeue_run([record().pk for _ in range(4)], rate=100, canary=True)
-    drive_run(run, for_seconds=0.5)
+    wait_until(lambda: drive_run(run, for_seconds=0.5).sent == 1, what="the canary is sent")
     first = run.items.get(place=1)
     copy_failed(first.message_id, first.cycle)
     assert drive_run(run).wait == RunWait.CANARY_FAILED
