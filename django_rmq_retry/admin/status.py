@@ -20,6 +20,7 @@ from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import waiting_queues_of
 from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.problems import blind, present
 from django_rmq_retry.health.rules import Code, Problem, Severity, number
@@ -27,6 +28,7 @@ from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.parked.attempts import waiting
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.templatetags.rmq_retry import visible
+from django_rmq_retry.topology.declarations import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +200,11 @@ def _waiting(levels: Sequence[Level], now: datetime) -> dict[str, Any]:
     them early.
     """
     queued = waiting_by_home(levels)
+    seen = {level.queue for level in levels if level.role is Role.WAITING}
+    counted = queued.keys() | {one.queue.name for one in registry.work_queues() if seen & waiting_queues_of(one)}
     due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
     known = list(due.values_list("queue", "next_at")[: MOST_COUNTED + 1])
-    elsewhere = sum(queue not in queued for queue, _at in known)
+    elsewhere = sum(queue not in counted for queue, _at in known)
     return {
         "waiting": queued.total() + elsewhere,
         "more_wait": elsewhere > MOST_COUNTED,

@@ -44,13 +44,15 @@ class Halts:
         halts: Callable[[], Sequence[Halt]],
         who: str,
         *,
-        holds: Callable[[str], bool] = lambda _queue: True,
-        let_go: Callable[[str], None] = lambda _queue: None,
+        holds: Callable[[str], bool],
+        let_go: Callable[[str], None],
     ) -> None:
         self._halts = halts
         self._who = who
         self._holds = holds
+        """Returns True if a message of the queue is unacked here."""
         self._let_go = let_go
+        """Called with a queue whose message has gone: another process may have it."""
         self._reported: dict[str, tuple[int, float]] = {}
         self._unheld: dict[str, float] = {}
         """The halted queues without an unacked message here, each with the time of the first look that saw it so."""
@@ -58,10 +60,12 @@ class Halts:
 
     def report(self) -> None:
         """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
-        now = time.monotonic()
-        halted_now = {halt.queue: halt for halt in self._halts() if not self._left(halt.queue, now)}
-        errors = [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
-        for queue, halt in halted_now.items():
+        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
+        gone = {queue for queue in halted_now if self._is_gone(queue, now)}
+        errors = [_error_of(partial(self._leave, queue)) for queue in gone]
+        errors += [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
+        for queue in halted_now.keys() - gone:
+            halt = halted_now[queue]
             attempt, at = self._reported.get(queue, (0, 0.0))
             if halt.attempt != attempt or now - at >= REPORT_SECONDS:
                 errors.append(_error_of(partial(self._write, halt)))
@@ -75,19 +79,20 @@ class Halts:
         if errors and not failed:
             self._failures.ends()
 
-    def _left(self, queue: str, now: float) -> bool:
-        """True if the message that halts a queue went back to it, and has not come again: another process has it."""
+    def _is_gone(self, queue: str, now: float) -> bool:
+        """Return True if the message that halts a queue went back to it, and has not come again."""
         if self._holds(queue):
             self._unheld.pop(queue, None)
             return False
-        if now - self._unheld.setdefault(queue, now) < AWAY_SECONDS:
-            return False
-        self._let_go(queue)
-        del self._unheld[queue]
-        if self._reported.pop(queue, None):
-            # The start stays, in case the same message fails there.
+        return now - self._unheld.setdefault(queue, now) >= AWAY_SECONDS
+
+    def _leave(self, queue: str) -> None:
+        """Report a queue no more; the start of its halt stays, in case the same message fails in another process."""
+        if queue in self._reported:
             self._mine(queue).update(halted_seen_at=None)
-        return True
+            del self._reported[queue]
+        del self._unheld[queue]
+        self._let_go(queue)
 
     def _clear(self, queue: str) -> None:
         self._mine(queue).update(**NOT_HALTED)

@@ -196,11 +196,15 @@ def homes_of(work_queues: Sequence[WorkQueue]) -> dict[str, str]:
     served: dict[str, set[str]] = {}
     for work_queue in work_queues:
         own = {work_queue.park, *({work_queue.quarantine} if work_queue.quarantine else ())}
-        for subscription in work_queue.subscriptions:
-            own |= subscription.policy.via.additions(subscription.route).topology.queues.keys()
-        for name in own:
+        for name in own | waiting_queues_of(work_queue):
             served.setdefault(name, set()).add(work_queue.queue.name)
     return {name: min(work) for name, work in served.items() if len(work) == 1}
+
+
+def waiting_queues_of(work_queue: WorkQueue) -> set[str]:
+    """Return the queues in which retries of a work queue wait."""
+    carriers = ((subscription.policy.via, subscription.route) for subscription in work_queue.subscriptions)
+    return {name for via, route in carriers for name in via.additions(route).topology.queues}
 
 
 def copies_of(work_queues: Iterable[WorkQueue]) -> list[Edge]:

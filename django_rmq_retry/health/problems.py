@@ -45,7 +45,7 @@ from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ConsumerProcess, ErrorGroup, QueueControl, RequeueRun
 from django_rmq_retry.models.boxes import PendingRows
 from django_rmq_retry.models.runs import RunState, RunWait
-from django_rmq_retry.parked.groups import grows
+from django_rmq_retry.parked.groups import GROWTH_SPAN, grows
 from django_rmq_retry.topology.declarations import QUARANTINE, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, PlanState
 
@@ -457,7 +457,8 @@ def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> It
     """Yield the error groups that grow, by their new messages of the last minutes."""
     growing = sorted(((count, group) for group, count in recent.items() if grows(count)), reverse=True)
     for count, group in growing[:MOST_NAMES]:
-        yield Problem(code=Code.GROWS, subject=str(group), count=count, values={"group": groups[group]})
+        values = {"group": groups[group], "span": span(GROWTH_SPAN)}
+        yield Problem(code=Code.GROWS, subject=str(group), count=count, values=values)
     if len(growing) > MOST_NAMES:
         yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_NAMES)
 

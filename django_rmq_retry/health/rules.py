@@ -384,7 +384,7 @@ class Code(Enum):
         fix="Their logs name the reason: event=disconnected.",
     )
     GROWS = _warning(Area.PARKED)(
-        text="Error group %(subject)s grows: %(messages)s in the last 5 min (%(group)s).",
+        text="Error group %(subject)s grows: %(messages)s in the last %(span)s (%(group)s).",
         why="As long as its cause persists, requeued messages fail again.",
         fix="manage.py rmq_parked list --group %(subject)s; correct the cause before you requeue.",
     )

@@ -274,11 +274,7 @@ def excluded(listed: int, rows: "QuerySet[ParkedMessage]", seen: Visible | None 
 
 def unmatched(keys: Sequence[str]) -> list[str]:
     """Return the keys that no message has now."""
-    found: set[str] = set()
-    for some in in_slices(keys, KEYS_AT_ONCE):
-        found |= set(BusinessKey.objects.using(database()).filter(value__in=some).values_list("value", flat=True))
-        ids = ParkedMessage.objects.using(database()).order_by().filter(message_id__in=some)
-        found |= set(ids.values_list("message_id", flat=True))
+    found = {value for value, _record in _stored(keys)}
     return [key for key in keys if key not in found]
 
 

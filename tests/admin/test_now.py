@@ -1,6 +1,7 @@
 """Where an operator begins: the order of the pages, a row for each handler, and a field that finds messages."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.db import ProgrammingError
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
-from django_rmq_retry import Delivery, Exponential, RetryThenPark, handler
+from django_rmq_retry import Delivery, Exponential, Fixed, RetryThenPark, WaitQueue, handler
 from django_rmq_retry.admin.groups import ErrorGroupAdmin
 from django_rmq_retry.admin.status import LiveStatusAdmin
 from django_rmq_retry.amqp.levels import Level
@@ -324,3 +325,21 @@ def test_the_audit_filter_for_pauses_names_neither_queues_nor_runs(page: Client)
 
     assert filters == ["Pause"]
     assert ("Pause queue payments.main" in shown, "Pause requeue run" in shown) == (True, True)
+
+
+def test_retries_in_a_waiting_queue_that_handlers_share_are_counted_once(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = RetryThenPark(backoff=Fixed(60), via=WaitQueue("waits", "waits"))
+    for queue in ("transfer", "card"):
+
+        @handler(queue, policy=shared, name=queue)
+        def handle(message: Delivery) -> None:
+            """Nothing."""
+
+    for queue in ("transfer", "card"):
+        one = made.message(queue=queue, attempts=0, state=State.PROCESSED)
+        made.attempt(one, 1, verdict="retry", next_at=timezone.now() + timedelta(minutes=1))
+    made.broker_seen(monkeypatch, Level(queue="waits", role=Role.WAITING, ready=2, consumers=0))
+
+    assert "Waiting for retry 2 " in Page(page.get(f"{ADMIN}livestatus/")).text

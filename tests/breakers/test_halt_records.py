@@ -5,9 +5,11 @@ import time
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connections
 
 from django_rmq_retry.breakers.halts import AWAY_SECONDS, Halts, halted
 from django_rmq_retry.breakers.queue_state import Halt
+from django_rmq_retry.breakers.table import database
 from django_rmq_retry.models import QueueControl
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -19,6 +21,11 @@ def halt(queue: str, message_id: str, attempt: int = 3) -> Halt:
     return Halt(queue=queue, since=time.time(), attempt=attempt, error="BankDown: timeout\0", message_id=message_id)
 
 
+def halts_of(who: str, *halts: Halt) -> Halts:
+    """A process that holds the messages of these halts."""
+    return Halts(lambda: halts, who, holds=lambda _queue: True, let_go=lambda _queue: None)
+
+
 @pytest.fixture
 def own(own_database: Own, settings: Any) -> Own:
     """Threads of a test work on one database, whichever it is."""
@@ -28,7 +35,7 @@ def own(own_database: Own, settings: Any) -> Own:
 
 @pytest.mark.usefixtures("own")
 def test_a_halted_queue_is_reported_whatever_its_message_id() -> None:
-    Halts(lambda: [halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")], "me").report()
+    halts_of("me", halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")).report()
 
     told = [(row.queue, row.halted_message, row.halted_error) for row in halted()]
     assert told == [
@@ -40,16 +47,16 @@ def test_a_halted_queue_is_reported_whatever_its_message_id() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_halt_reported_again_keeps_its_time_with_any_message_id() -> None:
-    Halts(lambda: [halt("a", "\udcff")], "one").report()
+    halts_of("one", halt("a", "\udcff")).report()
     since = halted()[0].halted_at
-    Halts(lambda: [halt("a", "\udcff", attempt=4)], "two").report()
+    halts_of("two", halt("a", "\udcff", attempt=4)).report()
 
     assert [(row.halted_at, row.halted_by, row.halted_attempt) for row in halted()] == [(since, "two", 4)]
 
 
 @pytest.mark.usefixtures("own")
 def test_a_halt_that_cannot_be_written_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    halts = Halts(lambda: [halt("\udcff", "1"), halt("b", "2")], "me")
+    halts = halts_of("me", halt("\udcff", "1"), halt("b", "2"))
     with caplog.at_level(logging.WARNING):
         halts.report()
         halts.report()
@@ -75,6 +82,26 @@ def test_a_halt_is_reported_by_the_process_that_holds_the_message(monkeypatch: p
     halts.report()
     assert (halted(), known) == ((), [])
 
-    Halts(lambda: [halt("a", "1", attempt=1)], "two").report()
+    halts_of("two", halt("a", "1", attempt=1)).report()
     halts.end()
     assert [(row.halted_at, row.halted_by) for row in halted()] == [(since, "two")]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_halt_that_the_database_did_not_end_is_ended_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, known, now = {"a"}, [halt("a", "1")], [1000.0]
+    monkeypatch.setattr("django_rmq_retry.breakers.halts.time.monotonic", lambda: now[0])
+    halts = Halts(lambda: tuple(known), "me", holds=held.__contains__, let_go=lambda _queue: known.clear())
+    halts.report()
+    held.clear()
+    halts.report()
+    now[0] += AWAY_SECONDS
+
+    def away(*_query: object) -> None:
+        raise OperationalError("away")
+
+    with connections[database()].execute_wrapper(away):
+        halts.report()
+    assert (len(halted()), len(known)) == (1, 1)
+    halts.report()
+    assert (halted(), known) == ((), [])

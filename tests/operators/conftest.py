@@ -7,8 +7,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, handler
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.testing import isolated_handlers
+from tests.admin.made import person
 from tests.operators.made import QUEUE
+from tests.operators.second_person import MAY, actor_of, needing_second_person
 from tests.tooling.brokers import using_broker
 
 
@@ -37,3 +40,21 @@ def away(settings: Any) -> Iterator[None]:
     """The URL of a broker at whose port no process listens."""
     with using_broker(settings, "amqp://guest:guest@127.0.0.1:1/", PUBLISH_TIMEOUT=0.2, CONNECT_TIMEOUT=1):
         yield
+
+
+@pytest.fixture
+def four_eyes(settings: Any) -> None:
+    """Each act needs a second person."""
+    needing_second_person(settings)
+
+
+@pytest.fixture
+def ann() -> Actor:
+    """Who asks."""
+    return actor_of(person("ann", *MAY))
+
+
+@pytest.fixture
+def bob() -> Actor:
+    """The second person."""
+    return actor_of(person("bob", *MAY))

@@ -47,26 +47,10 @@ from tests.operators.second_person import (
     closing,
     editing,
     editing_many,
-    needing_second_person,
     payment,
 )
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database]
-
-
-@pytest.fixture(autouse=True)
-def four_eyes(settings: Any) -> None:
-    needing_second_person(settings)
-
-
-@pytest.fixture
-def ann() -> Actor:
-    return actor_of(person("ann", *MAY))
-
-
-@pytest.fixture
-def bob() -> Actor:
-    return actor_of(person("bob", *MAY))
+pytestmark = [pytest.mark.django_db, pytest.mark.database, pytest.mark.usefixtures("four_eyes")]
 
 
 def account(actor: Actor) -> User:

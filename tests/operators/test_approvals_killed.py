@@ -43,7 +43,6 @@ from tests.operators.second_person import (
     closing,
     editing,
     editing_many,
-    needing_second_person,
 )
 from tests.tooling import processes
 from tests.tooling.filled import Own
@@ -51,15 +50,10 @@ from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.owned import all_routed
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own"), *NIGHTLY_ON_SQLITE]
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own", "four_eyes"), *NIGHTLY_ON_SQLITE]
 MESSAGES = 8
 Killed = Callable[..., None]
 COMMITTED = ("after the commit", *SLICE_STEPS)
-
-
-@pytest.fixture(autouse=True)
-def four_eyes(settings: Any) -> None:
-    needing_second_person(settings)
 
 
 @pytest.fixture
@@ -67,16 +61,6 @@ def own(own_database: Own, settings: Any) -> Own:
     """Threads and processes of a test work on one database, which has the accounts too."""
     all_routed(settings)
     return own_database
-
-
-@pytest.fixture
-def ann() -> Actor:
-    return actor_of(person("ann", *MAY))
-
-
-@pytest.fixture
-def bob() -> Actor:
-    return actor_of(person("bob", *MAY))
 
 
 def parked() -> Selection:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db.models import F
@@ -25,31 +24,15 @@ from django_rmq_retry.parked.edit import propose, store
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
-from tests.admin.made import person
 from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_books
 from tests.operators.made import again, driver_of, record
-from tests.operators.second_person import MAY, actor_of, asked, editing, needing_second_person, payment
+from tests.operators.second_person import asked, editing, payment
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database]
+pytestmark = [pytest.mark.django_db, pytest.mark.database, pytest.mark.usefixtures("four_eyes")]
 JOB = Actor.of_code("job")
 PARKED = {"state": ["parked"]}
 Act = Callable[[Selection, Actor], object]
-
-
-@pytest.fixture(autouse=True)
-def four_eyes(settings: Any) -> None:
-    needing_second_person(settings)
-
-
-@pytest.fixture
-def ann() -> Actor:
-    return actor_of(person("ann", *MAY))
-
-
-@pytest.fixture
-def bob() -> Actor:
-    return actor_of(person("bob", *MAY))
 
 
 def discarding(chosen: Selection, actor: Actor) -> object:
