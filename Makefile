@@ -114,7 +114,7 @@ contract: $(CLIENTS_READY) services
 suite: $(CLIENTS_READY) $(PACKAGE_READY) services
 	$(PY) -m pytest -n auto --dist worksteal -m "not slow and not long" $(ARGS)
 
-coverage: ARGS := $(or $(ARGS),tests/messages tests/policies tests/topology tests/handlers tests/operators tests/parked)
+coverage: ARGS := $(or $(ARGS),tests/messages tests/policies tests/topology tests/handlers tests/attempts tests/operators tests/parked)
 coverage: $(READY)
 	$(PIP) --group coverage
 	$(VENV)/bin/coverage erase

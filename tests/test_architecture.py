@@ -11,13 +11,13 @@ from django_rmq_retry.policies import Kind
 from tests.tooling.pages import page
 
 OPERATING = frozenset({
-    *(("parked.attempts", name) for name in ("attempts_of", "waiting")),
+    *(("attempts.history", name) for name in ("attempts_of", "waiting")),
     *(("parked.controls", name) for name in ("pause", "resume")),
     *(("parked.operators", name) for name in ("Actor", "NothingChosen", "Outdated", "Refused")),
     ("parked.requeue", "requeue"),
     ("parked.selection", "Selection"),
 })  # fmt: skip
-"""The public names of `parked`."""
+"""The public names of packages without a front."""
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rmq_retry"
 PAGE = page("architecture.md").read_text()
@@ -86,14 +86,14 @@ def test_the_rooms_of_a_large_package_hold_each_module_once(package: str) -> Non
     assert sorted(re.findall(r"`(\w+)`", table[0].partition("\n")[2])) == sorted(modules)
 
 
-def test_the_page_lists_the_public_names_of_parked() -> None:
-    assert sorted(re.findall(r"^\| `(\w+)` \| `(parked\.\w+)` \|$", PAGE, re.MULTILINE)) == sorted(
+def test_the_page_lists_the_public_names_of_packages_without_a_front() -> None:
+    assert sorted(re.findall(r"^\| `(\w+)` \| `((?:attempts|parked)\.\w+)` \|$", PAGE, re.MULTILINE)) == sorted(
         (name, module) for module, name in OPERATING
     )
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(OPERATING))
-def test_each_public_name_of_parked_is_defined_in_its_module(module: str, name: str) -> None:
+def test_each_public_name_of_such_a_package_is_defined_in_its_module(module: str, name: str) -> None:
     code = (PACKAGE / Path(*module.split("."))).with_suffix(".py").read_text()
 
     assert re.search(rf"^(?:def|class) {name}\b", code, re.MULTILINE)

@@ -16,11 +16,11 @@ from django_rmq_retry.admin.message_page import beyond_forms, of_message
 from django_rmq_retry.admin.pages import Pages, refusal
 from django_rmq_retry.admin.requeue_form import RequeueForm, targets_of
 from django_rmq_retry.admin.timeline import TraceLine, trace_of
+from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
 from django_rmq_retry.models import GatedAct, ParkedMessage
 from django_rmq_retry.parked import edit
-from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Proposal, editable, editable_text, laid_out, propose, store, typed_text
 from django_rmq_retry.parked.edited_keys import others_with

@@ -18,6 +18,7 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.contents import HEADER_PLACE, body_of, heading_of
 from django_rmq_retry.admin.pages import Button, Pages, refusal, saved_as
 from django_rmq_retry.admin.timeline import activity, timeline, with_reasons
+from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
@@ -35,7 +36,6 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
-from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import editable

@@ -18,6 +18,7 @@ from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
 from django_rmq_retry.admin.queues import Standstills, waiting_by_home
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.amqp.levels import Level
+from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import waiting_queues_of
@@ -25,7 +26,6 @@ from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, park
 from django_rmq_retry.health.problems import blind, present
 from django_rmq_retry.health.rules import Code, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
-from django_rmq_retry.parked.attempts import waiting
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.templatetags.rmq_retry import visible
 from django_rmq_retry.topology.declarations import Role

@@ -16,6 +16,7 @@ from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
+from django_rmq_retry.attempts.captured_log import FreshConnectionsAndLog
 from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.halts import Halts
 from django_rmq_retry.breakers.rates import RateGate
@@ -26,6 +27,7 @@ from django_rmq_retry.consumer.consumer import Consumer, ConsumerLimits, Watcher
 from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.heartbeat import Heartbeat
+from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.consumer.surroundings import Surroundings, machine_fails
 from django_rmq_retry.database_clock import epoch, epoch_ms
 from django_rmq_retry.database_connections import FreshConnections, interrupted, tidied
@@ -43,8 +45,6 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import OrderGate
 from django_rmq_retry.ordering.keys import SEARCH_SECONDS, unblock_resolved
-from django_rmq_retry.parked.captured_log import FreshConnectionsAndLog
-from django_rmq_retry.parked.recorder import Recorder
 from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import RecordStore
 from django_rmq_retry.publishing import broker_connections

@@ -7,6 +7,7 @@ from shlex import quote
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.arguments import plural
+from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.management.arguments import add_limit, positive
@@ -20,7 +21,6 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.arrivals import stated_time
-from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import acts_on, log_action, messages_named
 from django_rmq_retry.parked.findings import sends_any
 from django_rmq_retry.parked.groups import grows, parked_lately

@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.breakers.halts import halted
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.texts import short
@@ -33,7 +34,6 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.admin_history import forget
-from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import ERASED, acts_on, log_action, spans
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import look_up

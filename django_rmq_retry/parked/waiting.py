@@ -16,6 +16,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.withdrawal import WayBack, Withdrawal, Withdrawn
+from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.business_keys import readable_keys
 from django_rmq_retry.handlers.subscription import WorkQueue
@@ -23,7 +24,6 @@ from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.stamp import at_origin
 from django_rmq_retry.models import Attempt, ErrorGroup
-from django_rmq_retry.parked.attempts import waiting
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Refused
 from django_rmq_retry.policies.carriers import Carrier, Native

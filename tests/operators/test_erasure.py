@@ -12,6 +12,7 @@ from django.core import serializers
 from django.db import connection
 from django.utils import timezone
 
+from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.models import (
     Action,
     BlockedKey,
@@ -26,7 +27,6 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked import erasure
 from django_rmq_retry.parked.actions import discard, restore
-from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import audit_head, verify
 from django_rmq_retry.parked.edit import editable, propose, store
 from django_rmq_retry.parked.erasure import erase, traces

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from django_rmq_retry.attempts.rows import CHAIN_BYTES, chain_of
 from django_rmq_retry.messages.tracebacks import projects_own, trace
-from django_rmq_retry.parked.attempts import CHAIN_BYTES, chain_of
 from tests.messages import exceptions
 from tests.messages.exceptions import Unprintable, caught, circle, deep, members, odd_names, post, syntax
 

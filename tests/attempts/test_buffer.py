@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from django.db import DataError, OperationalError
 
-from django_rmq_retry.parked import recorder
-from django_rmq_retry.parked.attempts import AttemptDraft, draft_of
-from django_rmq_retry.parked.recorder import DRAFTS_AT_ONCE, Buffer
+from django_rmq_retry.attempts import buffer as buffers
+from django_rmq_retry.attempts.buffer import DRAFTS_AT_ONCE, Buffer
+from django_rmq_retry.attempts.rows import AttemptDraft, draft_of
+from tests.attempts.attempted import failure
 from tests.handlers.factories import delivery
-from tests.parked.attempted import failure
 from tests.tooling.waiting import wait_until
 
 
@@ -57,8 +57,8 @@ def filled(table: Table, *names: str, **options: int) -> Buffer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(recorder, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(buffers, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(buffers, "LONGEST_WAIT_SECONDS", 0.01)
 
 
 def test_one_thread_writes_the_attempts_of_all_workers() -> None:

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from django_rmq_retry.attempts import buffer
+from django_rmq_retry.attempts.history import attempts_of, waiting
+from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.models import Attempt
-from django_rmq_retry.parked import recorder
-from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of, draft_of, waiting
 from django_rmq_retry.policies import halt, park
+from tests.attempts.attempted import failure, success
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown
-from tests.parked.attempted import failure, success
 from tests.parked.made import NOON, minutes, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -28,7 +29,7 @@ def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -
 
 
 BUILDER = RowBuilder(deploy="a1b2c3", host="worker-3")
-write = recorder.Writer(BUILDER)
+write = buffer.Writer(BUILDER)
 
 
 def test_a_written_attempt_can_be_read_back() -> None:
@@ -54,7 +55,7 @@ def test_a_batch_of_attempts_is_written_completely_or_not_at_all() -> None:
     good = BUILDER.row(draft())
 
     with pytest.raises(Exception, match=r"(?i)constraint|json"):
-        recorder.write([good, good._replace(chain="{")])
+        buffer.write([good, good._replace(chain="{")])
 
     assert Attempt.objects.count() == 0
 

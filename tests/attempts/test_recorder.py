@@ -10,17 +10,19 @@ from django.db import OperationalError, transaction
 from django.test import override_settings
 
 from django_rmq_retry import Discard
+from django_rmq_retry.attempts.buffer import Buffer, insert
+from django_rmq_retry.attempts.history import attempts_of
+from django_rmq_retry.attempts.rows import AttemptDraft, AttemptRow, RowBuilder
+from django_rmq_retry.consumer import recorder as recording
+from django_rmq_retry.consumer.recorder import Recorder
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import claims
-from django_rmq_retry.parked import recorder as recording
-from django_rmq_retry.parked.attempts import AttemptDraft, AttemptRow, RowBuilder, attempts_of
-from django_rmq_retry.parked.recorder import Buffer, Recorder
 from django_rmq_retry.policies import discard, park, retry
+from tests.attempts.attempted import failure, success
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown, caught, post
 from tests.parked.arrivals import ticket_header
-from tests.parked.attempted import failure, success
 from tests.parked.made import group, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
@@ -246,7 +248,7 @@ def test_without_tables_attempts_stay_buffered(
     real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as unmigrated, caplog.at_level(logging.WARNING, "django_rmq_retry"):
-        unmigrated.setattr(recording.insert, "_table", "no_such_table")
+        unmigrated.setattr(insert, "_table", "no_such_table")
         real.note(failure())
         wait = real.buffer._step(0.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_rmq_retry.parked import captured_log
+from django_rmq_retry.attempts import captured_log
 
 bank = logging.getLogger("bank.gateway")
 

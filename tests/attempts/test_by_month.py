@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_rmq_retry.attempts.buffer import write
+from django_rmq_retry.attempts.rows import RowBuilder, draft_of
 from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import retention
-from django_rmq_retry.parked.attempts import RowBuilder, draft_of
-from django_rmq_retry.parked.recorder import write
+from tests.attempts.attempted import failure
 from tests.handlers.factories import delivery
-from tests.parked.attempted import failure
 from tests.tooling import databases
 from tests.tooling.filled import ALIAS
 from tests.tooling.owned import routed

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 from django_rmq_retry import Delivery
+from django_rmq_retry.attempts.rows import KEPT_BODY_BYTES, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
@@ -17,12 +18,11 @@ from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.header_names import TICKET
 from django_rmq_retry.messages.identity import attempt_identity, message_identity
 from django_rmq_retry.messages.tracebacks import named_fingerprint
-from django_rmq_retry.parked.attempts import KEPT_BODY_BYTES, AttemptRow, RowBuilder, draft_of
 from django_rmq_retry.policies import halt, park
+from tests.attempts.attempted import CHARGE, failure, success
 from tests.handlers.factories import delivery
 from tests.messages.exceptions import BankDown, caught, post
 from tests.messages.parked_copies import parked_copy, read_back
-from tests.parked.attempted import CHARGE, failure, success
 from tests.parked.made import NOON
 
 BUILDER = RowBuilder(deploy="a1b2c3", host="worker-3")

@@ -1,4 +1,4 @@
-"""The rows of attempts: made from what an attempt leaves behind, and read again."""
+"""The rows of attempts, made from what an attempt leaves behind."""
 
 import json
 import linecache
@@ -7,24 +7,23 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.db import router
-from django.db.models import Exists, OuterRef, QuerySet
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.attempts import captured_log
 from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.grouping import named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.identity import attempt_identities, attempt_identity
+from django_rmq_retry.messages.identity import attempt_identity
 from django_rmq_retry.messages.message import message_id
 from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.messages.tracebacks import ChainedError, Frame, Stack, projects_own, trace
-from django_rmq_retry.models import Attempt, ParkedMessage, parked
-from django_rmq_retry.parked import captured_log
+from django_rmq_retry.models import parked
 from django_rmq_retry.policies.verdict import Kind, Verdict
 
 CHAIN_BYTES = 64 * 1024
@@ -38,8 +37,6 @@ DRAFT_BYTES = 2000
 CACHED_IDENTITIES = 1000
 """Number of cached identities: a message that fails is soon attempted again."""
 LARGEST_INTEGER = 2**31 - 1
-COUNTS_AS_WAITING = timedelta(hours=1)
-"""Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
 
 def chain_of(causes: Sequence[ChainedError]) -> str:
@@ -227,22 +224,3 @@ def _fingerprint(draft: AttemptDraft) -> str:
 
 _identity = lru_cache(maxsize=CACHED_IDENTITIES)(attempt_identity)
 """The cached form, for bodies that are small enough to keep."""
-
-
-def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
-    """Return all known attempts of a parked message, latest first.
-
-    Attempts after a requeue are found by the record's identity, even if the message was edited. Attempts before it
-    are found by the message ID. Messages of one queue with no ID and equal bodies share their attempts, because they
-    cannot be distinguished.
-    """
-    identities = [record.identity]
-    if not record.message_id:
-        identities += attempt_identities(record.queue or record.parked_in, bytes(record.body))
-    return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
-
-
-def waiting(at: datetime, *, overdue: timedelta = COUNTS_AS_WAITING) -> QuerySet[Attempt]:
-    """Return the last attempts of messages that wait for a retry, the soonest ``next_at`` first."""
-    later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
-    return Attempt.objects.filter(next_at__gt=at - overdue).exclude(Exists(later)).order_by("next_at", "pk")

@@ -1,0 +1,1 @@
+"""What happened to a message, attempt by attempt: written, and read again."""

@@ -1,0 +1,94 @@
+"""The journal of attempts: it notes how each one ended, and what a requeued copy means for its record."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from django.db import connections, router
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.attempts import captured_log
+from django_rmq_retry.attempts.buffer import Buffer, Writer
+from django_rmq_retry.attempts.rows import RowBuilder, draft_of
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history
+from django_rmq_retry.handlers.ticket import Ticket, ticket_of
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked import claims
+from django_rmq_retry.policies.verdict import Discard, Kind
+
+log = logging.getLogger("django_rmq_retry")
+
+SHUTDOWN_SECONDS = 5.0
+"""Seconds that a graceful shutdown waits for the database."""
+
+
+class Recorder:
+    """The journal of attempts, made once per consuming process. Its errors never fail an attempt."""
+
+    notes_acks = False
+
+    def __init__(self, buffer: Buffer | None = None) -> None:
+        self.buffer = Buffer(Writer(RowBuilder(deploy=version()))) if buffer is None else buffer
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Capture log lines while messages are consumed, and write all entries at the end."""
+        with captured_log.captured():
+            try:
+                yield
+            finally:
+                self.buffer.close(SHUTDOWN_SECONDS)
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        kind, error = attempt.verdict.kind, attempt.error
+        if kind is Kind.ACK and not has_history(attempt.delivery):
+            return
+        if attempt.subscription is None or (error is None and kind is not Kind.ACK):
+            # No handler was run.
+            return
+        try:
+            # Taken first, because the recording below takes time that is not part of the attempt.
+            ended = database_clock.epoch(router.db_for_write(ParkedMessage))
+            ticket = ticket_of(attempt.delivery)
+            if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
+                self._end(ticket, attempt, database_clock.stored(ended))
+            if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
+                self.buffer.add(draft_of(attempt, ticket, ended=ended))
+        except BaseException:
+            log.exception("An attempt could not be recorded")
+
+    def _end(self, ticket: Ticket, attempt: FinishedAttempt, at: datetime) -> None:
+        """Update the record immediately, before the delivery is settled; without a database, once it is back."""
+        update: Callable[[], None]
+        if attempt.error is None or isinstance(attempt.error, Discard):
+            update = lambda: claims.succeeded(ticket, at)  # noqa: E731
+        else:
+            note = attempt.verdict.error
+            failure = {"error": note.kind if note else "", "text": note.text if note else ""}
+            update = lambda: claims.failed(ticket, at, **failure)  # noqa: E731
+        if self.buffer.away or _in_transaction():
+            self.buffer.add_outcome(update)
+            return
+        try:
+            update()
+        except Exception:  # noqa: BLE001 - the buffer's thread retries it, and logs an error that persists
+            self.buffer.add_outcome(update)
+
+
+def _in_transaction() -> bool:
+    """True if a handler has left a transaction open: a write in it might never be committed."""
+    connection = connections[router.db_for_write(ParkedMessage)]
+    return connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
+
+
+def version() -> str:
+    """Return the version of the project; empty if none is set or its function raises."""
+    setting = settings().version
+    try:
+        return short(setting() if callable(setting) else setting, 100)
+    except Exception:
+        log.exception("The function in RMQ_RETRY['VERSION'] raised an error. Attempts are recorded without a version.")
+        return ""
