@@ -258,7 +258,7 @@ def test_a_clock_difference_is_a_status_problem(
 ) -> None:
     shifted(monkeypatch, wrong)
     found = survey()
-    judged = in_survey(found, timezone.now(), Limits())
+    judged = in_survey(found, Limits())
     problems = [one.line for one in judged if one.severity is Severity.ERROR]
     page = admin_client.get("/admin/rmq_retry/livestatus/").content.decode()
 

@@ -9,10 +9,7 @@ from datetime import datetime
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.levels import Gauged, Level
-from django_rmq_retry.amqp.management_api import Inspector
-from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
@@ -120,12 +117,10 @@ def _now() -> datetime:
 
 
 def _seen(known: Sequence[Declared]) -> Look:
-    url = settings().operators.management_url
     with broker_connections.current.session(purpose="admin", patience=AWAY_SECONDS) as session:
         if session is None:
             return Look(at=_now())
-        inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
-        gauged = declared.gauged(Declarer(session, inspector), known)
+        gauged = declared.gauged(declared.declarer_on(session), known)
     return Look(at=_now(), gauged=gauged)
 
 

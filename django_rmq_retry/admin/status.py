@@ -1,7 +1,7 @@
 """The Live status page: what needs somebody first, then the numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look, handler_rows
 from django_rmq_retry.admin.handler_rows import COLUMNS, HandlerRow
 from django_rmq_retry.admin.pages import Button, Pages, frame_of, refusal
@@ -23,7 +22,8 @@ from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import waiting_queues_of
 from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, parked_in, survey
-from django_rmq_retry.health.problems import blind, present
+from django_rmq_retry.health.look import Health
+from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.rules import Code, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.policies.verdict import Kind
@@ -115,12 +115,12 @@ class LiveStatusAdmin(Pages):
     def list_page(self, request: HttpRequest, **more: Any) -> HttpResponse:
         known = survey(page=True)
         broker_look.remember(known.declared)
-        seen, now = broker_look.look(), database_clock.now(known.alias)
-        problems = present(known, now, seen.gauged)
-        still = Standstills.of_states([state_of(one) for one in known.stopped], now.timestamp())
+        seen = broker_look.look()
         shown = seen.last or seen
-        stood = {one.subject: _("halted") for one in problems if one.code in (Code.HALTED, Code.HALTED_LONG)}
-        homes = handler_rows.homes(still.judged(shown.levels))
+        health = Health(survey=known, gauged=seen.gauged)
+        still = Standstills.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
+        stood = {one.subject: _("halted") for one in health.needs if one.code in (Code.HALTED, Code.HALTED_LONG)}
+        homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
         recorded = parked_in(homes) if known.parked.count and homes else {}
         rows = handler_rows.handler_rows(homes, recorded=recorded, still=still.of.get, remarks=stood)
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
@@ -138,8 +138,8 @@ class LiveStatusAdmin(Pages):
             may_send=not refusal(request, "view_run", "send_waiting"),
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
-            needs=[Need.of(problem, request, self.address) for problem in problems],
-            counts=_counts(known, shown.levels, now),
+            needs=[Need.of(problem, request, self.address) for problem in health.needs],
+            counts=_counts(known, shown.levels),
             declared=bool(registry.registrations()),
             runs=known.runs[:-6:-1],
             **activity(request, most=5),
@@ -165,13 +165,13 @@ class LiveStatusAdmin(Pages):
         known = survey(page=True)
         broker_look.remember(known.declared)
         seen, parked = broker_look.glimpse(), known.parked.count
-        problems = present(known, database_clock.now(known.alias), seen.gauged)
+        needs = Health(survey=known, gauged=seen.gauged).needs
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,
             "shown": seen.last or seen,
             "current": not (seen.unreachable or seen.late),
-            "needs": [Need.of(problem, request, self.address) for problem in problems],
+            "needs": [Need.of(problem, request, self.address) for problem in needs],
             "parked": parked,
             "number": number(parked),
             "causes": 1 + known.cause.others if known.cause else 1,
@@ -184,12 +184,12 @@ def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:
     return {"columns": [COLUMNS[name] for name in names], "rows": [(row, row.cells(names)) for row in rows]}
 
 
-def _counts(known: Survey, levels: Sequence[Level], now: datetime) -> dict[str, Any]:
+def _counts(known: Survey, levels: Sequence[Level]) -> dict[str, Any]:
     """Return the figures of the tiles, with two further queries."""
     open_ones = {"parked": known.parked.count, "oldest": known.parked.oldest, "recent": known.parked.recent}
-    lately = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()
+    lately = Attempt.objects.filter(started_at__gte=known.at - timedelta(minutes=1)).order_by()
     failed = lately.exclude(verdict=Kind.ACK.value).count()
-    return {**open_ones, **_waiting(levels, now), "failed": failed}
+    return {**open_ones, **_waiting(levels, known.at), "failed": failed}
 
 
 def _waiting(levels: Sequence[Level], now: datetime) -> dict[str, Any]:

@@ -1,23 +1,21 @@
 """What is wrong at this moment, as alerts tell it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.levels import Gauged
-from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.errors import RmqRetryError
-from django_rmq_retry.health.facts import Survey, surveyed
-from django_rmq_retry.health.problems import present, unreachable
+from django_rmq_retry.health.look import look
+from django_rmq_retry.health.problems import Limits
 from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.parked.declared import gauged
+from django_rmq_retry.parked.declared import declarer_on
 
 PATIENCE_SECONDS = 5.0
 """Seconds for the answer of the database, and for each step of the broker's."""
@@ -34,8 +32,6 @@ MILDER = {
     Code.ALL_UNREAD: Code.ALL_IDLE,
 }
 """Codes of the same finding at a later time, with the code under which it is known."""
-NOTHING = Gauged(levels=(), api_set=False)
-"""What is known of the queues without the broker."""
 WHOLE = (Code.PARKED, Code.BLOCKED_NEAR)
 """Codes of findings that are one, whatever they are about."""
 
@@ -88,35 +84,24 @@ class Unseen(Exception):
 
 
 def find(wanted: Alerts) -> Found:
-    survey, trouble = surveyed(PATIENCE_SECONDS)
-    if survey is None:
-        raise Unseen(trouble or "the tables of rmq_retry are missing")
-    seen = NOTHING
-    away = None
-    try:
-        seen = _gauged(survey)
-    except (RmqRetryError, OSError, ImproperlyConfigured) as error:
-        away = unreachable(error)
-    return Found(findings=tuple(_chosen(wanted, survey, seen, away)), blind=away is not None)
-
-
-def _gauged(survey: Survey) -> Gauged:
-    url = settings().operators.management_url
-    with Session(settings().access(), purpose="alerts", patience=PATIENCE_SECONDS) as session:
-        inspector = None if url is None else Inspector(url=url, vhost=session.access.vhost)
-        return gauged(Declarer(session, inspector), survey.declared)
-
-
-def _chosen(wanted: Alerts, survey: Survey, seen: Gauged, away: Problem | None) -> Iterable[AlertFinding]:
-    now, least = database_clock.now(survey.alias), Severity[wanted.level.upper()]
-    without_queues = [*([away] if away else []), *present(survey, now, NOTHING)]
-    known = {problem.code for problem in without_queues}
+    away = (RmqRetryError, OSError, ImproperlyConfigured)
+    seen = look(_opened, timeout=PATIENCE_SECONDS, limits=Limits(), away=away)
+    if seen.survey is None:
+        raise Unseen(seen.trouble or "the tables of rmq_retry are missing")
+    least = Severity[wanted.level.upper()]
+    known = {problem.code for problem in (*seen.of_database, seen.away) if problem}
     found: dict[str, AlertFinding] = {}
-    for problem in without_queues if away else present(survey, now, seen):
-        if problem.severity >= least and problem.code.name not in wanted.without:
+    for problem in seen.of_severity(least):
+        if problem.code.name not in wanted.without:
             finding = AlertFinding.of(problem, of_queues=problem.code not in known)
             found.setdefault(finding.key, finding)
-    return found.values()
+    return Found(findings=tuple(found.values()), blind=seen.away is not None)
+
+
+@contextmanager
+def _opened() -> Iterator[Declarer]:
+    with Session(settings().access(), purpose="alerts", patience=PATIENCE_SECONDS) as session:
+        yield declarer_on(session)
 
 
 def _line(text: str) -> str:

@@ -127,6 +127,8 @@ class OverdueRetries:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     alias: str
+    at: datetime
+    """The time of the survey, by the database's clock."""
     seconds: float
     """Seconds until the database's first answer."""
     parked: ParkedCounts
@@ -182,6 +184,7 @@ def survey(*, page: bool = False) -> Survey:
     pending = outbox_if_read() if page else outbox()
     return Survey(
         alias=alias,
+        at=now,
         seconds=seconds,
         parked=parked_now,
         cause=largest_cause(now) if parked_now.count else None,

@@ -15,13 +15,19 @@ from django_rmq_retry.amqp.declarer import MOVING
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.breakers.queue_state import PAUSED, QueueState
-from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.database_clock import span
 from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.health.facts import MOST_COUNTED, BlockedCounts, OverdueRetries, SilentCopies, Survey
+from django_rmq_retry.health.facts import (
+    MOST_COUNTED,
+    ApprovalCounts,
+    BlockedCounts,
+    OverdueRetries,
+    SilentCopies,
+    Survey,
+)
 from django_rmq_retry.health.rules import (
     CLOCKS_APART,
     HALTED_TOO_LONG,
@@ -38,7 +44,6 @@ from django_rmq_retry.health.rules import (
     Code,
     Problem,
     Severity,
-    counted,
     number,
 )
 from django_rmq_retry.messages.texts import one_line
@@ -53,9 +58,6 @@ MOST_NAMES = 3
 """The most names in one problem; others are counted."""
 USUAL_WAITS = ("", RunWait.LISTING, RunWait.KEYS_WAIT, RunWait.CANARY_WAITS)
 """The reasons for which a requeue run waits without a problem."""
-UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE)
-FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
-"""What no consumer does while none is alive, whichever queue or run it is about."""
 NO_API = gettext_lazy('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
 
@@ -239,17 +241,18 @@ def _drifted(item: Item) -> Problem:
     return Problem(code=codes[item.state], subject=f"{item.kind} {item.name}", values=values)
 
 
-def in_survey(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem]:
+def in_survey(survey: Survey, limits: Limits) -> Iterator[Problem]:
     """Yield what the survey of the database shows."""
+    now = survey.at
     yield from _in_clocks(survey)
     yield from in_outbox(survey.outbox, now, limits) if survey.outbox_answers else [Problem(code=Code.OUTBOX_AWAY)]
-    yield from _in_parked(survey, now, limits)
+    yield from _in_parked(survey, limits)
     yield from _in_silent(survey.silent, now)
     for control in survey.stopped:
         yield _stopped(control, now)
     yield from in_halts(survey.halted, now, limits)
     yield from in_blocked(survey.blocked)
-    yield from _in_approvals(survey, now)
+    yield from _in_approvals(survey.approvals, now)
     yield from in_processes(survey.processes, now)
     yield from in_runs(survey.runs, now)
 
@@ -271,8 +274,7 @@ def _difference(survey: Survey) -> str:
     return text % {"span": span(abs(survey.apart)), "alias": survey.alias}
 
 
-def _in_approvals(survey: Survey, now: datetime) -> Iterator[Problem]:
-    known = survey.approvals
+def _in_approvals(known: ApprovalCounts, now: datetime) -> Iterator[Problem]:
     if known.oldest is not None:
         yield Problem(
             code=Code.APPROVAL_WAITS,
@@ -292,8 +294,8 @@ def in_outbox(outbox: PendingRows, now: datetime, limits: Limits) -> Iterator[Pr
         yield Problem(code=Code.OUTBOX_OVERDUE, count=outbox.waiting, since=outbox.oldest, values=values)
 
 
-def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Problem]:
-    parked, most = survey.parked, limits.parked_age
+def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
+    parked, now, most = survey.parked, survey.at, limits.parked_age
     if parked.count and parked.oldest is not None:
         late = most is not None and now - parked.oldest > most
         many = limits.max_parked is None and parked.count >= PARKED_TOO_MANY
@@ -304,7 +306,7 @@ def _in_parked(survey: Survey, now: datetime, limits: Limits) -> Iterator[Proble
             since=parked.oldest,
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
-                "cause": _caused(survey, now),
+                "cause": _caused(survey),
                 "many": PARKED_TOO_MANY,
             },
         )
@@ -318,14 +320,15 @@ def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
         yield Problem(code=Code.NO_OUTCOME, count=count, since=silent.oldest, values=values)
 
 
-def _caused(survey: Survey, now: datetime) -> str:
+def _caused(survey: Survey) -> str:
     """Return the largest cause with its queues, its new failures, and the number of what has other causes."""
     cause = survey.cause
     if cause is None:
         return ""
     places = ", ".join(f"{queue} {number(count)}" for queue, count in cause.places.items())
     said = _("%(cause)s in %(places)s, %(growth)s")
-    text = f": {said % {'cause': cause.title, 'places': places, 'growth': growth(cause.newest, cause.last_new, now)}}"
+    grown = growth(cause.newest, cause.last_new, survey.at)
+    text = f": {said % {'cause': cause.title, 'places': places, 'growth': grown}}"
     if cause.others:
         more = ngettext("%(number)s with another cause", "%(number)s with %(count)d other causes", cause.others)
         text += "; " + more % {"number": number(survey.parked.count - cause.count), "count": cause.others}
@@ -446,10 +449,10 @@ def overdue_in(levels: Sequence[Level], survey: Survey) -> list[OverdueRetries]:
     return [one for one in survey.overdue if one.queue in known - rests and one.queue in held | (known - waiting)]
 
 
-def in_retries(levels: Sequence[Level], survey: Survey | None, now: datetime) -> Iterator[Problem]:
+def in_retries(levels: Sequence[Level], survey: Survey) -> Iterator[Problem]:
     """Yield the queues whose retries are overdue."""
-    for one in overdue_in(levels, survey) if survey else ():
-        values = {"span": span(now - one.oldest)}
+    for one in overdue_in(levels, survey):
+        values = {"span": span(survey.at - one.oldest)}
         yield Problem(code=Code.RETRIES_OVERDUE, subject=one.queue, count=one.count, since=one.oldest, values=values)
 
 
@@ -484,44 +487,6 @@ def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
             yield Problem(code=code, subject=str(run.pk), count=left, since=since, values=values)
 
 
-def present(survey: Survey | None, now: datetime, gauged: Gauged, limits: Limits = Limits()) -> list[Problem]:
-    """Return all that needs somebody at this moment, the most harmful first."""
-    levels = gauged.levels
-    queues = Queues(levels=levels, excused=resting(survey, now), limits=limits, vhost=gauged.vhost)
-    found = [problem for one in queues.judged() for problem in one.problems]
-    found += in_survey(survey, now, limits) if survey else []
-    found += in_retries(levels, survey, now)
-    found += too_many_parked(levels, survey, limits)
-    needed = [problem for problem in merged(found, queues) if problem.severity is not Severity.INFORMATION]
-    return sorted(needed, key=lambda problem: problem.harm)
-
-
-def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
-    """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
-    work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
-    # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.
-    needy = [one for one in work if one.queue not in queues.excused]
-    idle = [one for one in needy if not one.consumers]
-    gone = next((one for one in found if one.code is Code.VANISHED and not one.values["living"]), None)
-    if not idle or len(idle) < len(needy) or (gone is None and (len(idle) == 1 or len(idle) < len(work))):
-        return list(found)
-    still = work if gone else idle
-    ready = sum(one.ready or 0 for one in still)
-    names = {"names": gone.values["plain"], "span": gone.values["span"]} if gone else {}
-    code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
-    held = sorted((one for one in still if one.ready), key=lambda one: -(one.ready or 0))
-    places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
-    values = {**names, "messages": counted(ready), "places": places and f": {places}"}
-    all_idle = Problem(code=code, count=len(still), since=gone.since if gone else None, values=values)
-    said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
-    left = [
-        one
-        for one in found
-        if one is not gone and one.code not in FOLLOWING and not (one.code in UNCONSUMED and one.subject in said)
-    ]
-    return [all_idle, *left]
-
-
 def unusable(alias: str, reason: str) -> Problem:
     return Problem(code=Code.DATABASE_UNUSABLE, subject=alias, values={"reason": reason})
 
@@ -545,8 +510,3 @@ def too_many_parked(levels: Iterable[Level], survey: Survey | None, limits: Limi
     count = unrecorded + (survey.parked.count if survey else 0)
     if limits.max_parked is not None and count > limits.max_parked:
         yield Problem(code=Code.TOO_MANY_PARKED, count=count, values={"limit": limits.max_parked})
-
-
-def resting(survey: Survey | None, now: datetime) -> frozenset[str]:
-    """Return the queues that need no consumer, by the pauses and breakers of a survey."""
-    return excused(map(state_of, survey.stopped), now.timestamp()) if survey else frozenset()

@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from django.utils import timezone
-
-from django_rmq_retry import database_clock
 from django_rmq_retry.amqp import inspection
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import FRAME_MAX
@@ -22,10 +19,10 @@ from django_rmq_retry.database_clock import span
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import copies_of
-from django_rmq_retry.health.facts import Survey
-from django_rmq_retry.health.problems import Limits, Queues, in_plan, in_retries, listed, merged, resting, unreachable
-from django_rmq_retry.health.rules import API, SLOW_SECONDS, Area, Code, Problem, Severity
-from django_rmq_retry.management.broker_status import round_trip
+from django_rmq_retry.health.broker import round_trip
+from django_rmq_retry.health.look import Health
+from django_rmq_retry.health.problems import in_plan, listed, unreachable
+from django_rmq_retry.health.rules import API, SLOW_SECONDS, Area, Code, Problem
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.examination import Examined, Examiner, looked
 from django_rmq_retry.management.findings import Finding
@@ -45,7 +42,7 @@ LACKED = {
 }
 """The consequences of missing rights."""
 OF_PLAN = (Code.MISSING, Code.EXTERNAL_MISSING, Code.UNREADABLE, Code.INTERRUPTED)
-"""Problems of queues that the topology's findings include."""
+"""Problems of queues that the topology's findings include, with more about them."""
 STORING = (Role.WORK, Role.WAITING, Role.QUARANTINE, Role.PARKED)
 """The roles of queues that hold messages of handlers."""
 ENDLESS = 2**53
@@ -196,10 +193,10 @@ class Sight:
 class BrokerExamination:
     """The examination of the broker, on one session; once the broker does not answer, nothing more is requested."""
 
-    def __init__(self, limits: Limits, timeout: float, survey: Survey | None) -> None:
-        self._limits = limits
+    def __init__(self, health: Health, timeout: float) -> None:
+        self.health = health
+        """What is known; the broker adds its queues."""
         self._timeout = timeout
-        self._survey = survey
         self.lost = False
         """True if the broker is unreachable."""
 
@@ -215,6 +212,10 @@ class BrokerExamination:
                 unseen = [Finding.unseen(area, "the broker cannot be reached") for area in BEHIND]
                 found = [Finding.of(unreachable(error)), *unseen]
         return found
+
+    def judged(self) -> list[Finding]:
+        """Return what the rules find in all that is known, as each page and command that shows health does."""
+        return [Finding.of(problem) for problem in self.health.problems if problem.code not in OF_PLAN]
 
     def _looks(self, it: Declarer) -> Mapping[Area, Examiner]:
         """Return the looks in their order; the test of publishing comes last, because an alarm ends the session."""
@@ -247,21 +248,16 @@ class BrokerExamination:
         yield Finding.unseen(area, "the broker does not answer")
 
     def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Examined]:
-        survey = self._survey
-        levels = gauged(sight.it, survey.declared if survey else ()).levels
-        now = database_clock.now(survey.alias) if survey else timezone.now()
-        vhost = sight.it.session.access.vhost
-        queues = Queues(levels=levels, excused=resting(survey, now), limits=self._limits, vhost=vhost)
-        found = [problem for one in queues.judged() for problem in one.problems if problem.code not in OF_PLAN]
-        found = [*merged(found, queues), *in_retries(levels, survey, now)]
-        yield from found
+        survey = self.health.survey
+        self.health = replace(self.health, gauged=gauged(sight.it, survey.declared if survey else ()))
+        levels, health = self.health.gauged.levels, self.health
         if settings().records:
             yield from _unrecorded(sight, topology)
         work = [level for level in levels if level.role is Role.WORK]
         unread = [repr(level.queue) for level in work if level.missing or level.refusal]
         if unread:
             yield Finding.unseen(Area.CONSUMERS, "they are missing or not readable", what=f"{listed(unread)}:")
-        elif not any(problem.severity > Severity.INFORMATION for problem in found):
+        elif all(problem in health.of_database or problem.code in OF_PLAN for problem in health.needs):
             consumers, ready = (sum(getattr(level, name) or 0 for level in work) for name in ("consumers", "ready"))
             text = f"{plural(consumers, 'consumer')} on {plural(len(work), 'work queue')}"
             yield f"{text}, {plural(ready, 'message')} ready."

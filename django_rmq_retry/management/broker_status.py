@@ -1,42 +1,26 @@
 """The status of broker, database and topology, as text and JSON."""
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.db import connections, router
-from django.utils import timezone
+from django.db import connections
 
-from django_rmq_retry import database_clock
-from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import LAG_SECONDS
-from django_rmq_retry.amqp.levels import Gauged
-from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
-from django_rmq_retry.embedded.place import NotRunning
-from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.health.facts import Survey, surveyed
+from django_rmq_retry.health.facts import Survey
+from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import (
     Judged,
-    Limits,
-    Queues,
     blind,
-    in_plan,
-    present,
-    resting,
-    unreachable,
-    unusable,
 )
-from django_rmq_retry.health.rules import VANISHED, Code, Problem, Severity
-from django_rmq_retry.management.command import RmqCommand, declarer
+from django_rmq_retry.health.rules import VANISHED, Code, Severity
+from django_rmq_retry.management.command import RmqCommand
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import QueueControl
-from django_rmq_retry.parked.declared import gauged
 from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration
 from django_rmq_retry.topology.plan import Item, Plan, PlanState, shown
 
@@ -64,36 +48,32 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """What the broker has answered."""
+class BrokerStatus:
+    """One look, and the queues as the table shows them: with an open breaker as their own problem."""
 
-    broker: str
-    round_trip: float
-    gauged: Gauged
-    plan: Plan
+    health: Health
+    rows: tuple[Judged, ...]
+
+    @classmethod
+    def of(cls, health: Health) -> "BrokerStatus":
+        breakers = {one.subject: one for one in health.problems if one.code is Code.BREAKER_OPEN}
+        open_ones = [breakers.get(one.level.queue) for one in health.judged]
+        pairs = zip(health.judged, open_ones, strict=True)
+        return cls(
+            health=health,
+            rows=tuple(replace(one, problems=(*one.problems, more)) if more else one for one, more in pairs),
+        )
 
     @property
-    def declared(self) -> tuple[int, int, int]:
-        """Return the numbers of items that match their definition, that are visible, and that are not."""
-        same, unseen = len(self.plan.of(PlanState.SAME)), len(self.plan.of(PlanState.UNSEEN))
-        return same, len(self.plan.items) - unseen, unseen
+    def survey(self) -> Survey | None:
+        return self.health.survey
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerStatus:
-    reached: Reached | None
-    """None if the broker cannot be reached."""
-    rows: tuple[Judged, ...]
-    survey: Survey | None
-    """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
-    trouble: str
-    problems: tuple[Problem, ...]
-    """All that is wrong, as the live status shows it, the most harmful first."""
-    consumers: int | None
-    """The living processes, by their heartbeats; None if they are unknown."""
-
-    def of_severity(self, least: Severity) -> list[Problem]:
-        return [problem for problem in self.problems if problem.severity >= least]
+    @property
+    def consumers(self) -> int | None:
+        """The living processes, by their heartbeats; None if they are unknown."""
+        if self.survey is None or not settings().records:
+            return None
+        return sum(self.survey.at - row.beat_at <= VANISHED for row in self.survey.processes)
 
     def stopped(self, row: Judged) -> QueueControl | None:
         """Return why an operator or a breaker has stopped a queue."""
@@ -101,77 +81,31 @@ class BrokerStatus:
         return next((control for control in stopped if control.queue == row.level.queue), None)
 
 
-def look(limits: Limits, timeout: float) -> BrokerStatus:
-    """Query the database first: it has the queues that are stopped on purpose. One that is away hides not the other."""
-    survey, trouble = surveyed(timeout)
-    now = database_clock.now(survey.alias) if survey else timezone.now()
-    found = [unusable(router.db_for_read(QueueControl), trouble)] if trouble else []
-    reached = None
-    try:
-        reached = _reached(survey, timeout)
-    except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
-        found.append(unreachable(error))
-    gauged = reached.gauged if reached else Gauged(levels=(), api_set=False)
-    found += present(survey, now, gauged, limits)
-    breakers = {problem.subject: problem for problem in found if problem.code is Code.BREAKER_OPEN}
-    judged = Queues(levels=gauged.levels, excused=resting(survey, now), limits=limits, vhost=gauged.vhost).judged()
-    own = [[problem for problem in (breakers.get(one.level.queue),) if problem] for one in judged]
-    rows = tuple(replace(one, problems=(*one.problems, *more)) for one, more in zip(judged, own, strict=True))
-    found += _drift(reached.plan, rows) if reached else []
-    known = survey is not None and settings().records
-    return BrokerStatus(
-        reached=reached,
-        rows=rows,
-        survey=survey,
-        trouble=trouble,
-        problems=tuple(sorted(found, key=lambda problem: problem.harm)),
-        consumers=sum(now - row.beat_at <= VANISHED for row in survey.processes) if survey and known else None,
-    )
-
-
-def _reached(survey: Survey | None, timeout: float) -> Reached:
-    with declarer(timeout=timeout) as it:
-        seconds = round_trip(it.session)
-        topology = registry.topology()
-        read = gauged(it, survey.declared if survey else ())
-        # Without a management API that answers, only the facts that it alone has are missing.
-        plan = (Declarer(it.session) if read.blind else it).plan(topology)
-        broker = f"{it.session.access.shown} ({it.session.server})"
-        return Reached(broker=broker, round_trip=seconds, gauged=read, plan=plan)
-
-
-def _drift(plan: Plan, rows: Sequence[Judged]) -> Iterator[Problem]:
-    """Yield what differs from its definition, except queues whose row shows a problem of their own."""
-    shown = {f"queue {row.level.queue}" for row in rows if row.errors}
-    for problem in in_plan(plan):
-        # The row of its work queue shows an interrupted move.
-        if problem.code is Code.DIFFERS or not (problem.subject in shown or problem.code is Code.MOVE_LEFT):
-            yield problem
-
-
-def round_trip(session: Session) -> float:
-    session.channel()
-    began = time.monotonic()
-    session.ask(lambda channel, done: channel.basic_qos(prefetch_count=1, callback=done))
-    return time.monotonic() - began
-
-
 def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
-    if seen.reached is None:
+    broker = seen.health.broker
+    if broker is None:
         return [("Broker", "✕", "no connection"), ("Database", *_database(seen))]
-    same, all_seen, unseen = seen.reached.declared
+    same, all_seen, unseen = _declared(broker.plan)
     topology = "ok" if same == all_seen else "✕"
     hidden = f", {plural(unseen, 'binding')} not visible" if unseen else ""
     return [
-        ("Broker", "ok", f"{seen.reached.broker}, round trip {seen.reached.round_trip * 1000:.0f} ms"),
+        ("Broker", "ok", f"{broker.name}, round trip {broker.round_trip * 1000:.0f} ms"),
         ("Database", *_database(seen)),
         ("Topology", topology, f"{same}/{all_seen}{hidden}"),
     ]
 
 
+def _declared(plan: Plan | None) -> tuple[int, int, int]:
+    """Return the numbers of items that match their definition, that are visible, and that are not."""
+    if plan is None:
+        return 0, 0, 0
+    same, unseen = len(plan.of(PlanState.SAME)), len(plan.of(PlanState.UNSEEN))
+    return same, len(plan.items) - unseen, unseen
+
+
 def _database(seen: BrokerStatus) -> tuple[str, str]:
     if seen.survey is None:
-        return ("✕", seen.trouble) if seen.trouble else ("-", "not used")
+        return ("✕", seen.health.trouble) if seen.health.trouble else ("-", "not used")
     alias = seen.survey.alias
     return "ok", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
 
@@ -238,25 +172,25 @@ def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
 
 
 def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
-    survey, reached = seen.survey, seen.reached
-    same, all_seen, unseen = reached.declared if reached else (None, None, None)
+    survey, broker = seen.survey, seen.health.broker
+    same, all_seen, unseen = _declared(broker.plan) if broker else (None, None, None)
     database = {
         "alias": survey.alias if survey else None,
         "round_trip_seconds": round(survey.seconds, 6) if survey else None,
         "clock_ahead_seconds": round(survey.apart.total_seconds(), 3) if survey else None,
-        "problem": seen.trouble or None,
+        "problem": seen.health.trouble or None,
     }
     return {
-        "broker": reached.broker if reached else None,
-        "round_trip_seconds": round(reached.round_trip, 6) if reached else None,
+        "broker": broker.name if broker else None,
+        "round_trip_seconds": round(broker.round_trip, 6) if broker else None,
         "database": database,
         "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
         "queues": [_queue_data(seen, row) for row in seen.rows],
         "consumers": seen.consumers,
         **_survey_data(survey),
-        "problems": [problem.line for problem in seen.of_severity(Severity.ERROR)],
-        "findings": [asdict(Finding.of(problem)) for problem in seen.problems],
-        "blind": str(blind(reached.gauged)) if reached else "",
+        "problems": [problem.line for problem in seen.health.of_severity(Severity.ERROR)],
+        "findings": [asdict(Finding.of(problem)) for problem in seen.health.needs],
+        "blind": str(blind(broker.gauged)) if broker else "",
     }
 
 

@@ -17,9 +17,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.amqp import management_api
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import WouldLose
-from django_rmq_retry.amqp.management_api import Inspector
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import ANSWER_SECONDS, Session
 from django_rmq_retry.conf import settings
@@ -36,7 +36,6 @@ from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, 
 
 Options = dict[str, Any]
 MOST_TIMEOUT_SECONDS = 3600.0
-API_TIMEOUT_SECONDS = 5.0
 
 
 class Exit(IntEnum):
@@ -317,10 +316,8 @@ def remembered(command: RmqCommand) -> list[Declared] | None:
 @contextmanager
 def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
     """Open a Declarer on a session of its own, with a timeout for each step if one is given, as for a probe."""
-    access, url = settings().access(), settings().operators.management_url
+    access = settings().access()
     if timeout is not None:
         access = replace(access, connect_timeout=timeout)
-    wait = timeout or API_TIMEOUT_SECONDS
-    inspector = None if url is None else Inspector(url=url, vhost=access.vhost, timeout=wait)
     with Session(access, purpose="command", patience=timeout or ANSWER_SECONDS) as session:
-        yield Declarer(session, inspector)
+        yield declared.declarer_on(session, api_timeout=timeout or management_api.ANSWER_SECONDS)

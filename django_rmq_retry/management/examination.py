@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
 
 from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
-from django_rmq_retry import conf, database_clock
+from django_rmq_retry import conf
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.checks.once import database_problems
@@ -19,15 +19,15 @@ from django_rmq_retry.checks.settings import TAG, joined
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.health.facts import RECENT, Survey, Unanswered, in_time, surveyed
-from django_rmq_retry.health.problems import Limits, in_groups, in_survey, unusable
-from django_rmq_retry.health.rules import Area, Code, Problem
+from django_rmq_retry.health.look import Health
+from django_rmq_retry.health.problems import Limits, in_groups, unusable
+from django_rmq_retry.health.rules import CLOCKS_APART, Area, Code, Problem
 from django_rmq_retry.management.findings import Finding, Grade
 from django_rmq_retry.messages.texts import one_line
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.operators import LABEL
 
-T = TypeVar("T")
 MOST_GROUPS = 100
 """The most error groups whose growth is examined: those with the latest messages."""
 
@@ -85,27 +85,31 @@ class RecordExamination:
     """The examination of the databases; each query has a time limit."""
 
     def __init__(self, limits: Limits, timeout: float) -> None:
-        self._limits = limits
+        self.health = Health(survey=None, limits=limits)
+        """What is known, as soon as the databases are examined."""
         self._timeout = timeout
         self._alias = router.db_for_read(ParkedMessage)
-        self.survey: Survey | None = None
         self._unread = ""
         """The reason why the records were not read."""
 
     def findings(self) -> Iterator[Finding]:
         """Examine the databases first: the result decides if the records can be read."""
         yield from looked(Area.DATABASE, self._database)
-        survey = self.survey
+        survey = self.health.survey
         if survey is None:
             for area, what in ((Area.CLOCKS, ""), (Area.CONSUMERS, "Heartbeats were"), (Area.PARKED, "")):
                 yield Finding.unseen(area, self._unread or "the database was not read", what=what)
             return
-        found = list(in_survey(survey, database_clock.now(survey.alias), self._limits))
-        of_area = {area: [problem for problem in found if problem.rule.area is area] for area in Area}
-        yield from looked(Area.DATABASE, lambda: of_area[Area.DATABASE])
-        yield from looked(Area.CLOCKS, lambda: of_area[Area.CLOCKS] or [_agreeing(survey)])
-        yield from looked(Area.CONSUMERS, lambda: of_area[Area.CONSUMERS])
-        yield from looked(Area.PARKED, partial(self._parked, survey, of_area[Area.PARKED]))
+        yield from looked(Area.CLOCKS, lambda: [_agreeing(survey)] if abs(survey.apart) <= CLOCKS_APART else [])
+        yield from looked(Area.PARKED, lambda: [] if survey.parked.count else ["No message is parked."])
+
+    def growing(self) -> Iterator[Finding]:
+        """Return the error groups that grow."""
+        survey = self.health.survey
+        if survey is not None:
+            yield from looked(
+                Area.PARKED, lambda: in_time(lambda: list(growing(survey.at)), self._alias, self._timeout)
+            )
 
     def _database(self) -> Iterator[Examined]:
         wrong, used = 0, self._used()
@@ -118,9 +122,10 @@ class RecordExamination:
                 yield finding
         if self._unread:
             return
-        self.survey, trouble = surveyed(self._timeout)
-        if self.survey is not None:
-            vendor, seconds = connections[self._alias].vendor, self.survey.seconds
+        survey, trouble = surveyed(self._timeout)
+        if survey is not None:
+            self.health = replace(self.health, survey=survey)
+            vendor, seconds = connections[self._alias].vendor, survey.seconds
             yield f"{self._alias!r} ({vendor}), round trip {seconds * 1000:.0f} ms."
             return
         self._unread = f"the tables of {self._alias!r} cannot be read" if trouble else "RECORDS is off"
@@ -158,16 +163,6 @@ class RecordExamination:
         for problem in problems:
             fix = f"{problem.hint} ({problem.id})"
             yield Finding(area=Area.DATABASE, level=Grade.WARNING, problem=f"{problem.msg}", fix=fix)
-
-    def _parked(self, survey: Survey, found: Iterable[Problem]) -> Iterator[Examined]:
-        if not survey.parked.count:
-            yield "No message is parked."
-        yield from found
-        now = database_clock.now(survey.alias)
-        yield from self._asked(lambda: list(growing(now)))
-
-    def _asked(self, ask: Callable[[], T]) -> T:
-        return in_time(ask, self._alias, self._timeout)
 
 
 def growing(now: datetime) -> Iterator[Problem]:

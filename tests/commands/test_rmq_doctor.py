@@ -486,6 +486,19 @@ class TestPermissions:
 
 
 class TestConsumers:
+    @pytest.mark.usefixtures("declared")
+    def test_dead_consumers_are_one_problem_as_on_every_page(self, amqp: BlockingChannel) -> None:
+        """Their heartbeats are in the database, and their queues on the broker."""
+        put(amqp, "payments.charge", 2)
+        ConsumerProcess.objects.create(
+            name="p", host="web", pid=1, started_at=ago(hours=1), beat_at=ago(minutes=5), connected=True
+        )
+        told = examined().data["findings"]
+
+        assert [one["problem"] for one in told if one["area"] == "consumers"] == [
+            "No consumer is alive. Last heartbeat 5 min ago: web:1."
+        ]
+
     @pytest.mark.on_both
     @pytest.mark.usefixtures("declared")
     def test_messages_without_a_consumer_are_a_problem_unless_paused(self, amqp: BlockingChannel) -> None:

@@ -18,6 +18,7 @@ from django_rmq_retry.health.facts import (
     SilentCopies,
     Survey,
 )
+from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import (
     Limits,
     Queues,
@@ -27,7 +28,6 @@ from django_rmq_retry.health.problems import (
     in_processes,
     in_runs,
     in_survey,
-    present,
     too_many_parked,
 )
 from django_rmq_retry.health.rules import Code, Problem, Severity
@@ -49,8 +49,8 @@ def level(name: str = "q", role: Role = Role.WORK, *, ready: int = 0, consumers:
     return Level(queue=name, role=role, ready=ready, consumers=consumers, **facts)
 
 
-def gauged(levels: Iterable[Level]) -> Gauged:
-    return Gauged(levels=tuple(levels), api_set=True)
+def needs(survey: Survey, levels: Iterable[Level]) -> tuple[Problem, ...]:
+    return Health(survey=survey, gauged=Gauged(levels=tuple(levels), api_set=True)).needs
 
 
 def codes(problems: Iterable[Problem]) -> list[str]:
@@ -149,7 +149,7 @@ def test_only_pauses_and_breakers_that_are_probed_in_time_excuse_missing_consume
 
 def surveyed(**facts: Any) -> Survey:
     nothing = {"parked": ParkedCounts(), "outbox": PendingRows(), "blocked": BlockedCounts()}
-    return Survey(alias="default", seconds=0.001, **{**nothing, **facts})
+    return Survey(alias="default", at=NOW, seconds=0.001, **{**nothing, **facts})
 
 
 def stopped(**fields: Any) -> dict[str, Any]:
@@ -226,7 +226,7 @@ SURVEYS: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("facts", "expected"), SURVEYS)
 def test_the_survey(facts: dict[str, Any], expected: list[str]) -> None:
-    found = [f"{one.code.name} {one.text}" for one in in_survey(surveyed(**facts), NOW, Limits())]
+    found = [f"{one.code.name} {one.text}" for one in in_survey(surveyed(**facts), Limits())]
 
     assert [text.startswith(begin) for text, begin in zip(found, expected, strict=True)] == [True] * len(expected)
 
@@ -239,7 +239,7 @@ def test_limits_of_a_command_replace_or_turn_off_those_of_the_rules() -> None:
     none = Limits(parked_age=None, halted_age=None, outbox_age=timedelta(days=3), max_parked=4)
     unrecorded = [level("q.parked", Role.PARKED, ready=2)]
 
-    assert codes(in_survey(survey, NOW, none)) == ["PARKED", "HALTED"]
+    assert codes(in_survey(survey, none)) == ["PARKED", "HALTED"]
     assert codes(too_many_parked(unrecorded, survey, none)) == ["TOO_MANY_PARKED"]
     assert codes(too_many_parked([], survey, none)) == []
 
@@ -340,7 +340,7 @@ def test_a_retry_is_overdue_if_its_queue_may_hold_it(
     facts: dict[str, Any], levels: list[Level], overdue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "homes_of", lambda _queues: {"q.retry": "q", "q.parked": "q"})
-    found = [one for one in present(surveyed(**facts), NOW, gauged(levels)) if one.code is Code.RETRIES_OVERDUE]
+    found = [one for one in needs(surveyed(**facts), levels) if one.code is Code.RETRIES_OVERDUE]
 
     assert [one.text for one in found] == ["2 retries in queue 'q' are overdue, the first for 12 min."] * overdue
 
@@ -391,7 +391,7 @@ def test_each_problem_has_a_consequence_and_a_repair() -> None:
 
 def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty() -> None:
     dead = surveyed(processes=(process(1, 64), process(2, 90)))
-    [gone] = present(dead, NOW, gauged([level("q"), level("r"), level("q.retry", Role.WAITING)]))
+    [gone] = needs(dead, [level("q"), level("r"), level("q.retry", Role.WAITING)])
 
     assert gone.code is Code.ALL_VANISHED
     assert gone.severity is Severity.ERROR
@@ -412,7 +412,7 @@ def test_dead_consumers_are_one_card_with_their_queues_and_before_what_follows_f
         *(level("a b", ready=6), level("card", ready=2), level("card.quarantine", Role.QUARANTINE, ready=1)),
         *(level("mail"), level("mail.parked", Role.PARKED, ready=3)),
     ]
-    [gone, parked, breaker] = present(dead, NOW, gauged(levels))
+    [gone, parked, breaker] = needs(dead, levels)
 
     assert [gone.code, parked.code, breaker.code] == [Code.ALL_VANISHED, Code.PARKED_MANY, Code.BREAKER_OPEN]
     assert gone.why == "3 queues stand still, 8 messages ready: a b 6, card 2."
@@ -439,4 +439,4 @@ NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
 def test_what_needs_somebody_now_comes_in_the_order_of_harm(
     facts: dict[str, Any], levels: list[Level], expected: list[str]
 ) -> None:
-    assert codes(present(surveyed(**facts), NOW, gauged(levels))) == expected
+    assert codes(needs(surveyed(**facts), levels)) == expected

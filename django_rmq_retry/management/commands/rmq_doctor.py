@@ -99,7 +99,7 @@ def examine(limits: Limits, *, timeout: float, deploy: bool) -> tuple[list[Findi
         return [*found, *unseen], False
     records = RecordExamination(limits, timeout)
     found += records.findings()
-    broker = BrokerExamination(limits, timeout, records.survey)
-    found += broker.findings()
+    broker = BrokerExamination(records.health, timeout)
+    found += [*broker.findings(), *broker.judged(), *records.growing()]
     order = list(Area)
     return sorted(found, key=lambda finding: order.index(finding.area)), broker.lost

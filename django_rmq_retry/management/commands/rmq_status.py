@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import compress
 
 from django.core.management.base import CommandParser
@@ -13,13 +14,14 @@ from django.core.management.base import CommandParser
 from django_rmq_retry.arguments import plural
 from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
+from django_rmq_retry.health.look import look
 from django_rmq_retry.health.problems import Limits, blind
 from django_rmq_retry.health.processes import MOST_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
 from django_rmq_retry.management.arguments import age, positive, whole
-from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, look, state, totals
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, usage_error
+from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, state, totals
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
 
@@ -87,17 +89,23 @@ class Command(RmqCommand):
             return self._watch(options)
         if options["consumers"]:
             return self._consumers(options)
-        seen = look(limits_of(options), options["timeout"])
-        failed = seen.of_severity(FAILING[options["fail_on"]])
+        seen = self._look(options)
+        failed = seen.health.of_severity(FAILING[options["fail_on"]])
         if options["json"]:
             self.document("status/1", **as_data(seen))
         elif options["check"]:
             self._probe(seen, failed)
         else:
             self._show(seen, every=options["all"])
-        if seen.reached is None:
+        if seen.health.broker is None:
             return Exit.UNREACHABLE
         return Exit.UNHEALTHY if failed and options["check"] else Exit.DONE
+
+    def _look(self, options: Options) -> BrokerStatus:
+        timeout = options["timeout"]
+        return BrokerStatus.of(
+            look(partial(declarer, timeout=timeout), timeout=timeout, limits=limits_of(options), plan=True)
+        )
 
     def _consumers(self, options: Options) -> Exit:
         found = self._found(options)
@@ -109,7 +117,7 @@ class Command(RmqCommand):
 
     def _probe(self, seen: BrokerStatus, failed: Sequence[Problem]) -> None:
         """Write one line, even if a text of the broker or the database has several."""
-        named = failed or seen.of_severity(Severity.WARNING)
+        named = failed or seen.health.needs
         why = " ".join("; ".join(problem.line for problem in named).split())
         if failed:
             self.line(f"FAIL {why}", "ERROR")
@@ -135,7 +143,7 @@ class Command(RmqCommand):
                 with named_errors():
                     found = self._found(options)
             else:
-                seen = look(limits_of(options), options["timeout"])
+                seen = self._look(options)
         except DatabaseAway as error:
             problem = str(error)
         terminal = self.stdout.isatty()
@@ -176,7 +184,7 @@ class Command(RmqCommand):
 
     def _show(self, seen: BrokerStatus, *, every: bool) -> None:
         """Show what needs somebody first, then the state of all."""
-        found = [Finding.of(problem) for problem in seen.problems]
+        found = [Finding.of(problem) for problem in seen.health.needs]
         self.line(*findings.conclusion(found))
         findings.write(self, found, by_area=False)
         if self.stdout.isatty():
@@ -185,15 +193,15 @@ class Command(RmqCommand):
         self._show_queues(seen, every=every)
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
-        if seen.reached and seen.reached.gauged.blind:
-            self.say(str(blind(seen.reached.gauged)))
+        if seen.health.broker and seen.health.gauged.blind:
+            self.say(str(blind(seen.health.gauged)))
 
     def _show_queues(self, seen: BrokerStatus, *, every: bool) -> None:
         shown = [row for row in seen.rows if every or not is_quiet(seen, row)]
-        if shown and seen.reached:
+        if shown:
             rows = [_HEAD, *(cells(seen, row) for row in shown)]
             # Leave out columns that need the management API if it does not answer.
-            known = [not seen.reached.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
+            known = [not seen.health.gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
             self.table([[*compress(row, known)] for row in rows], ["", *(state(seen, row)[1] for row in shown)])
         if left := len(seen.rows) - len(shown):
             are = "is" if left == 1 else "are"

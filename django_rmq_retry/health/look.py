@@ -1,0 +1,152 @@
+"""One look at database and broker: what is known, and all that is wrong. Commands, pages and alerts show the same."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+
+from django.db import router
+
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.levels import Gauged
+from django_rmq_retry.breakers.table import state_of
+from django_rmq_retry.embedded.place import NotRunning
+from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
+from django_rmq_retry.health import broker
+from django_rmq_retry.health.broker import BrokerFacts
+from django_rmq_retry.health.facts import Survey, surveyed
+from django_rmq_retry.health.problems import (
+    Judged,
+    Limits,
+    Queues,
+    excused,
+    in_plan,
+    in_retries,
+    in_survey,
+    listed,
+    too_many_parked,
+    unreachable,
+    unusable,
+)
+from django_rmq_retry.health.rules import Code, Problem, Severity, counted, number
+from django_rmq_retry.models import QueueControl
+from django_rmq_retry.topology.declarations import QUARANTINE, Role
+
+NO_QUEUES = Gauged(levels=(), api_set=False)
+"""What is known of the queues without the broker."""
+AWAY = (BrokerUnreachable, BrokerRefused, NotRunning)
+"""The errors of a broker that does not answer."""
+UNCONSUMED = (Code.NO_CONSUMER, Code.IDLE)
+FOLLOWING = (Code.NOT_RECORDED, Code.RUN_IDLE)
+"""What no consumer does while none is alive, whichever queue or run it is about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What is known at one moment, and what is wrong by the rules."""
+
+    survey: Survey | None
+    """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
+    trouble: str = ""
+    gauged: Gauged = NO_QUEUES
+    broker: BrokerFacts | None = None
+    """None if the broker was not asked here, or if it did not answer and ``away`` has the reason."""
+    away: Problem | None = None
+    limits: Limits = Limits()
+
+    @cached_property
+    def queues(self) -> Queues:
+        """The queues, of which those that an operator or a breaker has stopped need no consumer."""
+        stopped = self.survey.stopped if self.survey else ()
+        now = self.survey.at.timestamp() if self.survey else 0.0
+        resting = excused(map(state_of, stopped), now)
+        return Queues(levels=self.gauged.levels, excused=resting, limits=self.limits, vhost=self.gauged.vhost)
+
+    @cached_property
+    def judged(self) -> tuple[Judged, ...]:
+        return tuple(self.queues.judged())
+
+    @cached_property
+    def of_database(self) -> tuple[Problem, ...]:
+        """What the database shows, whatever the broker answers."""
+        if self.trouble:
+            return (unusable(router.db_for_read(QueueControl), self.trouble),)
+        return tuple(in_survey(self.survey, self.limits)) if self.survey else ()
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """All that is wrong or remarkable, the most harmful first."""
+        levels = self.gauged.levels
+        found = [problem for one in self.judged for problem in one.problems]
+        found += self.of_database
+        found += in_retries(levels, self.survey) if self.survey and levels else []
+        found += too_many_parked(levels, self.survey, self.limits)
+        found = merged(found, self.queues)
+        found += [self.away] if self.away else []
+        found += self._drift()
+        return tuple(sorted(found, key=lambda problem: problem.harm))
+
+    @property
+    def needs(self) -> tuple[Problem, ...]:
+        """The problems that need somebody."""
+        return self.of_severity(Severity.WARNING)
+
+    def of_severity(self, least: Severity) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity >= least)
+
+    def _drift(self) -> Iterable[Problem]:
+        """Return what differs from its definition, except queues that have a problem of their own."""
+        plan = self.broker.plan if self.broker else None
+        shown = {f"queue {one.level.queue}" for one in self.judged if one.errors}
+        for problem in in_plan(plan) if plan else ():
+            # Its work queue has the problem of an interrupted move.
+            if problem.code is Code.DIFFERS or not (problem.subject in shown or problem.code is Code.MOVE_LEFT):
+                yield problem
+
+
+def look(
+    opened: Callable[[], AbstractContextManager[Declarer]],
+    *,
+    timeout: float,
+    limits: Limits,
+    plan: bool = False,
+    away: tuple[type[Exception], ...] = AWAY,
+) -> Health:
+    """Ask the database first: it knows the queues that were declared before. One that is away hides not the other.
+
+    The broker is asked over a session that ``opened`` opens; the errors in ``away`` mean that it does not answer.
+    """
+    survey, trouble = surveyed(timeout)
+    known = survey.declared if survey else ()
+    try:
+        with opened() as it:
+            facts = broker.ask(it, known, plan=plan)
+    except away as error:
+        return Health(survey=survey, trouble=trouble, away=unreachable(error), limits=limits)
+    return Health(survey=survey, trouble=trouble, gauged=facts.gauged, broker=facts, limits=limits)
+
+
+def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
+    """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
+    work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
+    # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.
+    needy = [one for one in work if one.queue not in queues.excused]
+    idle = [one for one in needy if not one.consumers]
+    gone = next((one for one in found if one.code is Code.VANISHED and not one.values["living"]), None)
+    if not idle or len(idle) < len(needy) or (gone is None and (len(idle) == 1 or len(idle) < len(work))):
+        return list(found)
+    still = work if gone else idle
+    ready = sum(one.ready or 0 for one in still)
+    names = {"names": gone.values["plain"], "span": gone.values["span"]} if gone else {}
+    code = Code.ALL_VANISHED if gone else Code.ALL_UNREAD if ready else Code.ALL_IDLE
+    held = sorted((one for one in still if one.ready), key=lambda one: -(one.ready or 0))
+    places = listed(f"{one.queue} {number(one.ready or 0)}" for one in held)
+    values = {**names, "messages": counted(ready), "places": places and f": {places}"}
+    all_idle = Problem(code=code, count=len(still), since=gone.since if gone else None, values=values)
+    said = {name for one in idle for name in (one.queue, f"{one.queue}{QUARANTINE}")}
+    left = [
+        one
+        for one in found
+        if one is not gone and one.code not in FOLLOWING and not (one.code in UNCONSUMED and one.subject in said)
+    ]
+    return [all_idle, *left]
