@@ -22,6 +22,7 @@ from django_rmq_retry.models.audit import MESSAGES
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.selection import number_in, numbers_of
+from django_rmq_retry.statements import lock
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -152,6 +153,16 @@ def messages_named(text: str) -> list[int]:
     former = FormerName.objects.filter(value=text).order_by("-message").values_list("message", flat=True)
     number = number_in(text.removeprefix("#"))
     return list({*numbers_of(text), *former.distinct()[:MOST_NAMES], *([] if number is None else [number])})
+
+
+def take_turns() -> None:
+    """Let this transaction and others that act wait for each other, from here to its end.
+
+    Lock the messages before: actions lock them before the audit log.
+    """
+    using = router.db_for_write(OperatorAction)
+    AuditHead.objects.using(using).get_or_create(pk=1)
+    lock(AuditHead.objects.using(using).filter(pk=1))
 
 
 def audit_head() -> str:

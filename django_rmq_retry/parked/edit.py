@@ -32,7 +32,7 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.difference import DiffLine, difference
-from django_rmq_retry.parked.edited_keys import KeyChange, key_facts, others_with, store_keys
+from django_rmq_retry.parked.edited_keys import KeyChange, check_free, key_facts, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -360,7 +360,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
     refusal = editable(row)
     if refusal:
         raise Refused(refusal)
-    others_with({message: proposal.keys}).check(known)
+    check_free({message: proposal.keys}, known)
     wish = Wish(
         act=GatedAct.EDIT,
         subject=f"#{message}",

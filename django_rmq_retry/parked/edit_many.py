@@ -23,7 +23,7 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.edit import Proposal, check_json, editable, editable_text, next_version, propose, rows
-from django_rmq_retry.parked.edited_keys import Others, equal_names, key_facts, others_with, store_keys
+from django_rmq_retry.parked.edited_keys import Others, check_free, equal_names, key_facts, others_with, store_keys
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -184,7 +184,7 @@ def _store(
     meant = [(one.message, one.proposal) for one in made if one.proposal is not None]
     if not meant:
         raise NothingChosen(_("The change fits none of the messages any more. Nothing was done."))
-    others_of(made).check(known)
+    check_free({message.pk: proposal.keys for message, proposal in meant}, known)
     chosen = Selection(
         revisions={message.pk: message.revision for message, _proposal in meant},
         as_of=max(message.parked_at for message, _proposal in meant),

@@ -11,6 +11,7 @@ from django_rmq_retry.handlers.business_keys import readable_keys
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import BusinessKey, ParkedMessage
+from django_rmq_retry.parked.audit import take_turns
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.statements import in_slices
@@ -72,6 +73,16 @@ class Others:
         """Raise ``KeyTaken`` unless the operator knows these messages as they are now."""
         if self.mark != known and self.keys:
             raise KeyTaken(self)
+
+
+def check_free(changes: Mapping[int, KeyChange], known: str) -> None:
+    """Raise ``KeyTaken`` if other messages have a key which these edits would add, unless the operator knows them.
+
+    Two edits that add keys wait for each other: the second one finds the key that the first one has stored.
+    """
+    if any(change.gained for change in changes.values()):
+        take_turns()
+        others_with(changes).check(known)
 
 
 class KeyTaken(Refused):

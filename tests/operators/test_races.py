@@ -15,6 +15,7 @@ from django.db.models import F
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import (
     AuditHead,
     ItemState,
@@ -30,7 +31,10 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.audit import acts_on, verify
 from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit import Proposal, propose
+from django_rmq_retry.parked.edit import store as store_edit
 from django_rmq_retry.parked.edit_many import PathChange, store_many
+from django_rmq_retry.parked.edited_keys import KeyTaken
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
 from django_rmq_retry.parked.requeue import requeue, resume
 from django_rmq_retry.parked.selection import LISTED, Selection
@@ -55,6 +59,7 @@ from tests.tooling.owned import routed
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own"), *NIGHTLY_ON_SQLITE]
+ROUNDS = 5
 ENDS_ONCE = ("at the end", 2)
 WAITS_FOR_US = "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
 
@@ -340,3 +345,33 @@ def test_a_stopped_run_sends_nothing_more(wired: BlockingChannel) -> None:
     assert (run.state, run.sent + run.skipped, run.sent) == (RunState.STOPPED, run.total, sum(found.values()))
     assert run.items.filter(state__in=[ItemState.PENDING, ItemState.CLAIMED]).count() == 0
     check_books()
+
+
+def test_two_edits_to_the_same_new_key_in_one_instant_tell_one_operator(settings: Any) -> None:
+    """Each edits another message, and no message has the key yet: without turns, both would be stored."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
+
+    @handler("payments.book", keys=lambda message: [message.data["reference"]])
+    def book(message: Delivery) -> None:
+        """Nothing."""
+
+    for attempt in range(ROUNDS):
+        key = f"PAY-{attempt}"
+        rows = [payment(f"{key}-{number}") for number in range(PEOPLE)]
+        edits = [propose(row, text=f'{{"reference": "{key}"}}') for row in rows]
+
+        def edit(number: int, rows: list[ParkedMessage] = rows, edits: list[Proposal] = edits) -> object:
+            try:
+                return store_edit(rows[number].pk, ANN, edits[number], version=1, reason="typing error")
+            except KeyTaken as taken:
+                return taken
+
+        done = together(edit)
+
+        assert Counter(type(one) for one in done) == {MessageVersion: 1, KeyTaken: PEOPLE - 1}
+        assert Selection.of_filter({"key": key}).count == 1
+
+
+def payment(reference: str) -> ParkedMessage:
+    body = f'{{"reference": "{reference}"}}'.encode()
+    return record(queue="payments.book", content_type="application/json", body=body, key=reference)
