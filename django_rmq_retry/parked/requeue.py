@@ -160,10 +160,11 @@ def start(
     """
     terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
     _check(selection, reason, include)
+    description = selection.description
     wish = Wish(
         act=GatedAct.REQUEUE,
         count=selection.count,
-        subject=selection.description,
+        subject=description,
         reason=reason,
         selection=selection,
         terms={
@@ -189,7 +190,7 @@ def start(
         source=actor.source,
         reason=short(reason, 255),
         selection=selection.facts(),
-        description=short(selection.description, 255),
+        description=short(description, 255),
         target=target,
         rate=checked_rate(rate),
         max_depth=max_depth,

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import (
     BusinessKey,
+    ErrorGroup,
     ItemState,
     KeyList,
     ListedKey,
@@ -433,9 +434,19 @@ class Selection:
 
     @property
     def description(self) -> str:
-        """A short text for the page of a run."""
+        """A short text for the audit log, with the causes of error groups. That the messages are parked is not said."""
         some = [", ".join(f"#{pk}" for pk in sorted(self.revisions)[:10])] if self.named else []
-        return " · ".join([*some, *(f"{name} {_words(value)}" for name, value in self.filter.items())])
+        words = dict(self.filter)
+        if len(words) > 1 and words.get("state") in ([State.PARKED], State.PARKED):
+            del words["state"]
+        return " · ".join([*some, *(_described(name, value) for name, value in words.items())])
+
+
+def _described(name: str, value: Any) -> str:
+    if name != "group":
+        return f"{name} {_words(value)}"
+    groups = ErrorGroup.objects.using(database()).in_bulk(group_numbers(value))
+    return ", ".join(str(groups.get(number, f"#{number}")) for number in group_numbers(value))
 
 
 def _words(value: object) -> str:

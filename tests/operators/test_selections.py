@@ -267,3 +267,17 @@ class TestReport:
         run = requeue_run([late.pk, early.pk])
 
         assert [(one.message_id, one.place) for one in run.items.order_by("place")] == [(early.pk, 1), (late.pk, 2)]
+
+
+def test_the_audit_log_names_a_group_by_its_cause() -> None:
+    """T14 of the commands: `group 1 · state parked` says nothing to who reads the log later."""
+    bank, card = record(), record(group=group("c", title="CardExpired", culprit="cards.gateway:charge"))
+    numbers = [bank.group_id, card.group_id]
+
+    assert Selection.of_filter({"group": numbers[0], **PARKED}).description == "BankDown"
+    assert Selection.of_filter({"group": numbers, **PARKED}).description == (
+        "BankDown, CardExpired · cards.gateway:charge"
+    )
+    assert Selection.of_filter({"group": [*numbers, 999]}).description.endswith(", #999")
+    assert Selection.of_filter({"queue": "payments", **OPEN}).description == "queue payments · state parked on_hold"
+    assert Selection.of_filter(PARKED).description == "state parked"
