@@ -23,7 +23,7 @@ from django_rmq_retry.breakers import table
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
-from django_rmq_retry.models.parked import OPEN, resolution_text
+from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database
@@ -141,7 +141,7 @@ class ApprovalRequestAdmin(Pages):
             stuck=stuck,
             mine=mine,
             chosen=labels.selection_text(wish.selection.facts(), known.subject),
-            reason=resolution_text(known.reason) if known.act == GatedAct.DISCARD else known.reason,
+            reason=labels.request_reason(known),
             seen=approvals.mark(known) if waits or stuck else "",
             why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",
             why_not_reject="" if mine else refusal(request, "approve"),

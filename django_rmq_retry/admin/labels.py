@@ -22,7 +22,16 @@ from django_rmq_retry.health.problems import growth, listed
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.messages.parked_copy import By
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ErrorGroup, GatedAct, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import (
+    Action,
+    ApprovalRequest,
+    ErrorGroup,
+    GatedAct,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+    State,
+)
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
@@ -69,6 +78,11 @@ def action_reason(action: OperatorAction) -> str:
     """Return the operator's reason for an action; only the category of a discard is translated."""
     asked = action.action == Action.ASK and action.details.get("act") == GatedAct.DISCARD
     return resolution_text(action.reason) if action.action == Action.DISCARD or asked else action.reason
+
+
+def request_reason(request: ApprovalRequest) -> str:
+    """Return the reason for which an act was asked for; only the category of a discard is translated."""
+    return resolution_text(request.reason) if request.act == GatedAct.DISCARD else request.reason
 
 
 def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:

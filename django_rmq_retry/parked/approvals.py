@@ -26,7 +26,7 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.edit_many import PathChange
 from django_rmq_retry.parked.findings import Terms, report
-from django_rmq_retry.parked.four_eyes import Wish, seal_of
+from django_rmq_retry.parked.four_eyes import Wish, chosen_by_hand, seal_of
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import (
     NEEDED,
@@ -66,6 +66,13 @@ def requests() -> ApprovalRows:
 def open_requests() -> ApprovalRows:
     """Return the requests that can still be approved, the oldest first."""
     return requests().open(database_clock.now(database()))
+
+
+def open_requests_for(message: int) -> list[ApprovalRequest]:
+    """Return the open requests for acts on this message, the oldest first."""
+    rows = list(open_requests().defer(None).defer("body", "properties"))
+    by_filter = members.requests_of(message, [one.pk for one in rows])
+    return [one for one in rows if one.pk in by_filter or message in chosen_by_hand(one)]
 
 
 @transaction_of(ApprovalRequest)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -53,6 +53,11 @@ class Wish:
             body=bytes(request.body),
             properties=bytes(request.properties),
         )
+
+
+def chosen_by_hand(request: ApprovalRequest) -> Collection[int]:
+    """Return the messages that a request names one by one; a filter's are its members."""
+    return Selection.of_facts(json.loads(request.wish)["selection"]).revisions.keys()
 
 
 def seal_of(request: ApprovalRequest) -> str:

@@ -4,6 +4,7 @@ What a second person approves are these and no others: one that has changed sinc
 """
 
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 from django.db.models import F, PositiveBigIntegerField, QuerySet, Value, Window
@@ -33,6 +34,12 @@ def freeze(request: int, selection: Selection) -> int:
 
 def of(request: Any) -> QuerySet[RequestMember]:
     return RequestMember.objects.using(database()).filter(request=request).order_by()
+
+
+def requests_of(message: int, among: Collection[int]) -> set[int]:
+    """Return those of the requests of which a message is a member."""
+    rows = RequestMember.objects.using(database()).filter(request__in=among, message=message)
+    return set(rows.values_list("request", flat=True)) if among else set()
 
 
 def digest(request: int) -> str:

@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_rmq_retry import Message
-from django_rmq_retry.admin import runs
+from django_rmq_retry.admin import labels, runs
 from django_rmq_retry.breakers.table import states
 from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked import key_lists
@@ -56,12 +56,12 @@ def two() -> list[ParkedMessage]:
 
 def discarding(client: Client) -> str:
     page = client.get(f"{ADMIN}parkedmessage/discard/", {"sel": made.selected(*two())})
-    return place(press(client, page, "Discard 2 messages", category="duplicate"))
+    return place(press(client, page, "Ask for approval", category="duplicate"))
 
 
 def requeueing(client: Client) -> str:
     page = client.get(f"{ADMIN}requeuerun/preview/", {"sel": made.selected(*two())})
-    return place(press(client, page, "Requeue 2 messages", reason="the bank is back", rate="7"))
+    return place(press(client, page, "Ask for approval", reason="the bank is back", rate="7"))
 
 
 def editing(client: Client) -> str:
@@ -75,7 +75,7 @@ def editing(client: Client) -> str:
 def editing_many(client: Client) -> str:
     page = client.get(f"{ADMIN}parkedmessage/edit/", {"sel": made.selected(*two())})
     shown = press(client, page, "Preview each result", path="amount", act="set", value="99.00")
-    return place(press(client, shown, "Edit 2 messages", reason="wrong amount"))
+    return place(press(client, shown, "Ask for approval", reason="wrong amount"))
 
 
 def closing(client: Client) -> str:
@@ -95,6 +95,8 @@ def done() -> dict[str, bool]:
     }
 
 
+ACTS = ("Discard", "Requeue", "Edit", "Send one now", "Store")
+"""How a button begins that acts at once."""
 WHAT_IS_DONE = {
     "discarding": "2 messages will never be handled.",
     "requeueing": "2 messages are sent.",
@@ -140,7 +142,7 @@ def test_a_button_asks_and_a_second_person_approves(asking: Asking, ann: User, b
 
 @each_act
 def test_the_page_before_says_that_a_second_person_is_needed(asking: Asking, ann: User, settings: Any) -> None:
-    client, seen = client_of(ann), []
+    client, seen, asks = client_of(ann), [], []
     pages = {
         "discarding": "parkedmessage/discard",
         "requeueing": "requeuerun/preview",
@@ -158,9 +160,15 @@ def test_the_page_before_says_that_a_second_person_is_needed(asking: Asking, ann
             page = client.get(f"{ADMIN}{pages[name]}/", {"sel": made.selected(*two())})
             if name == "editing_many":
                 page = press(client, page, "Preview each result", path="amount", act="set", value="1")
-        seen.append("second person has to approve" in Page(page).text)
+        shown = Page(page)
+        buttons = [words for form in shown.forms for _name, _value, words in form.buttons]
+        seen.append("second person has to approve" in shown.text)
+        asks.append(any(words.startswith("Ask for approval") for words in buttons))
+        assert not (asks[-1] and any(words.startswith(ACTS) for words in buttons)), buttons
 
     assert seen == [True, False]
+    # The button that resumes a queue does so where no breaker is open.
+    assert asks == [name != "closing", False]
 
 
 @each_act
@@ -273,3 +281,46 @@ def test_several_requests_are_one_finding(ann: User, page: Client) -> None:
 
     assert "2 requests wait for a second person, the oldest for" in status.text
     assert status.links["Waiting for a second person"] == REQUESTS
+
+
+@pytest.mark.parametrize("asking", [discarding, requeueing, editing, editing_many])
+def test_the_page_of_a_message_names_the_request_that_waits(asking: Asking, ann: User, bob: User) -> None:
+    """A colleague who opens the message must not ask again, nor act against it."""
+    asked = asking(client_of(ann))
+    one, request = ParkedMessage.objects.order_by("pk")[0], ApprovalRequest.objects.get()
+    second = client_of(bob)
+    page = Page(second.get(f"{ADMIN}parkedmessage/{one.pk}/change/"))
+    unasked = Page(second.get(f"{ADMIN}parkedmessage/{made.message().pk}/change/")).text
+    press(second, second.get(asked), "Reject", reason="paid already")
+    later = Page(second.get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
+
+    assert "ann asked a second person, " in page.text
+    assert f": {request.get_act_display()}, {request.count} message" in page.text
+    assert labels.request_reason(request) in page.text
+    assert page.links[f"Request {request.pk}"] == asked
+    assert "asked a second person" not in unasked + later
+
+
+def test_the_page_of_a_message_names_a_request_by_a_filter_for_its_members_only(ann: User, bob: User) -> None:
+    some = two()
+    chosen = Selection.of_filter({"group": some[0].group_id, "state": ["parked"]})
+    made.asked(lambda actor: discard(chosen, actor, category="test"), actor_of(ann))
+    later = made.message(some[0].group)
+    named = [
+        "ann asked a second person" in Page(client_of(bob).get(f"{ADMIN}parkedmessage/{one.pk}/change/")).text
+        for one in (*some, later)
+    ]
+
+    assert named == [True, True, False]
+
+
+def test_who_may_see_no_requests_learns_of_one_without_a_link(ann: User) -> None:
+    discarding(client_of(ann))
+    page = Page(
+        client_of(made.person("reader", "view_parkedmessage")).get(
+            f"{ADMIN}parkedmessage/{ParkedMessage.objects.order_by('pk')[0].pk}/change/"
+        )
+    )
+
+    assert "ann asked a second person" in page.text
+    assert [address for address in page.links.values() if "approvalrequest" in address] == []
