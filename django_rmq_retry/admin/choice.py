@@ -38,6 +38,7 @@ MOST_CHECKED = 2000
 """The most messages of a filter for which the project's rules are called before the request is sent."""
 MOST_KEYS_SHOWN = 200
 MOST_OTHERS_SHOWN = 10
+MOST_OLDEST = 50
 MOST_KEYS_NAMED = 5
 """The most keys in one sentence."""
 CARRIED = ("canary", "held", "then")
@@ -274,7 +275,7 @@ def with_seen_examples(request: HttpRequest, finding: RequeueFinding) -> Requeue
     return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
 
 
-def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
+def sample(request: HttpRequest, selection: Selection, count: int = MOST_OLDEST) -> list[ParkedMessage]:
     """Return the oldest messages, without those that the user may not see."""
     rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
     return [row for row in rows if not refusal(request, "view", message=row)]

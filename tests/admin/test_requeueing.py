@@ -1,5 +1,6 @@
 """From the list to the run page without JavaScript: what is asked, what is refused, what is sent."""
 
+import re
 import time
 from datetime import timedelta
 from typing import Any
@@ -334,3 +335,18 @@ def test_an_internal_queue_is_refused_as_a_target(page: Client, sent: list[Messa
     assert started.status_code == 422
     assert f"'{queue}' is not a declared queue." in Page(started).text
     assert sent == []
+
+
+@pytest.mark.parametrize("address", ["requeuerun/preview", "parkedmessage/discard", "parkedmessage/hold"])
+def test_a_page_that_asks_shows_the_oldest_keys_unfolded(page: Client, address: str) -> None:
+    cause, now = made.group(), timezone.now()
+    some = [
+        made.message(cause, business_key=f"PAY-{number:02}", parked_at=now - timedelta(hours=1, minutes=-number))
+        for number in range(12)
+    ]
+    content = page.get(f"/admin/rmq_retry/{address}/", {"sel": made.selected(*some)}).content.decode()
+    seen, _summary, folded = content.partition("The 10 oldest")[2].partition("<details>")
+
+    assert [*re.findall(r"PAY-\d\d", seen)] == [f"PAY-{number:02}" for number in range(10)]
+    assert "2 more" in folded
+    assert [*re.findall(r"PAY-\d\d", folded)] == ["PAY-10", "PAY-11"]
