@@ -3,14 +3,15 @@
     python -m tests.tooling.lanes [--main | --all | --pika] [pytest's arguments]
 
 With --main, as for each push, everything but what is marked `long` or `nightly` runs here. Beside it, because tests
-wait for brokers and databases, run the other lanes one after another: what is marked `database` on PostgreSQL, and the
-pages, the forms, the migrations, the checks and the texts of commands on the other Djangos. No code here asks for the
-version of Django, so another one can differ only there, or by a defect of its own. At last a storm of the suite of
+wait for brokers and databases, run two other lanes one after the other: what is marked `database` on PostgreSQL, and
+the pages, the forms, the migrations, the checks and the texts of commands on the oldest Django. No code here asks for
+the version of Django, so another one can differ only there, or by a defect of its own. At last a storm of the suite of
 faults runs by itself.
 
 With --all, as for each night, what is `nightly` runs too, and on PostgreSQL what is `long`, the kills between two
-steps; also what is marked `database` on MariaDB, without what is `slow`, and on the oldest Django and Python everything
-that knows Django, without what is `slow`.
+steps; also what is marked `database` on MariaDB, without what is `slow`; on the oldest Django and Python everything
+that knows Django, without what is `slow`; and on each Django between the oldest and the newest what a push runs on the
+oldest.
 
 The output of the other lanes is printed as each one ends.
 
@@ -49,7 +50,7 @@ WITHOUT_DJANGO = tuple(
 """Tests that find the same on every Django: of packages that do not know it, of races in the database, of the code's
 shape, of the catalogues and of the tests' own tools. They take half of the time; what is built on those packages still
 runs on each Django and Python."""
-BETWEEN = (
+PAGES = (
     *(f"--ignore=tests/admin/test_{name}.py" for name in ("budgets", "nul", "rights")),
     *(
         f"tests/{name}"
@@ -59,7 +60,7 @@ BETWEEN = (
         )
     ),
 )
-"""The tests that run on each Django, and for each push; for each night, only between the oldest and the newest one."""
+"""The tests that run on the oldest Django for each push, and on those between it and the newest one each night."""
 NIGHT = "not long"
 """Selects what runs each night. For a push, pyproject.toml selects."""
 CORES = os.cpu_count() or 2
@@ -186,7 +187,7 @@ def run_lane(django: str, arguments: list[str], *, night: bool = False) -> Resul
     name = f"Django {django} on {told}"
     rooms = WITHOUT_DJANGO
     if not night or django not in (min(LANES), max(LANES)):
-        rooms, name = BETWEEN, name if arguments else f"{name} (pages, migrations, checks and texts only)"
+        rooms, name = PAGES, name if arguments else f"{name} (pages, migrations, checks and texts only)"
     return run_tests(name, python, ["-m", "not slow and not long and not nightly", *(arguments or rooms)], beside=True)
 
 
@@ -235,13 +236,13 @@ def main(arguments: list[str]) -> int:
     chosen, rest = (arguments[0], arguments[1:]) if arguments[:1] in (["--main"], ["--all"]) else ("", arguments)
     night = chosen == "--all"
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
-    oldest, *between = [partial(run_lane, django, rest, night=night) for django in LANES if django != here()]
+    djangos = [partial(run_lane, django, rest, night=night) for django in LANES if django != here()]
     if not chosen:
-        return shown(run_each([oldest, *between]))
+        return shown(run_each(djangos))
     kinds = databases.KINDS if night else [databases.POSTGRESQL]
     of_databases = [partial(run_database, kind, rest, night=night) for kind in kinds]
     of_main = partial(run_tests, name, sys.executable, ["-m", NIGHT, *rest] if night else rest)
-    results = run_beside([of_main], [*of_databases, oldest, *between])
+    results = run_beside([of_main], [*of_databases, *(djangos if night else djangos[:1])])
     results += [] if rest else [run_tests("a storm of faults", sys.executable, [*STORM])]
     return shown(results)
 
