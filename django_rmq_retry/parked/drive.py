@@ -46,8 +46,8 @@ SAVED_SECONDS = 1.0
 RUN_LEASE = timedelta(seconds=15)
 SETTLE_SECONDS = 1.0
 """Seconds between two searches for the outcomes of retries that were sent early."""
-EARLY_LOOK_SECONDS = 5.0
-"""Longest time between two looks at the connection on which retries are held."""
+LONGEST_STEP_SECONDS = 5.0
+"""Longest time between two steps, however slow the run is: a step renews the lease, and looks at a held connection."""
 SWEEP_SECONDS = 5.0
 """Seconds between two searches for expired claims."""
 RECHECK_SECONDS = 1.0
@@ -104,8 +104,10 @@ class RunPace:
         self._room -= count
 
     def wait(self, rate: float) -> float:
-        """Return the seconds until the next slice can send a message."""
-        return max(SLICE_SECONDS, (1.0 - self._room) / rate) if rate > 0 else SLICE_SECONDS
+        """Return the seconds until the next slice, which can send a message if the rate allows one by then."""
+        if rate <= 0:
+            return SLICE_SECONDS
+        return min(max(SLICE_SECONDS, (1.0 - self._room) / rate), LONGEST_STEP_SECONDS)
 
 
 class Drive:
@@ -223,7 +225,7 @@ class Drive:
         recount(run.pk)
         self._pace.spend(sent)
         self._set_wait(run, None)
-        return min(self._pace.wait(run.rate), EARLY_LOOK_SECONDS)
+        return self._pace.wait(run.rate)
 
     def _wait_after(self, run: RequeueRun, failed: Exception) -> float:
         """Wait for the broker or a full queue; pause if only an operator can help."""

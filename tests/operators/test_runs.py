@@ -23,7 +23,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
-from django_rmq_retry.parked.drive import RunPace
+from django_rmq_retry.parked.drive import RUN_LEASE, RunPace
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
 from tests.operators.driving import Clock, Targets
@@ -105,6 +105,19 @@ class TestRate:
 
         assert depth(wired) == 11
         assert now(run).sent == 11
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_slow_run_keeps_its_driver_and_its_rate(self) -> None:
+        run, clock, waits = started(2, rate=0.05), Clock(), list[float]()
+        one = driver_of(run, clock=clock, targets=Targets())
+        while now(run).sent < 2 and len(waits) < 10:
+            wait = one.step()
+            assert wait is not None
+            waits.append(wait)
+            clock.now += wait
+
+        assert max(waits) < RUN_LEASE.total_seconds()
+        assert sum(waits[:-1]) >= 20 - 1e-6
 
 
 class TestSteering:
