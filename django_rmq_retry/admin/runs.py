@@ -33,8 +33,9 @@ from django_rmq_retry.models import (
     RunWait,
 )
 from django_rmq_retry.parked.claims import sent_by_others
-from django_rmq_retry.parked.drive import DRIVEN, drive
+from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.key_lists import keys_of, unmatched
+from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name

@@ -29,8 +29,9 @@ from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
-from django_rmq_retry.parked.drive import DRIVEN, Drive
+from django_rmq_retry.parked.drive import Drive
 from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, Terms, report
+from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
 from django_rmq_retry.parked.selection import Selection

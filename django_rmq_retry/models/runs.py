@@ -1,5 +1,7 @@
 """Models for a bulk requeue: the requeue run with its selection and rate, and the state of each message."""
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -20,7 +22,9 @@ class RunState(models.TextChoices):
     STOPPED = "stopped", _("Stopped")
 
 
-ACTIVE = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED, RunState.WAITING)
+SENDING = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED)
+"""States of runs that have messages left to send."""
+ACTIVE = (*SENDING, RunState.WAITING)
 
 
 class RunWait(models.TextChoices):
@@ -170,6 +174,16 @@ class RequeueRun(models.Model):
     def who(self) -> str:
         """Who started it and, if that needed a second person, who approved it."""
         return both_names(self.by, self.approved_by)
+
+    @property
+    def parts(self) -> "models.QuerySet[Any]":
+        """The rows of its messages: of parked ones, or of retries; both have a state."""
+        return self.retries.all() if self.retries_of else self.items.all()
+
+    @property
+    def not_taken(self) -> int:
+        """The retries that it leaves out without a row: they were due meanwhile, or did not fail before."""
+        return max(self.total - self.sent, 0) if self.retries_of and self.state not in SENDING else 0
 
     @property
     def active(self) -> bool:

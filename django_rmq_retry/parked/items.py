@@ -15,7 +15,6 @@ from django.db.models.functions import RowNumber
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import (
-    EarlyRetry,
     ItemReason,
     ItemState,
     ParkedMessage,
@@ -115,11 +114,6 @@ class Choice:
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
 
-def parts_of(run: RequeueRun) -> QuerySet[Any]:
-    """Return the rows of the messages of a run: of parked ones, or of retries; both have a state."""
-    return (EarlyRetry if run.retries_of else RequeueItem).objects.using(database()).filter(run=run)
-
-
 def pending(run: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
@@ -176,7 +170,7 @@ def advance(run: int, driver: str) -> str:
     known = run_of_driver(run, driver, RunState.RUNNING, RunState.WAITING)
     if known is None:
         return ""
-    items = parts_of(known)
+    items, before = known.parts.using(using), known.state
     if items.filter(state=ItemState.PENDING).exists():
         known.state = RunState.RUNNING
     elif items.filter(state=ItemState.CLAIMED).exists():
@@ -189,7 +183,7 @@ def advance(run: int, driver: str) -> str:
         known.wait = RunWait.NO_OUTCOME if overdue else ""
     if known.state == RunState.FINISHED:
         known.finished_at, known.leased_until = now, None
-    if known.state == RunState.FINISHED or known.retries_of:
+    if known.state != before:
         count(known)
     known.save(using=using, update_fields=[*COUNTED, "state", "wait", "finished_at", "leased_until"])
     return known.state
@@ -208,7 +202,6 @@ def skip_unsent(run: int) -> bool:
     known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
     if mark is None:
         known.finished_at = now
-    if known.retries_of:
         count(known)
     known.save(using=using, update_fields=["skipped", "finished_at"])
     return mark is not None
@@ -223,14 +216,11 @@ def recount(run: int) -> None:
 
 
 def count(run: RequeueRun) -> None:
-    items = parts_of(run)
-    counts = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
-    for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.SKIPPED, ItemState.UNCONFIRMED):
+    counts = dict(run.parts.using(database()).order_by().values_list("state").annotate(count=Count("pk")))
+    for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.UNCONFIRMED):
         setattr(run, state.value, counts.get(state, 0))
     run.sent = counts.get(ItemState.SENT, 0) + run.processed + run.failed
-    if run.retries_of and run.state not in (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED):
-        # The others were due by themselves meanwhile, or did not fail before.
-        run.skipped = max(run.total - run.sent, 0)
+    run.skipped = counts.get(ItemState.SKIPPED, 0) + run.not_taken
 
 
 def lists_at_once(selection: Selection) -> bool:

@@ -24,12 +24,13 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
-from django_rmq_retry.parked.drive import drive, restart_rate
+from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, lacks_reason
+from django_rmq_retry.parked.pace import restart_rate
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name

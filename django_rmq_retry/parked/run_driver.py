@@ -13,7 +13,9 @@ from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.approvals import finish_left_discards
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, outage
-from django_rmq_retry.parked.drive import SLICE_SECONDS, TO_DRIVE, Drive
+from django_rmq_retry.parked.drive import Drive
+from django_rmq_retry.parked.lease import TO_DRIVE
+from django_rmq_retry.parked.pace import SLICE_SECONDS
 from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")

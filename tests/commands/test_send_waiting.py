@@ -17,7 +17,7 @@ from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.models import Attempt, EarlyRetry, OperatorAction, RequeueRun, RunState
 from django_rmq_retry.parked import early, operators
 from django_rmq_retry.parked.drive import drive
-from django_rmq_retry.parked.early import EarlySender
+from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies.carriers import Hop
 from tests.amqp.declared import has

@@ -17,14 +17,14 @@ from django.conf import settings
 from tests.tooling.filled import VARIABLE, given
 
 STEPS = {
-    "before a claim": ("drive.claim", "before"),
+    "before a claim": ("item_sender.claim", "before"),
     "in a claim, before its commit": ("claims._claim_items", "after"),
-    "after a claim": ("drive.claim", "after"),
-    "after the first copy": ("drive.publish", "first"),
-    "after a publish": ("drive.publish", "after"),
+    "after a claim": ("item_sender.claim", "after"),
+    "after the first copy": ("item_sender.publish", "first"),
+    "after a publish": ("item_sender.publish", "after"),
     "in a note, records changed": ("claims._settle_items", "before"),
     "in a note, before its commit": ("claims._settle_items", "after"),
-    "after a note": ("drive.store_results", "after"),
+    "after a note": ("item_sender.store_results", "after"),
     "at the end": ("drive.advance", "before"),
 }
 LISTING_STEPS = {

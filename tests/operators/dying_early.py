@@ -15,13 +15,13 @@ from tests.tooling.filled import VARIABLE, given
 WORK = "ledger.post"
 WAITS_SECONDS = 600.0
 WAITING = f"{WORK}.retry.10m"
-EARLY, MOVE = "django_rmq_retry.parked.early", "django_rmq_retry.amqp.move"
+EARLY, MOVE = "django_rmq_retry.parked.early_sender", "django_rmq_retry.amqp.move"
 STEPS = {
     "before a claim": (EARLY, "", "_claim", "before"),
     "after a claim": (EARLY, "", "_claim", "after"),
     "after a copy": (MOVE, "Copies", "copy", "after"),
     "after the confirms, before the rows are stored": (MOVE, "Copies", "settle", "after"),
-    "at the end": (EARLY, "", "settle", "before"),
+    "at the end": (EARLY, "", "find_outcomes", "before"),
 }
 
 

@@ -23,8 +23,9 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.claims import ClaimResult, end_expired_claims, store_results
-from django_rmq_retry.parked.drive import RUN_LEASE, RunPace
+from django_rmq_retry.parked.lease import LEASE
 from django_rmq_retry.parked.operators import Outdated, Refused
+from django_rmq_retry.parked.pace import RunPace
 from django_rmq_retry.parked.requeue import change_rate, pause, resume, stop
 from tests.operators.driving import Clock, Targets
 from tests.operators.invariants import check_counters
@@ -116,7 +117,7 @@ class TestRate:
             waits.append(wait)
             clock.now += wait
 
-        assert max(waits) < RUN_LEASE.total_seconds()
+        assert max(waits) < LEASE.total_seconds()
         assert sum(waits[:-1]) >= 20 - 1e-6
 
 

@@ -1,0 +1,49 @@
+"""The lease of a driver on a run: while it lasts, no other driver has the run."""
+
+from datetime import timedelta
+
+from django.db.models import Q, QuerySet
+
+from django_rmq_retry import database_clock
+from django_rmq_retry.messages.texts import short
+from django_rmq_retry.models import RequeueRun, RunState, RunWait
+from django_rmq_retry.parked.database import database
+
+LEASE = timedelta(seconds=15)
+DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
+TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
+"""Runs that need a driver, including stopped runs with items that are not skipped yet."""
+
+
+class RunLease:
+    """One driver and its run. It changes the run only while the run is its own, and an operator lets it go on."""
+
+    def __init__(self, run: int, driver: str) -> None:
+        self.run = run
+        self.driver = short(driver, 255)
+        self._mine = False
+
+    def renew(self) -> RequeueRun | None:
+        """Return the run, or None if it needs no driver or another driver owns it."""
+        now = database_clock.now(database())
+        free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
+        rows = self._rows().filter(free, TO_DRIVE)
+        self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
+        return self._rows().filter(TO_DRIVE).first() if self._mine else None
+
+    def release(self) -> None:
+        """Leave the run to the next driver."""
+        if self._mine:
+            self._rows().filter(driver=self.driver).update(leased_until=None)
+
+    def change(self, **changes: object) -> None:
+        """Change the run, unless an operator has paused or stopped it meanwhile, or another driver owns it."""
+        self._rows().filter(driver=self.driver, state__in=DRIVEN).update(**changes)
+
+    def note_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
+        """Store the reason that the run sends nothing now; None if it sends."""
+        if run.wait != (wait or ""):
+            self.change(wait=wait or "")
+
+    def _rows(self) -> QuerySet[RequeueRun]:
+        return RequeueRun.objects.using(database()).filter(pk=self.run)
