@@ -47,8 +47,6 @@ BADGES: dict[str, tuple[str, str, Any]] = {
 HALTED = ("parked", "■", pgettext_lazy("queue", "halted"))
 UNREAD = ("parked", "✕", pgettext_lazy("queue", "no consumer"))
 UNKNOWN = ("discarded", "?", pgettext_lazy("queue", "unknown"))
-SAID = (Code.NO_CONSUMER, Code.IDLE)
-"""Problems that the state itself names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +113,8 @@ class QueueRow:
         elif standing.state == FLOWING and (level is None or not level.consumers):
             kind, sign, label = UNKNOWN if level is None or level.consumers is None else UNREAD
             standing = replace(standing, kind=kind, sign=sign, label=label)
-        problems = [one.row for one in found.errors if one.code not in SAID] if found else []
+        # The state itself says that no consumer reads it.
+        problems = [one.row for one in found.errors if one.code is not Code.NO_CONSUMER] if found else []
         return cls(standing=standing, level=level, problems=problems, waiting=waiting)
 
 

@@ -24,7 +24,7 @@ from django_rmq_retry.handlers.layout import waiting_queues_of
 from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
-from django_rmq_retry.health.rules import Code, Problem, Severity, number
+from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity, number
 from django_rmq_retry.models import Attempt, LiveStatus
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.templatetags.rmq_retry import visible
@@ -41,35 +41,35 @@ class ButtonTarget:
     query: str = ""
 
 
-CONSUMERS = ButtonTarget(label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status")
-QUEUES = ButtonTarget(label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue")
-GROUPS = ButtonTarget(label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group")
-GROUP = ButtonTarget(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group")
-RUN = ButtonTarget(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run")
-OUTBOX = ButtonTarget(label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox")
-KEYS = ButtonTarget(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key")
-REQUEUED = ButtonTarget(
-    label=gettext_lazy("Parked messages"), page="parkedmessage_changelist", verb="view", query="?state=requeued"
-)
-REQUESTS = ButtonTarget(
-    label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
-)
-REQUEST = ButtonTarget(label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request")
-TARGETS: Mapping[Code, ButtonTarget] = {
-    **dict.fromkeys((Code.ALL_VANISHED, Code.ALL_UNREAD, Code.ALL_IDLE, Code.NO_CONSUMER, Code.IDLE), CONSUMERS),
-    Code.STUCK: CONSUMERS,
-    Code.RETRIES_OVERDUE: QUEUES,
-    Code.NO_OUTCOME: REQUEUED,
-    **dict.fromkeys((Code.VANISHED, Code.DISCONNECTED, Code.VERSIONS, Code.NOT_RECORDED, Code.HELD), CONSUMERS),
-    **dict.fromkeys((Code.BREAKER_OPEN, Code.PAUSED, Code.PAUSED_LONG, Code.HALTED, Code.HALTED_LONG), QUEUES),
-    Code.ABANDONED: QUEUES,
-    **dict.fromkeys((Code.PARKED, Code.PARKED_LONG, Code.PARKED_MANY), GROUPS),
-    **dict.fromkeys((Code.RUN_PAUSED, Code.RUN_HELD, Code.RUN_WAITS, Code.RUN_IDLE), RUN),
-    Code.APPROVAL_WAITS: REQUESTS,
-    **dict.fromkeys((Code.OUTBOX_FAILED, Code.OUTBOX_OVERDUE, Code.OUTBOX_AWAY), OUTBOX),
-    **dict.fromkeys((Code.BLOCKED_FULL, Code.BLOCKED_NEAR), KEYS),
+TARGETS: Mapping[ActingPage, ButtonTarget] = {
+    ActingPage.CONSUMERS: ButtonTarget(
+        label=gettext_lazy("Consumers"), page="consumerprocess_changelist", verb="view_status"
+    ),
+    ActingPage.QUEUES: ButtonTarget(
+        label=gettext_lazy("Open the queues"), page="queuecontrol_changelist", verb="view_queue"
+    ),
+    ActingPage.GROUPS: ButtonTarget(
+        label=gettext_lazy("Error groups"), page="errorgroup_changelist", verb="view_group"
+    ),
+    ActingPage.OUTBOX: ButtonTarget(
+        label=gettext_lazy("Open the outbox"), page="outboxmessage_changelist", verb="view_outbox"
+    ),
+    ActingPage.KEYS: ButtonTarget(label=gettext_lazy("Blocked keys"), page="blockedkey_changelist", verb="view_key"),
+    ActingPage.REQUEUED: ButtonTarget(
+        label=gettext_lazy("Parked messages"), page="parkedmessage_changelist", verb="view", query="?state=requeued"
+    ),
+    ActingPage.REQUESTS: ButtonTarget(
+        label=gettext_lazy("Waiting for a second person"), page="approvalrequest_changelist", verb="view_request"
+    ),
 }
-"""The page on which an operator acts on a problem; the others are repaired by a command."""
+OF_ONE: Mapping[ActingPage, ButtonTarget] = {
+    ActingPage.GROUPS: ButtonTarget(label=gettext_lazy("Open the group"), page="errorgroup_change", verb="view_group"),
+    ActingPage.RUN: ButtonTarget(label=gettext_lazy("Open the requeue run"), page="requeuerun_change", verb="view_run"),
+    ActingPage.REQUESTS: ButtonTarget(
+        label=gettext_lazy("Open the request"), page="approvalrequest_change", verb="view_request"
+    ),
+}
+"""The page of the one row that a problem is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +90,11 @@ class Need:
 
     @classmethod
     def of(cls, problem: Problem, request: HttpRequest, address: Callable[..., str]) -> "Need":
-        target = TARGETS.get(problem.code)
-        if problem.subject and target is GROUPS:
-            target = GROUP
-        elif problem.subject and target is REQUESTS:
-            target = REQUEST
-        if target is None:
+        page = problem.rule.page
+        if page is None:
             return cls(problem=problem)
-        where = (problem.subject,) if target in (GROUP, RUN, REQUEST) else ()
+        one = OF_ONE.get(page) if problem.subject else None
+        target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
         button = Button(
             label=str(target.label),
             address=address(target.page, *where) + target.query,

@@ -13,27 +13,13 @@ from django_rmq_retry.conf import Alerts, settings
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.health.look import look
 from django_rmq_retry.health.problems import Limits
-from django_rmq_retry.health.rules import Code, Problem, Severity
+from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.declared import declarer_on
 
 PATIENCE_SECONDS = 5.0
 """Seconds for the answer of the database, and for each step of the broker's."""
 LONGEST_TEXT = 500
-MILDER = {
-    Code.PARKED_MANY: Code.PARKED,
-    Code.PARKED_LONG: Code.PARKED,
-    Code.PAUSED_LONG: Code.PAUSED,
-    Code.HALTED_LONG: Code.HALTED,
-    Code.CLOCKS_WRONG: Code.CLOCKS_APART,
-    Code.BLOCKED_FULL: Code.BLOCKED_NEAR,
-    Code.NO_CONSUMER: Code.IDLE,
-    Code.ALL_VANISHED: Code.ALL_IDLE,
-    Code.ALL_UNREAD: Code.ALL_IDLE,
-}
-"""Codes of the same finding at a later time, with the code under which it is known."""
-WHOLE = (Code.PARKED, Code.BLOCKED_NEAR)
-"""Codes of findings that are one, whatever they are about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +41,9 @@ class AlertFinding:
 
     @classmethod
     def of(cls, problem: Problem, *, of_queues: bool) -> "AlertFinding":
-        code = MILDER.get(problem.code, problem.code)
+        name = problem.rule.known_as or problem.code.name
         return cls(
-            key=code.name if code in WHOLE else f"{code.name} {problem.subject}",
+            key=name if problem.rule.alerts_once else f"{name} {problem.subject}",
             code=problem.code.name,
             subject=problem.subject,
             severity=problem.severity,

@@ -67,9 +67,22 @@ class Area(StrEnum):
     PARKED = "parked"
 
 
+class ActingPage(Enum):
+    """A page of the admin on which an operator acts on a problem."""
+
+    CONSUMERS = "consumers"
+    QUEUES = "queues"
+    GROUPS = "groups"
+    RUN = "run"
+    OUTBOX = "outbox"
+    KEYS = "keys"
+    REQUEUED = "requeued"
+    REQUESTS = "requests"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rule:
-    """What is said about one problem; the texts are templates for the values of a ``Problem``."""
+    """All about one problem; the texts are templates for the values of a ``Problem``."""
 
     area: Area
     severity: Severity = Severity.ERROR
@@ -85,6 +98,14 @@ class Rule:
     """Its consequence; translated if a page shows it."""
     fix: str = ""
     """The command or the change that repairs it."""
+    page: ActingPage | None = None
+    """Where an operator acts on it; without one, by the command alone."""
+    runbook: str = ""
+    """Its section of the runbook; without one, that of its area."""
+    known_as: str = ""
+    """The code under which alerts know it while it gets worse or better; without one, its own."""
+    alerts_once: bool = False
+    """True if it is one alert, whatever its subject."""
 
 
 def _error(area: Area) -> Callable[..., Rule]:
@@ -213,8 +234,11 @@ class Code(Enum):
             "count",
         ),
         fix="Start manage.py rmq_consume",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-restarts-again-and-again",
+        known_as="ALL_IDLE",
     )
-    ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."))
+    ALL_UNREAD = replace(ALL_VANISHED, text=_("No consumer is running."), runbook="")
     STUCK = _error(Area.CONSUMERS)(
         text=ngettext_lazy(
             "%(count)d consumer is stuck for %(span)s, with handlers beyond their deadline in all threads: %(names)s.",
@@ -224,24 +248,34 @@ class Code(Enum):
         ),
         why=_("Such a process takes no other message."),
         fix="manage.py rmq_status --consumers names the messages; end the process, and they are delivered again.",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-is-stuck",
     )
     PARKED_MANY = _error(Area.PARKED)(
         line="%(messages)s parked, and %(many)d are too many",
         text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago."),
         why=_("Each waits for an operator, and so many at once have a cause that somebody has to find."),
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
+        page=ActingPage.GROUPS,
+        known_as="PARKED",
+        alerts_once=True,
     )
     HALTED_LONG = _error(Area.PARKED)(
         line="%(subject)s: halted for %(seconds).0f s, longer than %(limit)g s: %(error)s",
         text=_("Queue %(subject)r has been halted for %(span)s, attempt %(attempt)s: %(cause)s."),
         why=_("It keeps its order: all later messages wait until its first message succeeds."),
         fix="Correct the cause of the error; the queue resumes with the next attempt that succeeds.",
+        page=ActingPage.QUEUES,
+        runbook="a-line-has-halted",
+        known_as="HALTED",
     )
     NO_CONSUMER = _error(Area.CONSUMERS)(
         word=_("no consumer"),
         row=_("no consumer reads this queue"),
         why=_("It has %(messages)s ready."),
         fix="Start manage.py rmq_consume%(which)s",
+        page=ActingPage.CONSUMERS,
+        known_as="IDLE",
     )
     FEW_CONSUMERS = _error(Area.CONSUMERS)(
         row="%(count)d of at least %(least)d consumers",
@@ -257,6 +291,8 @@ class Code(Enum):
         why=_("Each waits behind other messages, or does not return from its waiting queue."),
         fix="manage.py rmq_status shows where they are. If the work queue is long, start manage.py rmq_consume "
         "%(quoted)s; if the waiting queue does not empty, see the runbook.",
+        page=ActingPage.QUEUES,
+        runbook="retries-are-overdue",
     )
     PARKED_LONG = replace(
         PARKED_MANY,
@@ -268,6 +304,8 @@ class Code(Enum):
         text=_("The breaker of queue %(subject)r has been open for %(span)s%(cause)s."),
         why=_("A service that the handler needs is down, so the queue is paused; single probes continue."),
         fix="Restore the service; the queue resumes by itself, or at once with manage.py rmq_queue resume %(quoted)s",
+        page=ActingPage.QUEUES,
+        runbook="a-queue-is-paused-or-its-breaker-is-open",
     )
     FULL = _error(Area.CONSUMERS)(
         word=_("full"),
@@ -316,36 +354,48 @@ class Code(Enum):
         text=_("No handler reads queue %(subject)r any more, which has %(messages)s."),
         why=_("It was renamed or its handler was removed, and it has no consumer."),
         fix="%(command)s",
+        page=ActingPage.QUEUES,
+        runbook="a-queue-was-renamed",
     )
     OUTBOX_FAILED = _error(Area.DATABASE)(
         line="%(messages)s in the outbox failed: manage.py rmq_relay list --failed",
         text=_("%(messages)s in the outbox failed."),
         why=_("The broker can never accept them as they are, so they are not sent."),
         fix="manage.py rmq_relay list --failed, then manage.py rmq_relay retry or discard",
+        page=ActingPage.OUTBOX,
+        runbook="the-outbox-grows",
     )
     OUTBOX_AWAY = _error(Area.DATABASE)(
         line="the outbox cannot be read: its database does not answer",
         text=_("The outbox cannot be read: its database does not answer."),
         why=_("Messages that are published inside a transaction may wait there."),
         fix="Start the database of the outbox, or correct DATABASES in the settings.",
+        page=ActingPage.OUTBOX,
     )
     OUTBOX_OVERDUE = _error(Area.DATABASE)(
         line="the oldest message in the outbox has waited %(seconds).0f s, longer than %(limit)g s",
         text=_("%(messages)s in the outbox not sent, the oldest for %(span)s."),
         why=_("A relay sends within seconds, so none runs, or the broker refuses the message."),
         fix="Start manage.py rmq_consume or rmq_relay; manage.py rmq_relay list shows the last errors.",
+        page=ActingPage.OUTBOX,
+        runbook="the-outbox-grows",
     )
     CLOCKS_WRONG = _error(Area.CLOCKS)(
         line="clocks: %(difference)s Synchronize both by NTP.",
         text="%(difference)s",
         why=_("Pauses, holds and leases last by the database's clock; above 5 min, nothing is deleted by age."),
         fix="Synchronize both by NTP: timedatectl status",
+        known_as="CLOCKS_APART",
     )
     BLOCKED_FULL = _error(Area.PARKED)(
         line="%(count)d messages wait %(where)s, which reaches the limit %(setting)s",
         text=_("%(messages)s %(where)s, and the limit %(setting)s is %(limit)d."),
         why=_("At the limit, messages of blocked keys stay unacked and slow down their queues."),
         fix="manage.py rmq_blocked list, then resolve the message that goes first of the oldest key.",
+        page=ActingPage.KEYS,
+        runbook="a-key-is-blocked",
+        known_as="BLOCKED_NEAR",
+        alerts_once=True,
     )
     NO_OUTCOME = _error(Area.PARKED)(
         text=ngettext_lazy(
@@ -355,6 +405,8 @@ class Code(Enum):
         ),
         why=_("Each was sent to its queue, and was neither handled nor parked again: it waits there, or it is lost."),
         fix="manage.py rmq_parked list --state requeued; manage.py rmq_status shows the queues in which they may wait.",
+        page=ActingPage.REQUEUED,
+        runbook="requeued-messages-have-no-outcome",
     )
     TOO_MANY_PARKED = _error(Area.PARKED)(
         line="%(messages)s parked, more than %(limit)d",
@@ -368,6 +420,7 @@ class Code(Enum):
         text=_("No consumer records the %(messages)s in the parked queue %(subject)r."),
         why=_("They are neither in the admin nor in rmq_parked, so they cannot be requeued."),
         fix="Start manage.py rmq_consume, or manage.py rmq_consume --park-only",
+        page=ActingPage.CONSUMERS,
     )
     VANISHED = _warning(Area.CONSUMERS)(
         text=ngettext_lazy(
@@ -377,11 +430,14 @@ class Code(Enum):
         ),
         why=_("Each was killed, hangs, or cannot reach the database."),
         fix="Check rmq_consume on these hosts: journalctl, docker logs or kubectl logs.",
+        page=ActingPage.CONSUMERS,
+        runbook="a-consumer-restarts-again-and-again",
     )
     DISCONNECTED = _warning(Area.CONSUMERS)(
         text=_("Without a connection to the broker: %(names)s."),
         why=_("These consumers take no messages."),
         fix="Their logs name the reason: event=disconnected.",
+        page=ActingPage.CONSUMERS,
     )
     GROWS = _warning(Area.PARKED)(
         text="Error group %(subject)s grows: %(messages)s in the last %(span)s (%(group)s).",
@@ -401,27 +457,34 @@ class Code(Enum):
         ),
         why=_("Nothing of it is done until somebody else approves it, and it expires."),
         fix="manage.py rmq_parked approvals",
+        page=ActingPage.REQUESTS,
     )
     RUN_PAUSED = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s paused itself%(explanation)s."),
         why=_("%(messages)s not sent yet."),
         fix="%(command)s --resume, or %(command)s --stop",
+        page=ActingPage.RUN,
     )
     RUN_HELD = replace(RUN_PAUSED, text=_("Requeue run %(subject)s has been paused for %(span)s%(explanation)s."))
     RUN_WAITS = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s waits%(explanation)s."),
         why=_("It sends nothing meanwhile."),
         fix="%(command)s follows it, %(command)s --stop ends it",
+        page=ActingPage.RUN,
     )
     RUN_IDLE = _warning(Area.PARKED)(
         text=_("Requeue run %(subject)s has had no driver for %(span)s."),
         why=_("A consumer drives it, and none that reaches the database is running."),
         fix="Start manage.py rmq_consume, or drive it here: %(command)s",
+        page=ActingPage.RUN,
     )
     PAUSED_LONG = _warning(Area.PARKED)(
         text=_("Queue %(subject)r has been paused for %(span)s%(by)s."),
         why=_("Its messages wait, and a pause of more than %(most)s may be forgotten."),
         fix="manage.py rmq_queue resume %(quoted)s",
+        page=ActingPage.QUEUES,
+        runbook="a-queue-is-paused-or-its-breaker-is-open",
+        known_as="PAUSED",
     )
     PAUSED = replace(PAUSED_LONG, why=_("Its messages wait until it is resumed."))
     BLOCKED_NEAR = replace(BLOCKED_FULL, severity=Severity.WARNING, line="")
@@ -436,11 +499,13 @@ class Code(Enum):
         text=_("Queue %(subject)r has no consumer."),
         why=_("The next message to it will wait."),
         fix="Start manage.py rmq_consume %(quoted)s",
+        page=ActingPage.CONSUMERS,
     )
     HELD = _warning(Area.CONSUMERS)(
         text=_("Queue %(subject)r has no consumer, but %(unacked)s."),
         why=_("A connection holds them; they return to the queue when it ends."),
         fix="rabbitmqctl list_channels -p %(vhost)s name connection messages_unacknowledged",
+        page=ActingPage.CONSUMERS,
     )
     UNREAD = _warning(Area.CONSUMERS)(
         word=_("no consumer"),
@@ -453,6 +518,7 @@ class Code(Enum):
         text=_("Consumers run %(count)d versions of %(what)s: %(names)s."),
         why=_("After a deployment, a process that was not restarted handles messages with the old code."),
         fix="Restart the consumers of the old version.",
+        page=ActingPage.CONSUMERS,
     )
     CLOCKS_APART = replace(CLOCKS_WRONG, severity=Severity.WARNING)
     BROKER_SLOW = _warning(Area.BROKER)(
@@ -476,6 +542,7 @@ class Code(Enum):
         "then the retries in some of these queues wait until an operator acts (rabbitmq-server#16652).",
         fix="Give handlers fewer different waits, or %(upgrade)suse via=Native(…), which needs one queue each. "
         "After an update check that each waiting queue in rmq_status empties; if not, see the runbook.",
+        runbook="retries-do-not-return-after-an-update-of-rabbitmq",
     )
     RETURNING = _information(Area.TOPOLOGY)(
         word=_("abandoned"),

@@ -389,6 +389,13 @@ def test_each_problem_has_a_consequence_and_a_repair() -> None:
     assert [code for code in told if code.value.why.startswith("As above")] == []
 
 
+def test_alerts_know_a_problem_by_the_code_of_its_mildest_form() -> None:
+    mildest = [(code.value, Code[code.value.known_as].value) for code in Code if code.value.known_as]
+
+    assert len(mildest) > len({id(rule) for _, rule in mildest})
+    assert [rule.severity for _, rule in mildest] == [min(one.severity, rule.severity) for one, rule in mildest]
+
+
 def test_that_all_consumers_are_dead_is_one_error_even_if_all_queues_are_empty() -> None:
     dead = surveyed(processes=(process(1, 64), process(2, 90)))
     [gone] = needs(dead, [level("q"), level("r"), level("q.retry", Role.WAITING)])
