@@ -22,16 +22,15 @@ from django_rmq_retry.admin.requeue_form import targets_of
 from django_rmq_retry.breakers import table
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
-from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import approvals
+from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
+from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.edit import proposed
-from django_rmq_retry.parked.edit_many import PathChange, fits, others_of
+from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
-from django_rmq_retry.parked.findings import RequeueFinding, Terms, changed, report
+from django_rmq_retry.parked.findings import RequeueFinding
 from django_rmq_retry.parked.four_eyes import Wish
+from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, NotAllowed, Refused
 from django_rmq_retry.parked.selection import MOST_IDS, Selection, number_in
@@ -117,7 +116,7 @@ class ApprovalRequestAdmin(Pages):
         chosen = list(Wish.of(known).selection.revisions)
         if known.run is not None:
             return HttpResponseRedirect(self.address("requeuerun_change", known.run))
-        edited = known.act in (GatedAct.EDIT, GatedAct.EDIT_MANY) and known.state == RequestState.DONE
+        edited = ACTS[known.act].leads_to_requeue and known.state == RequestState.DONE
         if edited and len(chosen) <= MOST_IDS and not refusal(request, "requeue"):
             messages.info(request, _("The change is stored, and nothing is sent yet."))
             words = urlencode({"sel": Selection.of_ids(chosen).token(), "reason": known.reason})
@@ -165,7 +164,7 @@ def _is_mine(request: HttpRequest, known: ApprovalRequest) -> bool:
 
 def _left_out(request: HttpRequest, known: ApprovalRequest) -> LeftOut:
     """Return the keys of the request, of which the second person has to check the doubtful ones too."""
-    if known.act not in (GatedAct.DISCARD, GatedAct.REQUEUE):
+    if not ACTS[known.act].checks_keys:
         return NOTHING_LEFT_OUT
     try:
         return left_out(request, Wish.of(known).selection)
@@ -175,12 +174,12 @@ def _left_out(request: HttpRequest, known: ApprovalRequest) -> LeftOut:
 
 
 def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
-    rows, since = wish.selection.queryset().filter(pk__gt=known.place), changed(wish.selection)
-    count = rows.filter(since).count()
+    found = gated_acts.DISCARD.preview(wish, after=known.place)
+    left = RequeueFinding(name="changed", count=found.changed, left_out=True, examples=())
     return {
         "part_of_act": "discard",
-        "left_now": rows.filter(state__in=OPEN).exclude(since).count(),
-        "findings": [RequeueFinding(name="changed", count=count, left_out=True, examples=())] if count else [],
+        "left_now": found.discards,
+        "findings": [left] if found.changed else [],
         "under_way": under_way(wish.selection.queryset()),
         "left": _left_out(request, known),
         "sample": sample(request, wish.selection),
@@ -188,12 +187,7 @@ def _discard(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
 
 
 def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
-    terms = Terms(
-        target=wish.terms["target"],
-        include=wish.terms["include"],
-        confirmed_permanent=wish.terms["confirmed_permanent"],
-    )
-    found, look = report(wish.selection, terms), broker_look.look()
+    found, look = gated_acts.REQUEUE.preview(wish), broker_look.look()
     return {
         "part_of_act": "requeue",
         "report": found,
@@ -207,16 +201,16 @@ def _requeue(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Contex
     }
 
 
-def _edit(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
-    message = ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
+def _edit(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
+    message = gated_acts.EDIT.message(wish)
     if message is None:
         return {"hidden": CHANGED}
-    hidden = refusal(request, *approvals.VERBS[known.act], message=message)
+    hidden = refusal(request, *gated_acts.EDIT.verbs, message=message)
     if hidden:
         return {"hidden": hidden}
-    if message.revision not in wish.selection.revisions.values():
+    proposal = gated_acts.EDIT.preview(wish, message)
+    if proposal is None:
         return {"hidden": CHANGED, "message": message}
-    proposal = proposed(message, body=wish.body, properties=wish.properties)
     known_id = decode_properties(contents(message).raw).message_id
     new_id = decode_properties(wish.properties).message_id
     lengths = accumulate(len(line.text) + 2 for line in proposal.difference)
@@ -234,23 +228,19 @@ def _edit(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
     }
 
 
-def _edit_many(request: HttpRequest, known: ApprovalRequest, wish: Wish) -> Context:
-    hidden = refusal(request, *approvals.VERBS[known.act])
+def _edit_many(request: HttpRequest, _known: ApprovalRequest, wish: Wish) -> Context:
+    act = gated_acts.EDIT_MANY
+    hidden = refusal(request, *act.verbs)
     if hidden:
         return {"hidden": hidden}
-    change = PathChange(**wish.terms["change"])
     try:
-        results = fits(
-            wish.selection,
-            change,
-            allowed=lambda message: refusal(request, *approvals.VERBS[known.act], message=message),
-        )
+        results = act.preview(wish, allowed=lambda message: refusal(request, *act.verbs, message=message))
     except Refused as refused:
         return {"hidden": str(refused)}
     meant = [one for one in results if not one.why]
     return {
         "part_of_act": "edit_many",
-        "change": change,
+        "change": act.change(wish),
         "meant": meant,
         "taken": taken_keys(request, others_of(meant)),
         "left_edits": [(one, bool(refusal(request, "view", message=one.message))) for one in results if one.why],

@@ -13,15 +13,13 @@ from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_y
 from django_rmq_retry.management.parked_choice import refuse_doubtful, report_keys
 from django_rmq_retry.management.parked_edits import result_lines, show_others, show_proposal
 from django_rmq_retry.management.terminal import clock
-from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage, RequestState
-from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import approvals
+from django_rmq_retry.models import ApprovalRequest, GatedAct, RequestState
+from django_rmq_retry.parked import approvals, gated_acts
 from django_rmq_retry.parked.database import database
-from django_rmq_retry.parked.edit import proposed
-from django_rmq_retry.parked.edit_many import PathChange, fits, others_of
+from django_rmq_retry.parked.edit_many import others_of
 from django_rmq_retry.parked.edited_keys import others_with
-from django_rmq_retry.parked.findings import Terms, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
+from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.operators import Actor
 
 MOST_REQUESTS = 50
@@ -79,7 +77,7 @@ def approve(command: RmqCommand, options: Options) -> Exit:
         _PREVIEWS[request.act](command, wish)
     if options["dry_run"]:
         return Exit.DONE
-    if request.act in (GatedAct.DISCARD, GatedAct.REQUEUE):
+    if ACTS[request.act].checks_keys:
         refuse_doubtful(wish.selection, options)
     command.confirm(f"Approve request {request.pk}?", yes=options["yes"])
     second = signed_in(options["user"], otherwise="Approve the request in the admin.")
@@ -111,17 +109,15 @@ def _found(number: int) -> tuple[ApprovalRequest, Wish]:
 
 def _of_discard(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
-    rows, since = wish.selection.queryset(), changed(wish.selection)
-    if count := rows.filter(since).count():
-        command.say(f"  {count} changed, left out")
-    left = rows.filter(state__in=OPEN).exclude(since).count()
-    command.say(f"Discards {plural(left, 'message')}, which will never be handled.")
+    found = gated_acts.DISCARD.preview(wish)
+    if found.changed:
+        command.say(f"  {found.changed} changed, left out")
+    command.say(f"Discards {plural(found.discards, 'message')}, which will never be handled.")
 
 
 def _of_requeue(command: RmqCommand, wish: Wish) -> None:
     report_keys(command, wish.selection)
-    names = ("target", "include", "confirmed_permanent")
-    found = report(wish.selection, Terms(**{name: wish.terms[name] for name in names}))
+    found = gated_acts.REQUEUE.preview(wish)
     for one in found.findings:
         command.say(f"  {one.count} {one.name.replace('_', ' ')}, {'left out' if one.left_out else 'sent'}")
     for queue, count in found.queues:
@@ -130,19 +126,18 @@ def _of_requeue(command: RmqCommand, wish: Wish) -> None:
 
 
 def _of_edit(command: RmqCommand, wish: Wish) -> None:
-    message = ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
-    if message is not None and message.revision in wish.selection.revisions.values():
-        proposal = proposed(message, body=wish.body, properties=wish.properties)
+    message = gated_acts.EDIT.message(wish)
+    proposal = None if message is None else gated_acts.EDIT.preview(wish, message)
+    if message is None or proposal is None:
+        command.say("The message has changed since it was asked for, so it cannot be edited so.")
+    else:
         show_proposal(command, proposal)
         show_others(command, others_with({message.pk: proposal.keys}))
-    else:
-        command.say("The message has changed since it was asked for, so it cannot be edited so.")
 
 
 def _of_edit_many(command: RmqCommand, wish: Wish) -> None:
-    change = PathChange(**wish.terms["change"])
-    results = fits(wish.selection, change)
-    for line in result_lines(change, results):
+    results = gated_acts.EDIT_MANY.preview(wish)
+    for line in result_lines(gated_acts.EDIT_MANY.change(wish), results):
         command.say(line)
     show_others(command, others_of(results))
 

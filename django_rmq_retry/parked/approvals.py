@@ -8,7 +8,6 @@ Locks are taken in one order: the request, then what the act locks.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,16 +19,13 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Action, ApprovalRequest, GatedAct, OperatorAction, RequestState, RequeueRun
 from django_rmq_retry.models.approvals import ApprovalRows
-from django_rmq_retry.parked import controls, edit, edit_many, members, requeue
-from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
+from django_rmq_retry.parked import members
 from django_rmq_retry.parked.audit import log_action
-from django_rmq_retry.parked.database import database, locked_messages, transaction_of
-from django_rmq_retry.parked.edit_many import PathChange
-from django_rmq_retry.parked.findings import Terms, report
+from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.four_eyes import Wish, chosen_by_hand, seal_of
+from django_rmq_retry.parked.gated_acts import ACTS, Approved
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import (
-    NEEDED,
     Actor,
     Allowed,
     Approval,
@@ -38,7 +34,6 @@ from django_rmq_retry.parked.operators import (
     Outdated,
     Refused,
     refusal,
-    requeue_refusal,
     user_of,
 )
 from django_rmq_retry.statements import locking
@@ -49,14 +44,6 @@ GOING_ON_SECONDS = 1.0
 """Seconds for which a consumer goes on with a discard whose process was killed, before it does other work."""
 LEFT_BEHIND = timedelta(seconds=30)
 """The time after which an approved act that is not finished has lost its process."""
-VERBS: Mapping[str, tuple[str, ...]] = {
-    GatedAct.EDIT: ("view", *NEEDED["edit"]),
-    GatedAct.EDIT_MANY: ("view", *NEEDED["bulk_edit"]),
-    GatedAct.DISCARD: ("discard",),
-    GatedAct.REQUEUE: ("requeue",),
-    GatedAct.CLOSE_BREAKER: ("pause_queue",),
-}
-"""The permissions of each act; both persons need them."""
 
 
 def requests() -> ApprovalRows:
@@ -174,7 +161,9 @@ def _decide(number: int, actor: Actor, remark: str, seen: str | None) -> Approva
     now = database_clock.now(database())
     request.state, request.decided_at, request.remark = RequestState.APPROVED, now, short(remark, 255)
     request.decided_by_user_id, request.decided_by = actor.user_id, actor.name
-    _CARRY_OUT[request.act](request, Wish.of(request))
+    changed = ACTS[request.act].carry_out(_approved(request))
+    if changed is not None:
+        _finish(request, changed=changed)
     # After the act, because acts lock messages before the audit log.
     _log(request, actor, Action.APPROVE, reason=remark, asked_by=request.by)
     request.save(using=database())
@@ -276,10 +265,7 @@ def _names(name: str, behalf: str) -> set[str]:
 
 
 def _why_not_do(request: ApprovalRequest, user: Any) -> str:
-    """Return why an account must not do what is asked for; rules for single messages are checked with the messages."""
-    if request.act == GatedAct.REQUEUE:
-        return requeue_refusal(user, request.count)
-    return next((why for verb in VERBS[request.act] if (why := refusal(user, verb))), "")
+    return ACTS[request.act].why_not(user, request.count)
 
 
 def _allowed(request: ApprovalRequest) -> Allowed:
@@ -288,16 +274,15 @@ def _allowed(request: ApprovalRequest) -> Allowed:
     users += [user_of(request.by_user_id)] if request.by_key else []
 
     def why_not_message(message: Any) -> str:
-        verbs = VERBS[request.act]
+        verbs = ACTS[request.act].verbs
         return next((why for user in users for verb in verbs if (why := refusal(user, verb, message))), "")
 
     return why_not_message
 
 
-def _acting(request: ApprovalRequest) -> Actor:
-    """Return the author with the approval, as the originator of the act."""
+def _approved(request: ApprovalRequest) -> Approved:
     approval = Approval(request=request.pk, by=request.decided_by, user_id=request.decided_by_user_id)
-    return Actor(
+    author = Actor(
         name=request.by,
         user_id=request.by_user_id,
         behalf=request.behalf,
@@ -305,52 +290,7 @@ def _acting(request: ApprovalRequest) -> Actor:
         source=request.source,
         approval=approval,
     )
-
-
-def _edit(request: ApprovalRequest, wish: Wish) -> None:
-    [(number, revision)] = wish.selection.revisions.items()
-    message = locked_messages([number]).get(number)
-    if message is None or message.revision != revision:
-        raise Outdated(_("Nothing is done: the message has changed since this was asked for."))
-    why = _allowed(request)(message)
-    if why:
-        raise NotAllowed(why)
-    proposal = edit.proposed(message, body=wish.body, properties=wish.properties)
-    terms = {"version": wish.terms["version"], "known": wish.terms.get("known", "")}
-    edit.store(number, _acting(request), proposal, reason=request.reason, **terms)
-    _finish(request, changed=1)
-
-
-def _edit_many(request: ApprovalRequest, wish: Wish) -> None:
-    stored = edit_many.store_many(
-        PathChange(**wish.terms["change"]),
-        _acting(request),
-        revisions=wish.selection.revisions,
-        reason=request.reason,
-        known=wish.terms.get("known", ""),
-        allowed=_allowed(request),
-    )
-    _finish(request, changed=stored.edited)
-
-
-def _requeue(request: ApprovalRequest, wish: Wish) -> None:
-    terms = dict(wish.terms)
-    known = Terms(target=terms["target"], include=terms["include"], confirmed_permanent=terms["confirmed_permanent"])
-    sendable = report(wish.selection, known).sendable
-    if not sendable:
-        raise NothingChosen(_("Nothing is left to requeue."))
-    request.run = requeue.start(wish.selection, _acting(request), reason=request.reason, **terms).pk
-    _finish(request, changed=sendable)
-
-
-def _close_breaker(request: ApprovalRequest, wish: Wish) -> None:
-    controls.resume(wish.terms["queue"], _acting(request), reason=request.reason, seen=wish.terms["seen"])
-    _finish(request, changed=0)
-
-
-def _discard(_request: ApprovalRequest, wish: Wish) -> None:
-    """Let the slices follow, each in a transaction of its own: they may be many."""
-    wish.selection.check(wish.selection.queryset().count())
+    return Approved(request=request, wish=Wish.of(request), actor=author, allowed=_allowed(request))
 
 
 def _finish(request: ApprovalRequest, *, changed: int) -> None:
@@ -369,32 +309,20 @@ def _listed_later(run: int | None) -> bool:
     return run is not None and RequeueRun.objects.using(database()).filter(pk=run, listing_limit__isnull=False).exists()
 
 
-_CARRY_OUT: Mapping[str, Callable[[ApprovalRequest, Wish], None]] = {
-    GatedAct.EDIT: _edit,
-    GatedAct.EDIT_MANY: _edit_many,
-    GatedAct.DISCARD: _discard,
-    GatedAct.REQUEUE: _requeue,
-    GatedAct.CLOSE_BREAKER: _close_breaker,
-}
-
-
 @transaction_of(ApprovalRequest)
 def _next_slice(number: int) -> bool:
-    """Discard the next messages of an approved request, and note how far it came; False after the last ones."""
+    """Do the next slice of an approved request, and note how far it came; False after the last one."""
     request = _locked(number)
     if request.state != RequestState.APPROVED:
         return False
-    wish = Wish.of(request)
-    ids = slice_of(wish.selection, request.place)
-    if ids:
-        done = change_slice(discarding(**wish.terms), wish.selection, _acting(request), ids, _allowed(request))
-        request.place = ids[-1]
-        request.changed += done.changed
+    done = ACTS[request.act].next_slice(_approved(request))
+    if done is not None:
+        request.place, changed = done
+        request.changed += changed
     else:
-        request.state = RequestState.DONE
-        _empty(request)
+        _finish(request, changed=request.changed)
     request.save(using=database(), update_fields=["place", "changed", "state"])
-    return bool(ids)
+    return done is not None
 
 
 def finish_left_discards() -> None:

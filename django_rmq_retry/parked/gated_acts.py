@@ -1,0 +1,183 @@
+"""The acts that a second person approves. Each is one class: its permissions, what it would do now, and how it is done.
+
+Pages and commands show the previews. From how many messages on an act needs a second person: ``four_eyes``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.models import ApprovalRequest, GatedAct, ParkedMessage
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked import controls, edit, edit_many, requeue
+from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
+from django_rmq_retry.parked.database import locked_messages
+from django_rmq_retry.parked.edit import Proposal
+from django_rmq_retry.parked.edit_many import Fit, PathChange
+from django_rmq_retry.parked.findings import RequeueReport, Terms, changed, report
+from django_rmq_retry.parked.four_eyes import Wish
+from django_rmq_retry.parked.operators import (
+    NEEDED,
+    Actor,
+    Allowed,
+    NotAllowed,
+    NothingChosen,
+    Outdated,
+    refusal,
+    requeue_refusal,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approved:
+    """An approved request, as its act is carried out."""
+
+    request: ApprovalRequest
+    wish: Wish
+    actor: Actor
+    """The author, with the approval."""
+    allowed: Allowed
+    """The rules of the project for both persons."""
+
+
+class Gated(ABC):
+    """One act that may need a second person."""
+
+    verbs: ClassVar[tuple[str, ...]]
+    """Its permissions; both persons need them."""
+    checks_keys: ClassVar[bool] = False
+    """True if the second person checks the doubtful keys of a list too."""
+    leads_to_requeue: ClassVar[bool] = False
+    """True if it leaves the messages parked, so that somebody has to requeue them."""
+
+    def why_not(self, user: Any, count: int) -> str:
+        """Return why an account must not do it with so many messages; single messages are checked when it is done."""
+        del count
+        return next((why for verb in self.verbs if (why := refusal(user, verb))), "")
+
+    @abstractmethod
+    def carry_out(self, it: Approved) -> int | None:
+        """Do it, and return the number of changed messages; None if slices follow."""
+
+    def next_slice(self, it: Approved) -> tuple[int, int] | None:
+        """Do the next slice; return its last message and the number of changed ones, or None after the last slice."""
+        return None
+
+
+class Edit(Gated):
+    verbs = ("view", *NEEDED["edit"])
+    leads_to_requeue = True
+
+    def message(self, wish: Wish) -> ParkedMessage | None:
+        return ParkedMessage.objects.filter(pk__in=wish.selection.revisions).select_related("group").first()
+
+    def preview(self, wish: Wish, message: ParkedMessage) -> Proposal | None:
+        """Return the edit; None if the message has changed since it was asked for."""
+        if message.revision not in wish.selection.revisions.values():
+            return None
+        return edit.proposed(message, body=wish.body, properties=wish.properties)
+
+    def carry_out(self, it: Approved) -> int:
+        wish, [number] = it.wish, it.wish.selection.revisions
+        message = locked_messages([number]).get(number)
+        proposal = None if message is None else self.preview(wish, message)
+        if message is None or proposal is None:
+            raise Outdated(_("Nothing is done: the message has changed since this was asked for."))
+        why = it.allowed(message)
+        if why:
+            raise NotAllowed(why)
+        terms = {"version": wish.terms["version"], "known": wish.terms.get("known", "")}
+        edit.store(number, it.actor, proposal, reason=wish.reason, **terms)
+        return 1
+
+
+class EditMany(Gated):
+    verbs = ("view", *NEEDED["bulk_edit"])
+    leads_to_requeue = True
+
+    def change(self, wish: Wish) -> PathChange:
+        return PathChange(**wish.terms["change"])
+
+    def preview(self, wish: Wish, *, allowed: Allowed | None = None) -> Sequence[Fit]:
+        return edit_many.fits(wish.selection, self.change(wish), allowed=allowed)
+
+    def carry_out(self, it: Approved) -> int:
+        stored = edit_many.store_many(
+            self.change(it.wish),
+            it.actor,
+            revisions=it.wish.selection.revisions,
+            reason=it.wish.reason,
+            known=it.wish.terms.get("known", ""),
+            allowed=it.allowed,
+        )
+        return stored.edited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardPreview:
+    changed: int
+    """The number of messages that have changed since it was asked for, and are left out."""
+    discards: int
+
+
+class Discard(Gated):
+    verbs = ("discard",)
+    checks_keys = True
+
+    def preview(self, wish: Wish, *, after: int = 0) -> DiscardPreview:
+        """Return what it does with the messages that come after one of them."""
+        rows, since = wish.selection.queryset().filter(pk__gt=after), changed(wish.selection)
+        discards = rows.filter(state__in=OPEN).exclude(since).count()
+        return DiscardPreview(changed=rows.filter(since).count(), discards=discards)
+
+    def carry_out(self, it: Approved) -> None:
+        """Let the slices follow, each in a transaction of its own: they may be many."""
+        it.wish.selection.check(it.wish.selection.queryset().count())
+
+    def next_slice(self, it: Approved) -> tuple[int, int] | None:
+        ids = slice_of(it.wish.selection, it.request.place)
+        if not ids:
+            return None
+        done = change_slice(discarding(**it.wish.terms), it.wish.selection, it.actor, ids, it.allowed)
+        return ids[-1], done.changed
+
+
+class Requeue(Gated):
+    verbs = ("requeue",)
+    checks_keys = True
+
+    def why_not(self, user: Any, count: int) -> str:
+        return requeue_refusal(user, count)
+
+    def preview(self, wish: Wish) -> RequeueReport:
+        names = ("target", "include", "confirmed_permanent")
+        return report(wish.selection, Terms(**{name: wish.terms[name] for name in names}))
+
+    def carry_out(self, it: Approved) -> int:
+        sendable = self.preview(it.wish).sendable
+        if not sendable:
+            raise NothingChosen(_("Nothing is left to requeue."))
+        run = requeue.start(it.wish.selection, it.actor, reason=it.wish.reason, **it.wish.terms)
+        it.request.run = run.pk
+        return sendable
+
+
+class CloseBreaker(Gated):
+    verbs = ("pause_queue",)
+
+    def carry_out(self, it: Approved) -> int:
+        controls.resume(it.wish.terms["queue"], it.actor, reason=it.wish.reason, seen=it.wish.terms["seen"])
+        return 0
+
+
+EDIT, EDIT_MANY, DISCARD, REQUEUE, CLOSE_BREAKER = Edit(), EditMany(), Discard(), Requeue(), CloseBreaker()
+ACTS: Mapping[str, Gated] = {
+    GatedAct.EDIT: EDIT,
+    GatedAct.EDIT_MANY: EDIT_MANY,
+    GatedAct.DISCARD: DISCARD,
+    GatedAct.REQUEUE: REQUEUE,
+    GatedAct.CLOSE_BREAKER: CLOSE_BREAKER,
+}
