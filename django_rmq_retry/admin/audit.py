@@ -26,6 +26,7 @@ from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import text_of_keys
+from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
@@ -80,6 +81,9 @@ def _by(number: str, label: Any) -> type[ByNumber]:
 
 class ActionList(ChangeList):
     """The list of actions; its title names the whole log."""
+
+    unknown = ""
+    """Why a search found no action."""
 
     @property
     def counted(self) -> ChangeList:
@@ -142,6 +146,13 @@ class OperatorActionAdmin(Pages):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ActionList
 
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        shown = super().get_changelist_instance(request)
+        asked = shown.query.strip()
+        if isinstance(shown, ActionList) and asked and not shown.result_count:
+            shown.unknown = _why_nothing(request, asked)
+        return shown
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[OperatorAction]:
         rows = super().get_queryset(request)
         return rows if not refusal(request, "view_all_audit") else rows.filter(actor=request.user.pk)
@@ -155,7 +166,8 @@ class OperatorActionAdmin(Pages):
         number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
         condition = acts_on(messages_named(asked) if number is None else [number])
         # The subject is the message's name at that time: it finds the action after the message is deleted.
-        named = Q(actor_name=asked) | Q(message__isnull=False, subject=asked)
+        spelled = (asked, asked.upper(), asked.lower(), asked.capitalize())
+        named = Q(actor_name=asked) | Q(message__isnull=False, subject__in=spelled)
         return queryset.filter(condition if number is not None else named | condition), False
 
     def own_urls(self) -> list[URLPattern]:
@@ -184,6 +196,14 @@ class OperatorActionAdmin(Pages):
             why=labels.action_reason(action),
             listed=_listed(action),
         )
+
+
+def _why_nothing(request: HttpRequest, asked: str) -> str:
+    """Return why a search finds no action. Who may not see all messages does not learn which of them exist."""
+    hidden = refusal(request, "view") or has_own_rules(request.user)
+    if hidden or messages_named(asked):
+        return _("No action by or on %(text)s is recorded.") % {"text": asked}
+    return _("No message has the key, id or number %(text)s, and no operator has this name.") % {"text": asked}
 
 
 def _listed(action: OperatorAction) -> list[tuple[str, str]]:

@@ -76,6 +76,8 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         ],
         "missing": text_of_keys(lookup.missing),
         "alike": list(lookup.alike.items())[:MOST_KEYS_SHOWN],
+        "further": matches_of(lookup.further),
+        "otherwise": [(key, some[:MOST_MATCHES_SHOWN]) for key, some in lookup.otherwise.items()][:MOST_KEYS_SHOWN],
         "spaced": len(lookup.spaced),
         "held": held,
         "on_hold": len(lookup.records(State.ON_HOLD)),

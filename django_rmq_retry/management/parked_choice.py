@@ -140,6 +140,8 @@ def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
         )
         _say_some(command, "not found", lookup.missing)
         _say_some(command, "differs in case only", _spelled(lookup.alike))
+        _say_some(command, "no key, but a correlation id or a number", _otherwise(lookup.otherwise))
+        _say_some(command, "not the first key, such as a customer's", _counted(lookup.matches, lookup.further))
         _say_some(command, "found several times", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.several])
         _say_some(command, "not open", [f"{key} ({_states(lookup.matches[key])})" for key in lookup.closed])
     if left:
@@ -174,6 +176,14 @@ def _say_some(command: RmqCommand, what: str, keys: Sequence[str]) -> None:
 
 def _spelled(alike: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{key} → {' or '.join(others)}" for key, others in alike.items()]
+
+
+def _otherwise(named: Mapping[str, Sequence[KeyMatch]]) -> list[str]:
+    return [f"{key} ({_states(matches)})" for key, matches in named.items()]
+
+
+def _counted(matches: Mapping[str, Sequence[KeyMatch]], keys: Sequence[str]) -> list[str]:
+    return [f"{key} ({plural(len(matches[key]), 'message')})" for key in keys]
 
 
 def _states(matches: Sequence[KeyMatch]) -> str:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from django.db import router, transaction
 from django.db.models import F, Q
@@ -12,6 +13,7 @@ from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import (
     Action,
     AuditHead,
+    BusinessKey,
     EarlyRetry,
     FormerName,
     OperatorAction,
@@ -19,9 +21,10 @@ from django_rmq_retry.models import (
     RequeueItem,
 )
 from django_rmq_retry.models.audit import MESSAGES
+from django_rmq_retry.models.parked import folded
 from django_rmq_retry.parked.admin_history import add_entry
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.selection import number_in, numbers_of
+from django_rmq_retry.parked.selection import MOST_SEARCHED_IDS, number_in, numbers_of
 from django_rmq_retry.statements import lock
 
 log = logging.getLogger("django_rmq_retry")
@@ -149,10 +152,18 @@ def _on_several(messages: Collection[int]) -> Iterator[int]:
 
 
 def messages_named(text: str) -> list[int]:
-    """Return the messages with this number, business key, message id or correlation id, also deleted ones."""
-    former = FormerName.objects.filter(value=text).order_by("-message").values_list("message", flat=True)
+    """Return the messages with this number, business key, message id or correlation id, also deleted ones.
+
+    Case is ignored in business keys. Message IDs and the names of deleted messages have no index without case: they
+    are found as typed, in upper case, in lower case, or with an initial capital.
+    """
+    spelled = {text, text.upper(), text.lower(), text.capitalize()}
+    former = FormerName.objects.filter(value__in=spelled).order_by("-message").values_list("message", flat=True)
+    keys: Any = BusinessKey.objects.filter(folded=folded(text)).order_by("-message").values_list("message", flat=True)
+    ids = ParkedMessage.objects.filter(message_id__in=spelled).order_by("-pk").values_list("pk", flat=True)
     number = number_in(text.removeprefix("#"))
-    return list({*numbers_of(text), *former.distinct()[:MOST_NAMES], *([] if number is None else [number])})
+    near: set[int] = {*former.distinct()[:MOST_NAMES], *keys.distinct()[:MOST_SEARCHED_IDS], *ids[:MOST_SEARCHED_IDS]}
+    return list({*numbers_of(text), *near, *([] if number is None else [number])})
 
 
 def take_turns() -> None:

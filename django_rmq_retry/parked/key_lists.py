@@ -1,7 +1,7 @@
 """Lists of business keys and message ids: parsed, looked up and kept."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from django_rmq_retry.models.parked import folded
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED
+from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
 from django_rmq_retry.statements import BulkInsert, in_slices
 
 MOST_FOUND = 50_000
@@ -40,6 +40,8 @@ class KeyMatch:
     name: str
     run: int | None = None
     """The active requeue run that contains it."""
+    own: tuple[str, str] = ("", "")
+    """Its first business key and its message id: the names of this one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,13 @@ class Lookup:
     matches: Mapping[str, Sequence[KeyMatch]]
     alike: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """For keys that were not found, stored ones that differ in upper and lower case only."""
+    otherwise: Mapping[str, Sequence[KeyMatch]] = field(default_factory=dict)
+    """For keys that were not found, the messages that have them as correlation id or as number."""
+
+    @property
+    def further(self) -> list[str]:
+        """Keys that are the first key of none of their messages, such as a customer's."""
+        return [key for key in self.keys if self._of(key) and not any(key in one.own for one in self._of(key))]
 
     @property
     def found(self) -> list[str]:
@@ -159,6 +168,27 @@ def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list
     return alike
 
 
+def named_otherwise(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list[KeyMatch]]:
+    """Return, for keys that are not stored, the messages that have them as correlation id or as number such as #17.
+
+    A list does not choose by them: several messages may have one correlation id, and a number is easily mistyped.
+    """
+    records, wanted, found = ParkedMessage.objects.using(database()).order_by(), set(missing), dict[str, set[int]]()
+    for some in in_slices(missing, KEYS_AT_ONCE):
+        rows = records.filter(correlation_id__in=some).values_list("correlation_id", "pk")[: MOST_FOUND + 1]
+        for value, record in rows:
+            # Some databases treat texts as equal that differ in case, accents or trailing spaces.
+            if value in wanted:
+                found.setdefault(value, set()).add(record)
+    for key in missing:
+        number = number_in(key.removeprefix("#")) if key.startswith("#") else None
+        if number is not None:
+            found.setdefault(key, set()).add(number)
+    known = _matches(sorted(_visible({one for some in found.values() for one in some}, seen)))
+    matches = {key: [known[one] for one in sorted(found.get(key, ())) if one in known] for key in missing}
+    return {key: some for key, some in matches.items() if some}
+
+
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
     """Store a list, with the records that its keys name now."""
     using, now, named = database(), database_clock.now(database()), named or {}
@@ -230,7 +260,9 @@ def current_matches(keys: Sequence[str], named: Mapping[str, Sequence[int]], see
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
     lookup = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
     missing = lookup.missing
-    return Lookup(keys=keys, matches=lookup.matches, alike=alike(missing, seen) if missing else {})
+    if not missing:
+        return lookup
+    return replace(lookup, alike=alike(missing, seen), otherwise=named_otherwise(missing, seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,5 +339,6 @@ def _matches(numbers: Sequence[int]) -> dict[int, KeyMatch]:
         items = RequeueItem.objects.using(database()).filter(message__in=some, state__in=UNSETTLED)
         runs = dict(items.filter(run__state__in=ACTIVE).order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
-            names[pk] = KeyMatch(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
+            shown = key or name or f"#{pk}"
+            names[pk] = KeyMatch(record=pk, state=state, name=shown, run=runs.get(pk), own=(key, name))
     return names

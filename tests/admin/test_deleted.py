@@ -13,6 +13,7 @@ from tests.operators.made import logged
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
+AUDIT = "/admin/rmq_retry/operatoraction/"
 
 
 def departed() -> int:
@@ -91,3 +92,25 @@ def test_the_page_of_a_deleted_message_escapes_its_name(page: Client) -> None:
 
     assert b"<img src=x>" not in content
     assert content.count(b"&lt;img src=x&gt;") == 2
+
+
+@pytest.mark.parametrize("typed", ["PAY-88121", "pay-88121", " Pay-88121 "])
+def test_the_audit_search_ignores_case_also_after_the_message_was_deleted(page: Client, typed: str) -> None:
+    open_one, number = made.message(business_key="Pay-88121"), departed()
+    logged(Action.HOLD, reason="the bank is away", message=open_one.pk, subject="Pay-88121")
+    text = Page(page.get(AUDIT, {"q": typed})).text
+
+    assert number != open_one.pk
+    assert ("the bank is away" in text, "INC-553" in text) == (True, True)
+
+
+def test_the_audit_search_says_that_no_message_has_the_key(page: Client) -> None:
+    departed()
+    made.message(business_key="PAY-7")
+    unknown, quiet, found = (Page(page.get(AUDIT, {"q": key})).text for key in ("PAY-9", "pay-7", "PAY-88121"))
+    blind = Page(client_of(made.person("auditor", "view_operatoraction")).get(AUDIT, {"q": "PAY-9"})).text
+
+    assert "No message has the key, id or number PAY-9, and no operator has this name." in unknown
+    assert "No action by or on pay-7 is recorded." in quiet
+    assert ("No message has" in found, "No action by" in found) == (False, False)
+    assert "No action by or on PAY-9 is recorded." in blind

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.models import ErrorGroup, KeyList, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from tests.admin import made
-from tests.admin.conftest import client_of, operating
+from tests.admin.conftest import client_of, is_north, operating
 from tests.admin.looking import Page, follow, press
 from tests.admin.pasting import ADMIN, FORM, KEYS, LIST, PREVIEW, pasted, previewed, state
 from tests.operators.invariants import check_audit_log
@@ -390,3 +390,34 @@ class TestAllExceptThese:
 
         assert "1 message is left out by its key." in Page(rest).text
         assert "1 key was not found, so no message is left out for it: SOUTH-1" in Page(rest).text
+
+
+def test_a_customers_key_in_the_list_is_said_to_be_one(page: Client) -> None:
+    """It names all payments of the customer, which nobody wants who pastes payments that were made by hand."""
+    for number in range(3):
+        made.message(business_key=f"PAY-{number}", keys=[f"PAY-{number}", "CUST-7"])
+    told = Page(pasted(page, "PAY-1\nCUST-7")).text
+    payments = Page(pasted(page, "PAY-1\nPAY-2")).text
+
+    assert "A customer's key names all messages of that customer" in told
+    assert "are parked: CUST-7 (3 messages)" in told
+    assert "A customer's key" not in payments
+
+
+def test_a_correlation_id_or_number_in_the_list_is_not_just_not_found(page: Client) -> None:
+    one, _two = (made.message(business_key=f"PAY-{number}", correlation_id="order-9") for number in (1, 2))
+    told = pasted(page, f"order-9\n#{one.pk}\nPAY-9")
+
+    assert tiles(told)["missing"] == 3
+    said = Page(told).text.partition("correlation ids or numbers of messages. A list does not choose by them: ")[2]
+    assert said.startswith(f"order-9 #{one.pk} PAY-1 ■ Parked · #")
+    assert f"■ Parked #{one.pk} #{one.pk} PAY-1 ■ Parked The list" in said
+    assert "correlation ids or numbers" not in Page(pasted(page, "PAY-9")).text
+
+
+def test_a_correlation_id_of_a_hidden_message_stays_unknown(settings: Any) -> None:
+    operating(settings, PERMIT=is_north)
+    made.message(business_key="PAY-1", correlation_id="order-9", type="south")
+    reader = client_of(made.person("north", "view_parkedmessage", "discard"))
+
+    assert "correlation ids or numbers" not in Page(pasted(reader, "order-9")).text

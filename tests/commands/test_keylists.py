@@ -210,3 +210,13 @@ def test_invalid_key_options_are_refused(words: str, given: bytes, said: str) ->
 
     assert (told.code, OperatorAction.objects.count()) == (2, 0)
     assert said in told.err
+
+
+def test_a_list_says_which_keys_are_a_customers_or_a_correlation_id(tmp_path: Path) -> None:
+    record(key="PAY-1", keys=["PAY-1", "CUST-7"], correlation_id="order-9")
+    two = record(key="PAY-2", keys=["PAY-2", "CUST-7"])
+    told = parked("list", "--keys-from", written(tmp_path, f"CUST-7\norder-9\n#{two.pk}\nPAY-2"))
+
+    assert "  not the first key, such as a customer's: CUST-7 (2 messages)\n" in told.err
+    assert "  no key, but a correlation id or a number: order-9 (#" in told.err
+    assert f"#{two.pk} (#{two.pk} parked)" in told.err
