@@ -152,10 +152,7 @@ def kind(message: ParkedMessage) -> SafeString:
 def failure(message: ParkedMessage) -> SafeString:
     text = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
     text = text or reason_text(message.reason)
-    # A style sheet cuts it where the column ends.
-    title, line = one_short_line(text, LONGEST_TITLE), one_short_line(text, LONGEST_LINE)
-    whole = format_html('<span title="{}">{}</span>', title, line)
-    return labelled(_("Error"), whole)
+    return labelled(_("Error"), cut_line(text))
 
 
 @admin.display(description=gettext_lazy("Queue"))
@@ -185,6 +182,12 @@ def one_short_line(text: str, most: int = LONGEST_CELL) -> str:
     """Return one short line of a text."""
     line = visible(" ".join(text[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def cut_line(text: str) -> SafeString:
+    """Return a text for a column whose style sheet cuts it where the column ends; its title has all of it."""
+    title, line = one_short_line(text, LONGEST_TITLE), one_short_line(text, LONGEST_LINE)
+    return format_html('<span title="{}">{}</span>', title, line)
 
 
 def labelled(label: str, value: Any) -> SafeString:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, steering, waiting_form
-from django_rmq_retry.admin.labels import column, labelled
+from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import (
@@ -39,7 +39,7 @@ from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT
 from django_rmq_retry.recurring import thread_name
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_clock, rmq_span, run_badge, run_outcome
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, counted, rmq_minute, rmq_span, run_badge, run_outcome
 
 SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
@@ -53,7 +53,6 @@ PACE_AFTER_SECONDS = 5.0
 CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
-MOST_REASON = 40
 
 
 @admin.register(RequeueRun)
@@ -80,14 +79,18 @@ class RequeueRunAdmin(Pages):
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
-    what = admin.display(description=gettext_lazy("Messages"))(lambda _self, run: labelled(_("Messages"), run.what))
+    what = admin.display(description=gettext_lazy("Messages"))(
+        lambda _self, run: labelled(_("Messages"), cut_line(run.what))
+    )
     why = admin.display(description=gettext_lazy("Reason"))(
-        lambda _self, run: labelled(_("Reason"), labels.one_short_line(run.reason, MOST_REASON)) if run.reason else ""
+        lambda _self, run: labelled(_("Reason"), cut_line(run.reason)) if run.reason else ""
     )
     took = admin.display(description=gettext_lazy("Duration"))(
         lambda _self, run: labelled(_("Duration"), rmq_span(_took(run))) if _took(run) is not None else ""
     )
-    created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
+    created = admin.display(description=gettext_lazy("Created"))(
+        lambda _self, run: labelled(_("Created"), rmq_minute(run.created_at))
+    )
     of_sent = column(RequeueRun, "sent", "total")
     of_processed, of_failed = (column(RequeueRun, field) for field in ("processed", "failed"))
     of_left = admin.display(description=gettext_lazy("left out"))(
@@ -249,8 +252,7 @@ def _what(run: RequeueRun, causes: Sequence[tuple[ErrorGroup, int]]) -> str:
         return run.retries_of
     named = [f"{number(count)} {group}" for group, count in causes[:2]]
     more = "…" if len(causes) > len(named) else ""
-    said = labels.one_short_line(" · ".join(named) + more)
-    return said or labels.selection_text(run.selection, run.description) or NOTHING
+    return " · ".join(named) + more or labels.selection_text(run.selection, run.description) or NOTHING
 
 
 def _took(run: RequeueRun) -> float | None:

@@ -170,7 +170,15 @@ def fill_states(now: datetime) -> None:
     for run_state in RunState:
         counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
         run = RequeueRun.objects.create(
-            by="ann", created_at=now, state=run_state, wait=RunWait.GUARD, stop_at=20, **counts
+            by="ann",
+            created_at=now,
+            started_at=now,
+            state=run_state,
+            wait=RunWait.GUARD,
+            stop_at=20,
+            reason="INC-553: the bank said by phone that it is back",
+            causes=[[cause.pk, 1986], [edited.group_id, 1984]],
+            **counts,
         )
         for place, (kind, one) in enumerate(zip(ItemState, known, strict=False)):
             RequeueItem.objects.create(

@@ -374,6 +374,31 @@ def test_fourteen_messages_with_their_time_fit_on_a_small_screen(sit: Sit) -> No
     assert not lead.page.locator(".rmq-filter ul").first.is_visible()
 
 
+@pytest.mark.parametrize("language", ["en-GB", "de-DE"])
+def test_runs_fit_on_a_small_screen_each_in_a_low_row(sit: Sit, language: str) -> None:
+    lead = sit(width=1280, height=720, language=language)
+    lead.go(RUNS)
+    table = lead.page.locator(".results")
+    reasons = lead.page.locator("#result_list .field-why > span[title]").all()
+    heights = [reason.bounding_box()["height"] for reason in reasons]
+
+    assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
+    assert len(reasons) > 5
+    assert max(heights) < 30
+
+
+def test_the_buttons_of_all_groups_stand_in_one_place(sit: Sit) -> None:
+    lead = sit(width=1280, height=720)
+    lead.go(HOME)
+    lines = lead.page.locator(".rmq-row-line:has(.rmq-buttons)")
+    texts = [line.locator("p").bounding_box() for line in lines.all()]
+    buttons = [line.locator(".rmq-buttons").bounding_box() for line in lines.all()]
+
+    assert len(buttons) > 5
+    assert len({round(box["x"] + box["width"]) for box in buttons}) == 1
+    assert all(text["x"] + text["width"] <= box["x"] for text, box in zip(texts, buttons, strict=True))
+
+
 def test_filters_unfold_and_take_a_span_of_time_without_scripts(sit: Sit) -> None:
     lead = sit(scripts=False)
     lead.go(LIST)
