@@ -9,10 +9,10 @@ from django.http import HttpRequest, HttpResponse
 
 from tests.settings import INSTALLED_APPS as APPS
 from tests.settings import MIDDLEWARE as BETWEEN
-from tests.settings import SECRET_KEY, USE_TZ
+from tests.settings import PASSWORD_HASHERS, SECRET_KEY, USE_TZ
 from tests.settings import TEMPLATES as PLAIN
 
-__all__ = ["SECRET_KEY", "USE_TZ"]
+__all__ = ["PASSWORD_HASHERS", "SECRET_KEY", "USE_TZ"]
 
 ROOT_URLCONF = "tests.urls"
 DEBUG = False
@@ -49,7 +49,6 @@ DATABASES = {
         "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
     }
 }
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 RMQ_RETRY = {
     "URL": "amqp://guest:guest@127.0.0.1:1/",
     "OPERATORS": {
