@@ -15,6 +15,7 @@ OPERATING = frozenset({
     *(("parked.controls", name) for name in ("pause", "resume")),
     *(("parked.operators", name) for name in ("Actor", "NothingChosen", "Outdated", "Refused")),
     ("parked.requeue", "requeue"),
+    ("parked.requeue_options", "RequeueOptions"),
     ("parked.selection", "Selection"),
 })  # fmt: skip
 """The public names of packages without a front."""

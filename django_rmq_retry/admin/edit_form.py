@@ -95,7 +95,7 @@ def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: st
     """Redirect to a requeue run on the preview's default terms, or to the preview if a decision is left."""
     if "send" in request.POST and _ready(report(selection), broker_look.look()):
         try:
-            run = start(selection, Actor.of_request(request), **RequeueForm(reason=reason).options("now"))
+            run = start(selection, Actor.of_request(request), RequeueForm().options, reason=reason)
             return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
         except Refused as refused:
             messages.warning(request, str(refused))

@@ -30,59 +30,50 @@ from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcomes import decided_meanwhile
-from django_rmq_retry.parked.requeue import NO_TARGETS, STOP_AT, TYPED_FROM, start
+from django_rmq_retry.parked.requeue import TYPED_FROM, start
+from django_rmq_retry.parked.requeue_options import NO_TARGETS, STOP_AT, RequeueOptions
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.templatetags.rmq_retry import counted
+
+DEEPEST = 1000
+"""Messages in a queue above which a run waits, unless the operator chooses another limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueForm:
     """What an operator has entered before messages are requeued."""
 
-    rate: float = 20.0
-    max_depth: int | None = 1000
-    stop_at: float | None = STOP_AT
+    options: RequeueOptions = field(default_factory=lambda: RequeueOptions(max_depth=DEEPEST))
     reason: str = ""
-    target: str = ""
-    one_by_one: bool = False
-    canary: bool = False
-    include: frozenset[str] = field(default_factory=frozenset)
-    fixed: bool = False
     typed: str = ""
 
     @classmethod
     def read(cls, request: HttpRequest) -> "RequeueForm":
         """Read the submitted form; a number that is invalid is replaced by its default."""
         entered = request.POST if request.method == "POST" else request.GET
+        reason = entered.get("reason", "").strip()
         if request.method != "POST" and "rate" not in entered:
-            held = frozenset([str(ItemReason.ON_HOLD)] if request.GET.get("held") else [])
-            reason = request.GET.get("reason", "").strip()
-            return cls(canary=bool(request.GET.get("canary")), include=held, reason=reason)
+            held = [ItemReason.ON_HOLD.value] if request.GET.get("held") else []
+            return cls(
+                options=RequeueOptions(max_depth=DEEPEST, canary=bool(request.GET.get("canary")), include=held),
+                reason=reason,
+            )
         pressed = entered.get("start", "")
-        form = cls(
+        include = set(entered.getlist("include"))
+        if toggled := entered.get("toggle"):
+            include ^= {toggled}
+        options = RequeueOptions(
             rate=typed_number(entered.get("rate"), 20.0),
-            max_depth=int(typed_number(entered.get("max_depth"), 1000)) if entered.get("wait") else None,
+            max_depth=int(typed_number(entered.get("max_depth"), DEEPEST)) if entered.get("wait") else None,
             stop_at=typed_number(entered.get("stop_at"), STOP_AT) if entered.get("guard") else None,
-            reason=entered.get("reason", "").strip(),
             target=entered.get("target", ""),
             one_by_one=entered.get("order") == "key",
             canary=pressed == "canary" or (pressed in ("", "planned") and bool(entered.get("canary"))),
-            include=frozenset(entered.getlist("include")),
-            fixed=bool(entered.get("fixed")),
-            typed=entered.get("typed", "").strip(),
+            include=include,
+            confirmed_permanent=bool(entered.get("fixed")),
+            planned=pressed == "planned",
         )
-        toggled = entered.get("toggle")
-        return replace(form, include=form.include ^ {toggled}) if toggled else form
-
-    @property
-    def terms(self) -> Terms:
-        return Terms(target=self.target, include=self.include, confirmed_permanent=self.fixed)
-
-    def options(self, button: str) -> dict[str, Any]:
-        """Return the options of the requeue run that a button starts: now, canary, one or planned."""
-        names = ("rate", "max_depth", "stop_at", "reason", "target", "one_by_one", "canary", "include")
-        options = {name: getattr(self, name) for name in names}
-        return {**options, "confirmed_permanent": self.fixed, "planned": button == "planned"}
+        return cls(options=options, reason=reason, typed=entered.get("typed", "").strip())
 
 
 @migrated
@@ -91,7 +82,7 @@ class RequeueForm:
 def preview(pages: Pages, request: HttpRequest, selection: Selection, left: LeftOut) -> HttpResponse:
     """Show the messages to send and the objections; start the requeue run if that button was pressed."""
     form = RequeueForm.read(request)
-    terms = replace(form.terms, kept_back=kept_back(request, "requeue", selection))
+    terms = replace(form.options.terms, kept_back=kept_back(request, "requeue", selection))
     found = report(selection, terms)
     why_not = forbidden(request, selection, "requeue")
     wrong = {"except": left.wrong} if left.wrong else {}
@@ -105,7 +96,7 @@ def preview(pages: Pages, request: HttpRequest, selection: Selection, left: Left
         wrong = wrong or ({"checked": left.unchecked} if left.unchecked else {}) | _wrong(form, of_sent)
         if not wrong:
             try:
-                run = start(sent, Actor.of_request(request), **form.options(request.POST["start"]))
+                run = start(sent, Actor.of_request(request), form.options, reason=form.reason)
                 return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
             except SecondPersonNeeded as needed:
                 return pages.ask(request, needed)
@@ -143,7 +134,9 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "token": selection.token(),
         "form": form,
         "report": found,
-        "findings": [(with_seen_examples(request, finding), finding.name in form.include) for finding in others],
+        "findings": [
+            (with_seen_examples(request, finding), finding.name in form.options.include) for finding in others
+        ],
         "permanent": next((finding for finding in found.findings if finding.name == "permanent"), None),
         "button": counted(many, count=found.sendable),
         "alone": selection.alone,
@@ -152,7 +145,7 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
         "unchecked": unchecked(request, selection),
         "typed_from": TYPED_FROM if found.sendable > TYPED_FROM else 0,
         "reason_needed": bool(lacks_reason(found.total, "")),
-        "seconds": found.sendable / form.rate if form.rate else None,
+        "seconds": found.sendable / form.options.rate if form.options.rate else None,
         "targets": [name for name, one in queues.items() if one.role not in NO_TARGETS],
         "sample": sample(request, selection),
         "look": look,

@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry.admin.pages import Button, Pages, migrated, needs, refusal
 from django_rmq_retry.admin.requeue_form import typed_number
 from django_rmq_retry.models import RequeueRun, RunState
-from django_rmq_retry.parked import requeue
+from django_rmq_retry.parked import requeue, requeue_options
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.templatetags.rmq_retry import counted
 
@@ -60,7 +60,7 @@ def buttons(pages: Pages, request: HttpRequest, run: RequeueRun) -> list[Button]
         slower = max(round(run.rate / 4), 1)
         if slower < run.rate:
             act(_("Slow to %(rate)d per second") % {"rate": slower}, SLOW, ("rate", str(slower)))
-        faster = min(round(run.rate * 2), int(requeue.FASTEST_RATE))
+        faster = min(round(run.rate * 2), int(requeue_options.FASTEST_RATE))
         if faster > run.rate:
             act(_("Speed up to %(rate)d per second") % {"rate": faster}, SLOW, ("rate", str(faster)))
         ask(_("Stop"), STOP, "danger")

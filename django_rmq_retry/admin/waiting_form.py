@@ -16,7 +16,8 @@ from django_rmq_retry.models import ErrorGroup
 from django_rmq_retry.parked import controls, early
 from django_rmq_retry.parked.key_text import parse
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
-from django_rmq_retry.parked.requeue import STOP_AT, TYPED_FROM, checked_rate
+from django_rmq_retry.parked.requeue import TYPED_FROM
+from django_rmq_retry.parked.requeue_options import STOP_AT, checked_rate
 from django_rmq_retry.parked.selection import number_in
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report, ways_back
 from django_rmq_retry.publishing import broker_connections

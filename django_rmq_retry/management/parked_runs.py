@@ -30,10 +30,11 @@ from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE, MIN_OUTCOMES
 from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.drive import Drive
-from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, Terms, report
+from django_rmq_retry.parked.findings import INCLUDABLE, MOST_QUEUES, RequeueFinding, RequeueReport, report
 from django_rmq_retry.parked.lease import DRIVEN
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import GUARD_OFF, STOP_AT, checked_target, start
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.requeue_options import GUARD_OFF, STOP_AT, RequeueOptions, checked_target
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.publishing import broker_connections
@@ -119,12 +120,8 @@ def add_wait(parser: CommandParser) -> None:
 
 def requeue(command: RmqCommand, options: Options) -> Exit:
     chosen = selection_of(options, states=OPEN_STATES)
-    terms = Terms(
-        target=checked_target(options["to"]),
-        include=[name for name in options["include"] if name != "permanent"],
-        confirmed_permanent="permanent" in options["include"],
-    )
-    findings = report(chosen, terms)
+    wanted = _options(options)
+    findings = report(chosen, wanted.terms)
     partly = report_keys(command, chosen)
     _preview(command, findings, chosen, options)
     if not findings.sendable:
@@ -135,18 +132,20 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
     say_unread(command, unread)
     refuse_doubtful(chosen, options)
     confirm_number(command, findings.sendable, f"Requeue {plural(findings.sendable, 'message')}?", options)
-    names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
-    run = start(
-        chosen,
-        actor_of(options),
-        target=terms.target,
-        include=terms.include,
-        confirmed_permanent=terms.confirmed_permanent,
-        **{name: options[name] for name in names},
-    )
+    run = start(chosen, actor_of(options), wanted, reason=options["reason"])
     if options["planned"] or options["no_wait"]:
         return report_run(command, run, options, Exit.DONE) or partly
     return follow(command, run, options) or partly
+
+
+def _options(options: Options) -> RequeueOptions:
+    names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned")
+    return RequeueOptions(
+        target=checked_target(options["to"]),
+        include=[name for name in options["include"] if name != "permanent"],
+        confirmed_permanent="permanent" in options["include"],
+        **{name: options[name] for name in names},
+    )
 
 
 def drive_run(command: RmqCommand, options: Options) -> Exit:

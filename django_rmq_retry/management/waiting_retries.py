@@ -18,7 +18,7 @@ from django_rmq_retry.management.parked_runs import (
 from django_rmq_retry.management.terminal import clock, utc
 from django_rmq_retry.parked import controls, early
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import GUARD_OFF, checked_rate
+from django_rmq_retry.parked.requeue_options import GUARD_OFF, checked_rate
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report
 from django_rmq_retry.publishing import broker_connections
 

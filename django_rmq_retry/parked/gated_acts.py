@@ -17,7 +17,7 @@ from django_rmq_retry.parked.actions import change_slice, discarding, slice_of
 from django_rmq_retry.parked.database import locked_messages
 from django_rmq_retry.parked.edit import Proposal
 from django_rmq_retry.parked.edit_many import Fit, PathChange
-from django_rmq_retry.parked.findings import RequeueReport, Terms, changed, report
+from django_rmq_retry.parked.findings import RequeueReport, changed, report
 from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.operators import (
     NEEDED,
@@ -29,6 +29,7 @@ from django_rmq_retry.parked.operators import (
     refusal,
     requeue_refusal,
 )
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,14 +154,14 @@ class Requeue(Gated):
         return requeue_refusal(user, count)
 
     def preview(self, wish: Wish) -> RequeueReport:
-        names = ("target", "include", "confirmed_permanent")
-        return report(wish.selection, Terms(**{name: wish.terms[name] for name in names}))
+        return report(wish.selection, RequeueOptions.of(wish.terms).terms)
 
     def carry_out(self, it: Approved) -> int:
         sendable = self.preview(it.wish).sendable
         if not sendable:
             raise NothingChosen(_("Nothing is left to requeue."))
-        run = requeue.start(it.wish.selection, it.actor, reason=it.wish.reason, **it.wish.terms)
+        options = RequeueOptions.of(it.wish.terms)
+        run = requeue.start(it.wish.selection, it.actor, options, reason=it.wish.reason)
         it.request.run = run.pk
         return sendable
 

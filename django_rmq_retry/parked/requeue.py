@@ -1,7 +1,7 @@
 """Starts, pauses, resumes and stops requeue runs."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from django.db import transaction
@@ -9,7 +9,6 @@ from django.db.models import Count, F
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import (
     Action,
@@ -25,22 +24,17 @@ from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.drive import drive
-from django_rmq_retry.parked.findings import INCLUDABLE, Terms
+from django_rmq_retry.parked.findings import Terms
 from django_rmq_retry.parked.four_eyes import Wish, gate
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, lacks_reason
 from django_rmq_retry.parked.pace import restart_rate
+from django_rmq_retry.parked.requeue_options import RequeueOptions, checked_rate
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.publishing import outbox
 from django_rmq_retry.recurring import thread_name
-from django_rmq_retry.topology.declarations import Role
 
-FASTEST_RATE = 10_000.0
-STOP_AT = 20.0
-"""Percent of failed outcomes above which the guard pauses a requeue run, unless the operator chooses another limit."""
-GUARD_OFF = 100.0
-"""No share of outcomes is above this limit, so it switches the guard off."""
 STOP_SECONDS = 0.5
 """Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
@@ -53,8 +47,7 @@ TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""
 UNSENT = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SKIPPED)
 """States of messages that were not sent, or of which a driver will still note when."""
-NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
-"""Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
+DEFAULT_OPTIONS = RequeueOptions()
 
 
 def _noted(reason: str) -> dict[str, str]:
@@ -105,13 +98,6 @@ def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     return stopped
 
 
-def checked_rate(rate: float) -> float:
-    if not 0 < rate <= FASTEST_RATE:
-        text = _("The rate must be a number above 0 and at most %(most)s messages per second.")
-        raise Refused(text % {"most": f"{FASTEST_RATE:g}"})
-    return float(rate)
-
-
 @transaction_of(ParkedMessage)
 def _change_run(
     run: int, actor: Actor, action: Action, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
@@ -139,28 +125,14 @@ def _change_run(
 
 
 def start(
-    selection: Selection,
-    actor: Actor,
-    *,
-    rate: float = 20.0,
-    max_depth: int | None = None,
-    stop_at: float | None = STOP_AT,
-    reason: str = "",
-    target: str = "",
-    one_by_one: bool = False,
-    canary: bool = False,
-    include: Collection[str] = (),
-    confirmed_permanent: bool = False,
-    planned: bool = False,
+    selection: Selection, actor: Actor, options: RequeueOptions = DEFAULT_OPTIONS, *, reason: str = ""
 ) -> RequeueRun:
-    """Freeze a selection as a run that any driver can send; nothing is sent yet. Its driver lists a large selection.
-
-    ``include`` names findings whose messages are sent nevertheless. Messages that share a business key are sent one
-    after another, each after the outcome of the one before, unless "duplicates" is included. The guard pauses the run
-    when more than ``stop_at`` percent of the outcomes failed again; None or 100 switches it off.
-    """
-    terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
-    _check(selection, reason, include)
+    """Freeze a selection as a run that any driver can send; nothing is sent yet. Its driver lists a large selection."""
+    options.check()
+    if not selection.count:
+        raise NothingChosen(_("No message is chosen."))
+    if lacks_reason(selection.count, reason):
+        raise Refused(lacks_reason(selection.count, reason))
     description = selection.description
     wish = Wish(
         act=GatedAct.REQUEUE,
@@ -168,22 +140,13 @@ def start(
         subject=description,
         reason=reason,
         selection=selection,
-        terms={
-            "rate": checked_rate(rate),
-            "max_depth": max_depth,
-            "stop_at": stop_at,
-            "target": target,
-            "one_by_one": one_by_one,
-            "canary": canary,
-            "include": sorted(include),
-            "confirmed_permanent": confirmed_permanent,
-            "planned": planned,
-        },
+        terms=options.facts(),
     )
     gate(actor, wish)
     end_expired_claims()
+    now = database_clock.now(database())
     run = RequeueRun(
-        created_at=database_clock.now(database()),
+        created_at=now,
         by_user_id=actor.user_id,
         by=actor.name,
         approved_by_user_id=actor.approval.user_id if actor.approval else None,
@@ -192,22 +155,23 @@ def start(
         reason=short(reason, 255),
         selection=selection.facts(),
         description=short(description, 255),
-        target=target,
-        rate=checked_rate(rate),
-        max_depth=max_depth,
-        stop_at=None if stop_at is None or stop_at >= GUARD_OFF else stop_at,
-        one_by_one=one_by_one or "duplicates" not in include,
-        canary=canary,
-        **({"state": RunState.PLANNED} if planned else {"started_at": database_clock.now(database())}),
+        target=options.target,
+        rate=float(options.rate),
+        max_depth=options.max_depth,
+        stop_at=options.guard,
+        one_by_one=options.one_by_one or "duplicates" not in options.include,
+        canary=options.canary,
+        include=sorted(options.include),
+        permanent_confirmed=options.confirmed_permanent,
+        **({"state": RunState.PLANNED} if options.planned else {"started_at": now}),
     )
-    return _started(run, selection, terms, actor)
+    return _started(run, selection, options.terms, actor)
 
 
 @transaction_of(ParkedMessage)
 def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
     using = database()
     run.pk = None
-    run.include, run.permanent_confirmed = sorted(terms.include), terms.confirmed_permanent
     run.causes = _causes(selection)
     if EXCEPT in selection.filter:
         run.excluded = max(selection.undiminished().count() - selection.queryset().count(), 0)
@@ -249,12 +213,12 @@ def requeue(
     """Requeue some records from code and send them now: ``requeue([record], by="nightly job", reason="bank is back")``.
 
     It returns when the messages are sent, or after ``wait`` seconds; a consumer then sends the rest. Options are those
-    of ``start``; messages on hold, for example, are sent only with ``include=["on_hold"]``, and its guard pauses the
-    run, which then waits for an operator. Inside a transaction, the messages are sent after its commit.
+    of ``RequeueOptions``: messages on hold, for example, are sent only with ``include=["on_hold"]``. The guard pauses
+    the run, which then waits for an operator. Inside a transaction, the messages are sent after its commit.
     """
     actor = by if isinstance(by, Actor) else Actor.of_code(by)
     ids = [one.pk if isinstance(one, ParkedMessage) else int(one) for one in messages]
-    run = start(Selection.of_ids(ids), actor, reason=reason, **{"rate": 100.0, **options})
+    run = start(Selection.of_ids(ids), actor, RequeueOptions(**{"rate": 100.0, **options}), reason=reason)
 
     def send() -> RequeueRun:
         return drive(run.pk, thread_name("code"), for_seconds=wait, outcomes=False)
@@ -263,26 +227,3 @@ def requeue(
         return send()
     transaction.on_commit(send, using=database(), robust=True)
     return run
-
-
-def checked_target(target: str) -> str:
-    """Return a queue that the project declares for messages to handle; refuse any other."""
-    if not target:
-        return ""
-    declared = registry.topology().lasting.queues
-    if target not in declared or declared[target].role in NO_TARGETS:
-        fit = [name for name, one in declared.items() if one.role not in NO_TARGETS]
-        text = _("%(queue)r is not a declared queue. Declared queues: %(known)s.")
-        raise Refused(text % {"queue": target, "known": ", ".join(fit) or "-"})
-    return target
-
-
-def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
-    unknown = sorted(set(include) - set(INCLUDABLE))
-    if unknown:
-        text = _("%(name)s cannot be included. Valid names: %(known)s.")
-        raise Refused(text % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
-    if not selection.count:
-        raise NothingChosen(_("No message is chosen."))
-    if lacks_reason(selection.count, reason):
-        raise Refused(lacks_reason(selection.count, reason))

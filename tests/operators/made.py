@@ -23,6 +23,7 @@ from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.drive import Drive, drive
 from django_rmq_retry.parked.groups import count_minutes, minute_of
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.selection import Selection
 
 ANN = Actor(name="ann", source="cli")
@@ -79,9 +80,9 @@ def record(
     return message
 
 
-def requeue_run(chosen: Chosen, by: Actor = ANN, **options: Any) -> RequeueRun:
+def requeue_run(chosen: Chosen, by: Actor = ANN, *, reason: str = "", **options: Any) -> RequeueRun:
     """Start a requeue run of these records; no driver sends it yet."""
-    return requeue.start(selected(chosen), by, **options)
+    return requeue.start(selected(chosen), by, RequeueOptions(**options), reason=reason)
 
 
 def pause_run(run: RequeueRun, by: Actor = ANN, **options: Any) -> RequeueRun:

@@ -32,6 +32,7 @@ from django_rmq_retry.parked.erasure import erase
 from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.outcomes import outcome_of
 from django_rmq_retry.parked.requeue import requeue, start
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.selection import Selection
 from tests.admin.made import person
@@ -71,7 +72,7 @@ def requeueing() -> Scene:
     chosen = Selection.of_filter({"group": record(group=group("r")).group_id, "state": ["parked"]})
 
     def do(actor: Actor) -> object:
-        return start(chosen, actor, reason="the bank is back", rate=7, canary=True)
+        return start(chosen, actor, RequeueOptions(rate=7, canary=True), reason="the bank is back")
 
     return Scene(do, lambda: RequeueRun.objects.filter(total=2, rate=7, canary=True).count() == 1, Action.REQUEUE)
 
@@ -456,7 +457,7 @@ def test_a_run_sends_nothing_after_who_approved_it_has_lost_the_permission(
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "FOUR_EYES": LIMITS}
     clock = Clock()
     chosen = Selection.of_ids([record().pk for _ in range(3)])
-    request = asked(lambda actor: start(chosen, actor, reason="x", rate=1), ann)
+    request = asked(lambda actor: start(chosen, actor, RequeueOptions(rate=1), reason="x"), ann)
     approve(request.pk, bob)
     run = RequeueRun.objects.get()
     one = driver_of(run, clock=clock, targets=Targets())

@@ -28,6 +28,7 @@ from django_rmq_retry.parked.approvals import approve
 from django_rmq_retry.parked.audit import acts_on
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated
 from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.requeue_options import RequeueOptions
 from django_rmq_retry.parked.selection import Selection
 from tests.admin.made import person
 from tests.operators.dying import APPROVING_STEPS, PART, SLICE_STEPS
@@ -83,7 +84,7 @@ def requeueing() -> Scene:
 
     def do(actor: Actor) -> object:
         # A process that dies knows no handlers.
-        return start(chosen, actor, reason="x", rate=1000, include=["unhandled"])
+        return start(chosen, actor, RequeueOptions(rate=1000, include=["unhandled"]), reason="x")
 
     return Scene(do, lambda: runs.count() == 1, Action.REQUEUE)
 
