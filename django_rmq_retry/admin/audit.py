@@ -21,14 +21,13 @@ from django_rmq_retry.admin.facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.health.rules import number as separated
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import text_of_keys
 from django_rmq_retry.parked.operators import has_own_rules
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in
-from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, rmq_count
 
 SOURCES = ("admin", "cli", "code")
 
@@ -125,7 +124,7 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("Messages"))
     def of_messages(self, action: OperatorAction) -> SafeString:
-        return labelled(_("Messages"), NOTHING if action.queue else separated(action.count))
+        return labelled(_("Messages"), rmq_count(action.messages))
 
     @admin.display(description=gettext_lazy("Operator"))
     def who(self, action: OperatorAction) -> str:

@@ -61,13 +61,15 @@ def _cells(one: ApprovalRequest, now: Any, *, terminal: bool) -> tuple[object, .
     who = f"{one.by} ({one.behalf})" if one.behalf else one.by
     times = (clock(at, terminal=terminal) for at in (one.asked_at, one.expires_at))
     state = request_data(one, now)["state"]
-    return one.pk, state, one.act, one.count, who, *times, one.decided_by or "-", one.subject, one.reason
+    count = "-" if one.messages is None else one.messages
+    return one.pk, state, one.act, count, who, *times, one.decided_by or "-", one.subject, one.reason
 
 
 def approve(command: RmqCommand, options: Options) -> Exit:
     request, wish = _found(options["id"])
     seen = approvals.mark(request)
-    command.say(f"{request}: {request.act} {plural(request.count, 'message')}, asked for by {request.by}")
+    what = "" if request.messages is None else f" {plural(request.messages, 'message')}"
+    command.say(f"{request}: {request.act}{what}, asked for by {request.by}")
     for name in ("subject", "reason"):
         if getattr(request, name):
             command.say(f"  {name}: {getattr(request, name)}")

@@ -17,6 +17,11 @@ class GatedAct(models.TextChoices):
     REQUEUE = "requeue", pgettext_lazy("action", "Requeue")
     CLOSE_BREAKER = "close_breaker", _("Close a breaker")
 
+    @property
+    def of_messages(self) -> bool:
+        """False for an act on a queue."""
+        return self is not GatedAct.CLOSE_BREAKER
+
 
 class RequestState(models.TextChoices):
     WAITING = "waiting", _("Waits for a second person")
@@ -88,6 +93,11 @@ class ApprovalRequest(models.Model):
 
     def __str__(self) -> str:
         return str(_("Request %(number)s") % {"number": self.pk})
+
+    @property
+    def messages(self) -> int | None:
+        """The number of messages that it is about; None if it is about a queue."""
+        return self.count if GatedAct(self.act).of_messages else None
 
     def waits(self, now: datetime) -> bool:
         """Return True if it can still be approved: it expires without a process that ends it."""

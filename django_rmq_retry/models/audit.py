@@ -12,6 +12,8 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from django_rmq_retry.models.approvals import GatedAct
+
 SEALED = (
     *("number", "actor_name", "actor_key", "behalf", "message", "first_message", "last_message", "group", "run"),
     *("count", "ip", "source", "digest", "previous"),
@@ -158,9 +160,16 @@ class OperatorAction(models.Model):
         return both_names(self.actor_name, self.details.get("approved_by"))
 
     def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
-        """Return the name of the action, with its object if that is a queue or an outbox row."""
+        """Return the name of the action, with its object if that is a queue, an outbox row or another act."""
         labels = (name for (action, fact), name in ELSEWHERE.items() if action == self.action and fact in self.details)
-        return str(next(labels, dict(Action.choices).get(self.action, self.action)))
+        name = str(next(labels, dict(Action.choices).get(self.action, self.action)))
+        return f"{name}: {self._act.label}" if self._act else name
+
+    @property
+    def _act(self) -> GatedAct | None:
+        """The act that was asked for, approved or rejected."""
+        act = self.details.get("act") if self.action in (Action.ASK, Action.APPROVE, Action.REJECT) else None
+        return GatedAct(act) if act in GatedAct.values else None
 
     def close(self) -> None:
         """Seal the row as it is now."""
@@ -200,9 +209,15 @@ class OperatorAction(models.Model):
 
     @property
     def queue(self) -> str:
-        """The queue that was paused or resumed, else an empty string: an action on a queue names no messages."""
+        """The queue that was paused or resumed, or whose breaker somebody asked to close; else an empty string."""
         of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
-        return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
+        of_queue = any(action == self.action and fact in self.details for action, fact in of_queues)
+        return self.subject if of_queue or (self._act and not self._act.of_messages) else ""
+
+    @property
+    def messages(self) -> int | None:
+        """The number of messages that it was about; None if it was about a queue."""
+        return None if self.queue else self.count
 
 
 def _sha256(values: Mapping[str, Any]) -> str:

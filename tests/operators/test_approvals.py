@@ -355,6 +355,21 @@ def test_only_the_breaker_that_was_seen_is_closed(since: str, ann: Actor, bob: A
     assert states([QUEUE])[QUEUE].circuit.opened == (since != "closed")
 
 
+def test_the_audit_log_names_what_was_approved_and_counts_messages_only_where_it_is_about_messages(
+    ann: Actor, bob: Actor
+) -> None:
+    for scene in (closing(), discarding()):
+        approve(asked(scene.do, ann).pk, bob)
+    rows = OperatorAction.objects.filter(action__in=(Action.ASK, Action.APPROVE)).order_by("number")
+
+    assert [(one.get_action_display(), one.queue, one.messages) for one in rows] == [
+        ("Ask for approval: Close a breaker", QUEUE, None),
+        ("Approve: Close a breaker", QUEUE, None),
+        ("Ask for approval: Discard", "", 2),
+        ("Approve: Discard", "", 2),
+    ]
+
+
 def test_a_pause_is_ended_without_a_second_person(ann: Actor) -> None:
     controls.pause(QUEUE, ann, reason="the bank is closed")
     controls.resume(QUEUE, ann)

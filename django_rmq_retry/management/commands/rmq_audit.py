@@ -128,4 +128,5 @@ def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
     who = f"{one.who} ({one.behalf})" if one.behalf else one.who
     places = [f"{name} {getattr(one, name)}" for name in NUMBER_OPTIONS if getattr(one, name) is not None]
     subject = " ".join([*places, one.subject]).strip()
-    return one.number, clock(one.at, terminal=terminal), who, one.action, one.count, subject, one.reason
+    count = "-" if one.messages is None else one.messages
+    return one.number, clock(one.at, terminal=terminal), who, one.action, count, subject, one.reason
