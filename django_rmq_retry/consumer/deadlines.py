@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import wraps
 from types import TracebackType
 
 from django_rmq_retry.consumer.unacked import AttemptState
@@ -133,12 +134,19 @@ class Deadlines:
         if seconds is None:
             return self._strictly(subscription) if subscription.policy.ordered else subscription
         self._shortest = min(self._shortest, seconds)
-        return replace(subscription, run=lambda delivery: self.run(function, TimedRun(delivery, subscription, seconds)))
+
+        # A failure is grouped without the handler's own function, which is found behind the wrapper.
+        @wraps(function)
+        def run(delivery: Delivery) -> object:
+            return self.run(function, TimedRun(delivery, subscription, seconds))
+
+        return replace(subscription, run=run)
 
     def _strictly(self, subscription: Subscription) -> Subscription:
         """Return a handler in strict order that ends before the broker takes its message back, unless it is async."""
         function = subscription.run
 
+        @wraps(function)
         def run(delivery: Delivery) -> object:
             # Read once: the I/O thread changes it when it connects to another version.
             seconds = self.strict

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections
@@ -302,6 +303,7 @@ class Driver:
     def _with_faults(self, subscription: Subscription) -> Subscription:
         """Wrap the handler so that it fails when the test says so."""
 
+        @wraps(subscription.run)
         def run(delivery: Delivery) -> object:
             trouble = self._faults.take(subscription.name)
             if trouble is not None and not isinstance(trouble, Fault):

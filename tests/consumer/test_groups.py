@@ -2,20 +2,22 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
-from django_rmq_retry.handlers import Match, Subscription, grouping
+from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark, StopTheLine
+from django_rmq_retry.consumer.deadlines import Deadlines
+from django_rmq_retry.handlers import Match, Subscription, grouping, work_queues_of
 from django_rmq_retry.handlers.call import guarded
 from django_rmq_retry.handlers.subscription import Fingerprint
-from django_rmq_retry.messages import Settlement, encode_properties
+from django_rmq_retry.messages import Reason, Settlement, encode_properties
 from django_rmq_retry.messages.parked_copy import ParkedCopy
 from django_rmq_retry.messages.tracebacks import Grouping, named_fingerprint, untraced
-from django_rmq_retry.policies import Kind
+from django_rmq_retry.policies import Kind, Policy, park
 from tests.consumer.attempts import Book, attempts_of
-from tests.handlers.factories import delivery
+from tests.handlers.factories import delivery, subscription
 from tests.messages.exceptions import BankDown, Unprintable, deep, odd_names, post
 from tests.messages.parked_copies import read_back
 
@@ -84,6 +86,22 @@ def test_one_cause_behind_several_handlers_is_one_group() -> None:
 
     assert len({one.fingerprint for one in found}) == 1
     assert {one.culprit for one in found} == {"tests.messages.exceptions:post"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "timeout"), [(RetryThenPark(attempts=1), 60), (StopTheLine(), None)], ids=["timeout", "strict"]
+)
+def test_a_handler_with_a_deadline_fails_in_the_group_of_its_cause(policy: Policy, timeout: float | None) -> None:
+    made = replace(subscription(policy), run=refund, timeout=timeout)
+    deadlines = Deadlines()
+    deadlines.strict = 60
+    [limited] = deadlines.limited(work_queues_of([made])[0]).subscriptions
+
+    with pytest.raises(BankDown) as caught:
+        limited.run(delivery())
+    found = grouping.grouped(park(Reason.EXHAUSTED, ""), delivery(), limited, caught.value)
+
+    assert found.fingerprint == parked(charge).fingerprint
 
 
 def test_an_error_of_the_handlers_own_function_is_a_group_of_that_handler() -> None:
