@@ -273,7 +273,7 @@ def _named(names: Iterable[str]) -> str:
 def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
     """Return the cards of these groups, by three additional queries, and one for each active requeue run."""
     numbers = [group.pk for group in groups]
-    trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs()
+    trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs(numbers)
     return [
         Card(
             group=group,

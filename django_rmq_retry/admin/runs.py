@@ -53,6 +53,7 @@ PACE_AFTER_SECONDS = 5.0
 CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
+MOST_CAUSES = 5
 
 
 @admin.register(RequeueRun)
@@ -241,9 +242,10 @@ def _decided(run: RequeueRun) -> OperatorAction | None:
 
 
 def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[ErrorGroup, int]]]:
-    """Return the error groups of the messages of each run with their numbers, the largest first, by one query."""
-    groups = ErrorGroup.objects.in_bulk({group for run in runs for group, _count in run.causes})
-    return {run.pk: [(groups[group], count) for group, count in run.causes if group in groups] for run in runs}
+    """Return the largest error groups of the messages of each run with their numbers, by one query."""
+    shown = {run.pk: run.causes[:MOST_CAUSES] for run in runs}
+    groups = ErrorGroup.objects.in_bulk({group for causes in shown.values() for group, _count in causes})
+    return {run: [(groups[group], count) for group, count in causes if group in groups] for run, causes in shown.items()}
 
 
 def _what(run: RequeueRun, causes: Sequence[tuple[ErrorGroup, int]]) -> str:

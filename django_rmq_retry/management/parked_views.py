@@ -196,7 +196,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
 
 def _next_step(groups: Sequence[int]) -> str | None:
     """Return the command that continues with one of these groups: with its requeue run, by a requeue, or by a look."""
-    runs = groups_of_runs() if groups else {}
+    runs = groups_of_runs(groups)
     for group in groups:
         if group in runs:
             return f"rmq_parked requeue-run {runs[group].pk}"

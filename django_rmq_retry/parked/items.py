@@ -5,16 +5,32 @@ A stopped run skips its unsent items, part by part.
 The progress is stored in the run, and each part is a separate transaction, because a driver may be killed anywhere.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, CharField, Count, DateTimeField, F, IntegerField, Max, QuerySet, Value, When, Window
+from django.db.models import (
+    Case,
+    CharField,
+    Count,
+    DateTimeField,
+    Exists,
+    F,
+    IntegerField,
+    Max,
+    OuterRef,
+    QuerySet,
+    Subquery,
+    Value,
+    When,
+    Window,
+)
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.models import (
+    ErrorGroup,
     ItemReason,
     ItemState,
     ParkedMessage,
@@ -22,12 +38,13 @@ from django_rmq_retry.models import (
     RequeueRun,
     RunState,
     RunWait,
+    State,
 )
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database, locked_run, run_of_driver, transaction_of
 from django_rmq_retry.parked.findings import Terms, reasons
-from django_rmq_retry.parked.selection import Selection, group_numbers
+from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
 
 MOST_BYTES = 16 * 1024 * 1024
@@ -118,17 +135,26 @@ def pending(run: int) -> QuerySet[RequeueItem]:
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
 
-def groups_of_runs() -> dict[int, RequeueRun]:
-    """Return the error groups of messages that active runs have not sent, each with the latest of these runs.
+def groups_of_runs(groups: Iterable[int]) -> dict[int, RequeueRun]:
+    """Return those of these error groups whose messages an active run has to send, each with the latest of these runs.
 
-    Only the next messages of each run are read: a run may have a million.
+    One query for each run: it looks for one message of each group, the oldest first, because a run may have a million.
     """
-    runs: dict[int, RequeueRun] = {}
+    asked, runs = set(groups), dict[int, RequeueRun]()
     for run in RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"):
-        if run.listing:
-            runs |= dict.fromkeys(group_numbers(run.selection.get("filter", {}).get("group", [])), run)
-        runs |= dict.fromkeys(pending(run.pk).values_list("message__group", flat=True)[:PAGE_ITEMS], run)
+        mine = asked.intersection(group for group, _count in run.causes)
+        # Not all items of a run that is being listed are written yet.
+        runs |= dict.fromkeys(mine if run.listing or not mine else _with_unsent(run, mine), run)
     return runs
+
+
+def _with_unsent(run: RequeueRun, groups: Iterable[int]) -> list[int]:
+    waits = Exists(RequeueItem.objects.filter(run=run, message=OuterRef("pk"), state=ItemState.PENDING))
+    waiting = ParkedMessage.objects.filter(waits, group=OuterRef("pk"), state__in=(State.PARKED, State.ON_HOLD))
+    found = ErrorGroup.objects.using(database()).filter(pk__in=groups)
+    # A column and no condition: a database that joins reads all messages of the groups.
+    first = found.annotate(first=Subquery(waiting.order_by("parked_at").values("pk")[:1]))
+    return [group.pk for group in first if group.first is not None]
 
 
 def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:

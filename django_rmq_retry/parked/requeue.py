@@ -41,7 +41,7 @@ CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIR
 """A run paused for one of these resumes without its canary, because the operator has inspected that message."""
 RETESTABLE = (*CANARY_ENDED, RunWait.GUARD)
 """A run paused for one of these has failed: before the rest is sent, another canary can show that the cause is gone."""
-MOST_CAUSES = 5
+MOST_CAUSES = 100
 """The most error groups that the record of a run names."""
 TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""

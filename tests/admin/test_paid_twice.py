@@ -8,6 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
+from django_rmq_retry.admin.labels import cards
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
@@ -243,6 +244,20 @@ class TestASecondRun:
 
         assert [Page(one).links.get(told) for one in pages] == [f"{ADMIN}requeuerun/{run.pk}/change/"] * 2
         assert f"Requeue run {run.pk} by ann sends some of these now." in cards.links
+
+    def test_is_named_on_the_card_of_each_group_of_which_it_has_something_to_send(
+        self, page: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_rmq_retry.parked.items.PAGE_ITEMS", 1)
+        first, later = made.group(), made.group()
+        rows = [made.message(cause) for cause in (first, first, first, later)]
+        run = requeue_run([one.pk for one in rows])
+        named = {card.group: card.run for card in cards([first, later])}
+        RequeueItem.objects.filter(message__group=first).update(state="sent")
+        then = {card.group: card.run for card in cards([first, later])}
+
+        assert named == {first: run, later: run}
+        assert then == {first: None, later: run}
 
     def test_is_named_before_its_messages_are_listed_and_while_it_is_paused(
         self, page: Client, monkeypatch: pytest.MonkeyPatch
