@@ -20,7 +20,7 @@ from django_rmq_retry.parked.early_sender import EarlySender
 from django_rmq_retry.parked.item_sender import ItemSender
 from django_rmq_retry.parked.items import advance, list_part, recount, skip_unsent
 from django_rmq_retry.parked.lease import DRIVEN, RunLease
-from django_rmq_retry.parked.pace import RECHECK_SECONDS, SLICE_SECONDS, Clock, RunPace, restart_rate
+from django_rmq_retry.parked.pace import RECHECK_SECONDS, SLICE_SECONDS, Clock, RunPace, recent_rate, restart_rate
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.target_queues import TargetQueues
 
@@ -134,6 +134,8 @@ class Drive:
 
     def _slice(self, run: RequeueRun, sender: Sender) -> float | None:
         sender.settle(run)
+        if rate := recent_rate(run):
+            self._lease.change(**rate)
         pause = self._guard_pause(run)
         if pause is not None:
             return pause

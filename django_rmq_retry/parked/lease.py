@@ -8,6 +8,7 @@ from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.pace import restart_rate
 
 LEASE = timedelta(seconds=15)
 DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
@@ -28,6 +29,9 @@ class RunLease:
         now = database_clock.now(database())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
         rows = self._rows().filter(free, TO_DRIVE)
+        if not self._mine:
+            # Nobody sent meanwhile: a standstill says nothing about the rate.
+            rows.filter(beat_at__lt=now - LEASE).update(**restart_rate())
         self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
         return self._rows().filter(TO_DRIVE).first() if self._mine else None
 

@@ -1,11 +1,13 @@
 """The pace of a requeue run: how many messages its driver may send now, and when it looks again."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import F
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.database import database
 
 SLICE_SECONDS = 0.25
@@ -16,12 +18,23 @@ SAVED_SECONDS = 1.0
 """Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
 RECHECK_SECONDS = 1.0
 """Seconds between two checks of an unreachable broker."""
+LONGEST_SPAN = timedelta(seconds=20)
+"""The longest time over which the real rate is measured."""
 Clock = Callable[[], float]
 
 
 def restart_rate() -> dict[str, Any]:
     """Return the columns for computing a run's real rate, to set when it starts, resumes or changes its rate."""
     return {"paced_at": database_clock.now(database()), "paced_sent": F("sent")}
+
+
+def recent_rate(run: RequeueRun) -> dict[str, Any]:
+    """Return the columns that halve the span of the real rate if it is long, so that what was long ago counts less."""
+    passed = database_clock.reckoned(database()) - run.paced_at if run.paced_at else timedelta()
+    if run.paced_at is None or passed <= LONGEST_SPAN:
+        return {}
+    recent = max(run.sent - run.paced_sent, 0) // 2
+    return {"paced_at": run.paced_at + passed / 2, "paced_sent": run.sent - recent}
 
 
 class RunPace:

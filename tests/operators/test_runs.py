@@ -384,6 +384,31 @@ class TestGuards:
         assert (after.paced_sent, after.sent > 1, after.wait) == (1, True, "")
 
 
+    @pytest.mark.usefixtures("wired")
+    def test_the_measured_rate_ignores_a_standstill(self) -> None:
+        run, clock = started(3, rate=1), Clock()
+        driver_of(run, "killed", clock=clock, targets=Targets()).step()
+        past = timezone.now() - timedelta(minutes=5)
+        RequeueRun.objects.update(beat_at=past, paced_at=past, leased_until=past)
+        driver_of(run, clock=clock, targets=Targets()).step()
+        after = now(run)
+
+        assert after.paced_at is not None
+        assert (after.paced_at > past, after.paced_sent, after.sent) == (True, 1, 2)
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_measured_rate_forgets_what_was_long_ago(self) -> None:
+        run, past = started(3, rate=1), timezone.now() - timedelta(minutes=5)
+        one = driver_of(run, clock=Clock(), targets=Targets())
+        one.step()
+        RequeueRun.objects.update(paced_at=past, sent=100)
+        one.step()
+        after = now(run)
+
+        assert after.paced_at is not None
+        assert (after.paced_at > past, after.paced_sent) == (True, 50)
+
+
 class TestKeys:
     @pytest.mark.usefixtures("wired")
     def test_a_message_waits_for_the_outcome_of_the_previous_one_of_its_key(self) -> None:
