@@ -1,8 +1,9 @@
 """The admin of requeue runs."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
+from math import ceil
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -19,6 +20,7 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, steering, waiting_form
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
+from django_rmq_retry.health.processes import any_alive
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import (
     Action,
@@ -45,7 +47,6 @@ SLICE_SECONDS = 0.5
 """Seconds for which an open page sends in one request; the page then requests the next slice."""
 CLICK_SECONDS = 10.0
 """Seconds for which a page without JavaScript sends: there each slice is a click."""
-SILENT_AFTER = timedelta(seconds=30)
 MOST_ITEMS = 50
 MOST_ERRORS = 10
 PACE_AFTER_SECONDS = 5.0
@@ -148,7 +149,8 @@ class RequeueRunAdmin(Pages):
             driven=driven,
             undriven=undriven,
             sending=bool(request.GET.get("fragment")) and request.method == "POST",
-            silent=undriven and (run.beat_at or run.created_at) < now - SILENT_AFTER,
+            silent=driven and run.is_silent(now),
+            unattended=undriven and not any_alive(),
             mine=run.by_user_id == request.user.pk,
             why_not_send=refusal(request, "requeue"),
             why=run.explanation,
@@ -160,7 +162,7 @@ class RequeueRunAdmin(Pages):
             badge=run_badge(run, unreachable=away),
             state=run_outcome(run, unreachable=away)[1],
             pace=_pace(run, now),
-            left=None if away or run.wait in SILENCED else _left(run, now),
+            left=None if away or run.is_silent(now) or run.wait in SILENCED else _left(run, now),
             guard=_guard(run),
             waiting=run.sent - run.processed - run.failed,
             buttons=self._buttons(request, run),
@@ -245,7 +247,7 @@ def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[ErrorGroup, in
     """Return the largest error groups of the messages of each run with their numbers, by one query."""
     shown = {run.pk: run.causes[:MOST_CAUSES] for run in runs}
     groups = ErrorGroup.objects.in_bulk({group for causes in shown.values() for group, _count in causes})
-    return {run: [(groups[group], count) for group, count in causes if group in groups] for run, causes in shown.items()}
+    return {pk: [(groups[group], count) for group, count in causes if group in groups] for pk, causes in shown.items()}
 
 
 def _what(run: RequeueRun, causes: Sequence[tuple[ErrorGroup, int]]) -> str:
@@ -261,17 +263,17 @@ def _took(run: RequeueRun) -> float | None:
     return (run.finished_at - run.started_at).total_seconds() if run.started_at and run.finished_at else None
 
 
-def _left(run: RequeueRun, now: datetime) -> float | None:
+def _left(run: RequeueRun, now: datetime) -> int | None:
     """Return the seconds until all is sent, at the measured rate."""
     rate = _pace(run, now) or run.rate
-    return run.unsent / rate if run.state == RunState.RUNNING and rate else None
+    return ceil(run.unsent / rate) if run.state == RunState.RUNNING and rate else None
 
 
 def _pace(run: RequeueRun, now: datetime) -> float | None:
     """Return the messages per second since sending last began, if that is clearly below the rate limit."""
     since = run.paced_at or run.started_at
     passed = (now - since).total_seconds() if since else 0.0
-    if run.state != RunState.RUNNING or passed < PACE_AFTER_SECONDS or run.sent <= run.paced_sent:
+    if run.state != RunState.RUNNING or passed < PACE_AFTER_SECONDS or run.sent <= run.paced_sent or run.is_silent(now):
         return None
     real = (run.sent - run.paced_sent) / passed
     return real if real < CLEARLY_SLOWER * run.rate else None

@@ -101,6 +101,13 @@ def processes(*, most: int = MOST_PROCESSES) -> list[Process]:
     return sorted([Process.of(row, now) for row in rows], key=_place)
 
 
+def any_alive() -> bool:
+    """Return True if a process has sent a heartbeat lately, and is not stopping."""
+    alias = router.db_for_read(ConsumerProcess)
+    lately = database_clock.reckoned(alias) - VANISHED
+    return ConsumerProcess.objects.using(alias).filter(beat_at__gte=lately, stopping=False).exists()
+
+
 def _place(one: Process) -> tuple[object, ...]:
     troubled = bool(one.in_flight) if one.vanished else one.late
     return not one.vanished, not troubled, one.row.host, one.row.number, one.row.pid

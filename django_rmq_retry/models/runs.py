@@ -1,5 +1,6 @@
 """Models for a bulk requeue: the requeue run with its selection and rate, and the state of each message."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -11,6 +12,8 @@ from django_rmq_retry.models.parked import ParkedMessage
 
 MIN_OUTCOMES = 5
 """Smallest number of outcomes for which the share of failures is meaningful."""
+SILENT_AFTER = timedelta(seconds=30)
+"""The time without a driver's heartbeat after which a run that should send stands still."""
 
 
 class RunState(models.TextChoices):
@@ -188,6 +191,11 @@ class RequeueRun(models.Model):
     @property
     def active(self) -> bool:
         return self.state in ACTIVE
+
+    def is_silent(self, now: datetime) -> bool:
+        """True if no driver has been at it lately, though it may have messages to send."""
+        driven = self.leased_until is not None and self.leased_until >= now
+        return not driven and (self.beat_at or self.created_at) < now - SILENT_AFTER
 
     @property
     def awaits_canary(self) -> bool:

@@ -228,8 +228,8 @@ def run_badge(run: RequeueRun, *, unreachable: bool = False) -> SafeString:
 
 def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str]:
     """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker."""
-    if run.state == RunState.RUNNING and (unreachable or run.wait == RunWait.BROKER_AWAY):
-        return RunState.PLANNED, _("Waiting for the broker")
+    if run.state == RunState.RUNNING:
+        return _sending(run, unreachable=unreachable)
     if run.state != RunState.FINISHED:
         return run.state, run.get_state_display()
     if run.failed:
@@ -246,6 +246,14 @@ def run_outcome(run: RequeueRun, *, unreachable: bool = False) -> tuple[str, str
         text = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
         return RunState.WAITING, counted(text, count=silent)
     return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
+
+
+def _sending(run: RequeueRun, *, unreachable: bool) -> tuple[str, str]:
+    if not unreachable and run.is_silent(database_clock.reckoned(database())):
+        return RunState.PAUSED, _("Standing still")
+    if unreachable or run.wait == RunWait.BROKER_AWAY:
+        return RunState.PLANNED, _("Waiting for the broker")
+    return run.state, run.get_state_display()
 
 
 @register.filter("rmq_visible")

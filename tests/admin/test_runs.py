@@ -69,7 +69,7 @@ def test_the_live_part_of_a_run_shows_an_outage(page: Client, monkeypatch: pytes
     assert whole.count("No connection to the broker since") == 1
     assert "broker" not in after
     assert "Sending" in after
-    assert "0.2 s left" in after
+    assert "1 s left" in after
 
 
 def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
@@ -86,6 +86,31 @@ def test_a_run_that_another_process_sends_does_not_wait_for_this_hosts_broker(
     assert "Another process sends this requeue run." in shown_so
     assert ("waits until it is back" in shown_so, "Waiting for the broker" in shown_so) == (False, False)
     assert "Sending" in shown_so
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "No consumer is alive: start one, or send from this page."),
+        ({"seconds": 60}, "No consumer is alive: start one, or send from this page."),
+        ({"seconds": 1}, "A consumer continues the requeue run automatically; you can also send from this page."),
+    ],
+    ids=["none", "killed", "alive"],
+)
+def test_a_run_that_nobody_sends_stands_still_and_tells_who_continues_it(
+    page: Client, fields: dict[str, Any], said: str
+) -> None:
+    if fields:
+        made.consumer(**fields)
+    past = timezone.now() - timedelta(minutes=1)
+    run = run_of(sent=4, started_at=past, paced_at=past, beat_at=past, created_at=past, driver="consumer-1")
+    text, listed = shown(page, run), Page(page.get(RUNS)).text
+    live = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    assert f"Nothing has been sent for 30 s. {said}" in text
+    assert "‖ Standing still" in text
+    assert [words for words in ("Sending", "measured", " left") if words in text.replace("left out", "")] == []
+    assert ("‖ Standing still" in listed, "‖ Standing still" in live) == (True, True)
 
 
 def test_the_live_part_of_the_groups_shows_an_outage(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

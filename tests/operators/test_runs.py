@@ -383,7 +383,6 @@ class TestGuards:
         assert after.paced_at > timezone.now() - timedelta(seconds=40)
         assert (after.paced_sent, after.sent > 1, after.wait) == (1, True, "")
 
-
     @pytest.mark.usefixtures("wired")
     def test_the_measured_rate_ignores_a_standstill(self) -> None:
         run, clock = started(3, rate=1), Clock()
