@@ -53,5 +53,5 @@ class ConsumerProcessAdmin(Pages):
             title=_("Consumers"),
             rows=rows,
             records=settings().records,
-            most=processes.MOST_PROCESSES if len(rows) == processes.MOST_PROCESSES else 0,
+            most=processes.MOST_LISTED_PROCESSES if len(rows) == processes.MOST_LISTED_PROCESSES else 0,
         )

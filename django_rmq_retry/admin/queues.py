@@ -164,7 +164,7 @@ class QueueControlAdmin(Pages):
         queues, action = request.POST.getlist("queue"), request.POST.get("action", "")
         reason, span = request.POST.get("reason", ""), request.POST.get("span", "")
         wrong = "" if queues else _("Tick the queues first.")
-        wrong = wrong or (controls.lacks_reason(reason) if action == "pause" else "")
+        wrong = wrong or (controls.pause_lacks_reason(reason) if action == "pause" else "")
         if wrong:
             typed = {"reason": reason, "span": span, "queues": queues}
             return self.list_page(request, status=422, wrong={"all": wrong}, typed=typed)

@@ -15,7 +15,7 @@ from django_rmq_retry.parked import requeue, requeue_options
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.templatetags.rmq_retry import counted
 
-PAUSE, SLOW = "pause", "slow"
+PAUSE, CHANGE_RATE = "pause", "change_rate"
 RESUME, TEST, STOP = "resume", "test", "stop"
 """The actions about which a page asks: ``TEST`` sends one more message before the rest."""
 
@@ -59,10 +59,10 @@ def buttons(pages: Pages, request: HttpRequest, run: RequeueRun) -> list[Button]
     if run.active and run.state != RunState.WAITING:
         slower = max(round(run.rate / 4), 1)
         if slower < run.rate:
-            act(_("Slow to %(rate)d per second") % {"rate": slower}, SLOW, ("rate", str(slower)))
+            act(_("Slow to %(rate)d per second") % {"rate": slower}, CHANGE_RATE, ("rate", str(slower)))
         faster = min(round(run.rate * 2), int(requeue_options.FASTEST_RATE))
         if faster > run.rate:
-            act(_("Speed up to %(rate)d per second") % {"rate": faster}, SLOW, ("rate", str(faster)))
+            act(_("Speed up to %(rate)d per second") % {"rate": faster}, CHANGE_RATE, ("rate", str(faster)))
         ask(_("Stop"), STOP, "danger")
     return shown
 
@@ -76,7 +76,7 @@ def run_of(number: str) -> RequeueRun:
 
 def _steer(run: int, actor: Actor, action: str, request: HttpRequest) -> None:
     reason = request.POST.get("reason", "")
-    if action == SLOW:
+    if action == CHANGE_RATE:
         requeue.change_rate(run, actor, rate=typed_number(request.POST.get("rate"), 1.0), reason=reason)
     elif action == PAUSE:
         requeue.pause(run, actor, reason=reason)

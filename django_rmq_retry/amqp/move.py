@@ -42,7 +42,7 @@ class CopyFailed(Exception):
         super().__init__(reason)
 
 
-class Copies:
+class Copier:
     """Copies messages that are unacked on a channel; each original is acked when its copy is confirmed.
 
     ``done`` is called with the delivery tag of each original that was acked.
@@ -132,11 +132,11 @@ class Move:
         self._source = source
         self._target = target
         self._change = change
-        self._copies = Copies(session, self._count)
+        self._copier = Copier(session, self._count)
         self._got: list[Fetched | None] = []
 
     def run(self) -> int:
-        copies = self._copies
+        copies = self._copier
         try:
             copies.channel.add_callback(lambda _: self._got.append(None), [spec.Basic.GetEmpty], one_shot=False)
             copies.begin()
@@ -158,8 +158,8 @@ class Move:
         def got(_channel: object, method: spec.Basic.GetOk, properties: Any, body: bytes) -> None:
             self._got.append((method, properties, body))
 
-        self._copies.channel.basic_get(self._source, got)
-        self._copies.wait(lambda: self._got)
+        self._copier.channel.basic_get(self._source, got)
+        self._copier.wait(lambda: self._got)
         return self._got.pop()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from django_rmq_retry.amqp.frames import Receive
 from django_rmq_retry.amqp.inspection import counted
-from django_rmq_retry.amqp.move import Copies, CopyFailed, due
+from django_rmq_retry.amqp.move import Copier, CopyFailed, due
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.deaths import rejections
@@ -71,8 +71,8 @@ class Withdrawal:
         self._session = session
         self._held: dict[int, str] = {}
         """By delivery tag, in the order of the queue: the waiting queue of what is unacked."""
-        self._copies = Copies(session, self._held.pop)
-        self._copies.begin()
+        self._copier = Copier(session, self._held.pop)
+        self._copier.begin()
         self.unseen_behind: dict[str, int] = {}
         """The waiting queues whose last look did not reach their end, each with the number that was looked at."""
 
@@ -104,8 +104,8 @@ class Withdrawal:
         try:
             for one in retries:
                 gone, raw = one.delivery, due(one.way.work)(one.delivery.raw)
-                self._copies.copy(one.tag, raw, gone.body, exchange=gone.exchange, routing_key=gone.routing_key)
-            self._copies.settle()
+                self._copier.copy(one.tag, raw, gone.body, exchange=gone.exchange, routing_key=gone.routing_key)
+            self._copier.settle()
         except CopyFailed as stopped:
             failed = stopped
         return [one for one in retries if one.tag not in self._held], failed
@@ -114,9 +114,9 @@ class Withdrawal:
         """Put back all retries that were not sent."""
         # Before the channel ends: RabbitMQ 4 counts what returns with its channel as lost by a worker, and shows the
         # count when the retry arrives. After three such ends it would be taken for a message that kills its worker.
-        if self._copies.channel.is_open:
+        if self._copier.channel.is_open:
             self._put_back()
-        self._copies.end()
+        self._copier.end()
 
     def _looks(self, way: WayBack, first: int) -> Iterator[list[Withdrawn]]:
         """Yield the retries of a waiting queue, part by part; all that was fetched stays unacked.
@@ -142,13 +142,13 @@ class Withdrawal:
 
     def _fetch(self, way: WayBack, depth: int) -> list[Withdrawn]:
         """Return the next ``depth`` messages of a waiting queue, or all that it has left."""
-        channel = self._copies.channel
+        channel = self._copier.channel
         seen: list[Withdrawn] = []
         answers: list[object] = []
         receive = _receiver(way, seen)
         channel.basic_qos(prefetch_count=depth, callback=answers.append)
         tag = channel.basic_consume(way.queue, receive, callback=answers.append)
-        self._copies.wait(lambda: len(answers) == 2)  # noqa: PLR2004 - the two requests
+        self._copier.wait(lambda: len(answers) == 2)  # noqa: PLR2004 - the two requests
         while len(seen) < depth:
             holding = counted(self._session, None, way.queue)
             if holding is None or not holding.ready:
@@ -156,7 +156,7 @@ class Withdrawal:
         channel.basic_cancel(tag, answers.append)
         # What is under way must return behind those that arrived before it.
         channel.consumers[tag] = receive
-        self._copies.wait(lambda: len(answers) == 3)  # noqa: PLR2004 - the cancel
+        self._copier.wait(lambda: len(answers) == 3)  # noqa: PLR2004 - the cancel
         del channel.consumers[tag]
         return seen
 
@@ -169,7 +169,7 @@ class Withdrawal:
             wanted = self._ready(queue) + len(part)
             for tag in part:
                 # Not a reject: RabbitMQ 4.3 counts it as a failed delivery.
-                self._copies.channel.basic_nack(tag, requeue=True)
+                self._copier.channel.basic_nack(tag, requeue=True)
                 del self._held[tag]
             if not self._has(queue, wanted, standstill):
                 standstill = NEXT_STANDSTILL_SECONDS
@@ -187,7 +187,7 @@ class Withdrawal:
     def _ready(self, queue: str) -> int:
         """Ask on the channel of the messages how many a queue has ready: behind all that was sent before."""
         answers: list[Any] = []
-        channel = self._copies.channel
+        channel = self._copier.channel
         channel.queue_declare(queue, passive=True, callback=answers.append)
         self._session.wait(lambda: answers, channel)
         return int(answers[0].method.message_count)

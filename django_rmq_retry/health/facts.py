@@ -49,7 +49,7 @@ MOST_GROUPS = 1000
 """The most error groups that are added up to causes: those with the most parked messages."""
 MOST_PLACES = 3
 """The most error groups of the largest cause that are looked at."""
-MOST_PROCESSES = 1000
+MOST_SURVEYED_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
@@ -189,7 +189,7 @@ def survey(*, page: bool = False) -> Survey:
         parked=parked_now,
         cause=largest_cause(now) if parked_now.count else None,
         runs=tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk")),
-        processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_PROCESSES]),
+        processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES]),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,
         blocked=blocked(),

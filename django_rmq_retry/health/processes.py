@@ -15,7 +15,7 @@ from django_rmq_retry.models import ConsumerProcess
 
 KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
 """The ages at which the row of a vanished process is deleted: without messages in flight, and with some."""
-MOST_PROCESSES = 200
+MOST_LISTED_PROCESSES = 200
 """The most processes that a page or command shows: those with the latest heartbeats."""
 
 
@@ -93,7 +93,7 @@ class Process:
         return cls(row=row, state=state, in_flight=in_flight)
 
 
-def processes(*, most: int = MOST_PROCESSES) -> list[Process]:
+def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
     """Return the processes, by one query: the vanished ones first, then those with a handler beyond its timeout."""
     alias = router.db_for_read(ConsumerProcess)
     rows = ConsumerProcess.objects.using(alias).order_by("-beat_at")[:most]

@@ -41,7 +41,7 @@ class Action(models.TextChoices):
     ERASE = "erase", pgettext_lazy("action", "Erase")
     PAUSE = "pause", pgettext_lazy("action", "Pause requeue run")
     RESUME = "resume", pgettext_lazy("action", "Resume requeue run")
-    SLOW = "slow", pgettext_lazy("action", "Change rate")
+    CHANGE_RATE = "slow", pgettext_lazy("action", "Change rate")  # as the sealed rows have it
     STOP = "stop", pgettext_lazy("action", "Stop requeue run")
     ASK = "ask", pgettext_lazy("action", "Ask for approval")
     APPROVE = "approve", pgettext_lazy("action", "Approve")

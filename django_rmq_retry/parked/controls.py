@@ -39,7 +39,7 @@ def pause_end(span: timedelta | None) -> datetime | None:
     return None if span is None else database_clock.now(router.db_for_write(QueueControl)) + span
 
 
-def lacks_reason(reason: str) -> str:
+def pause_lacks_reason(reason: str) -> str:
     """Return why a pause needs a reason; empty if it has one."""
     return "" if reason.strip() else _("Enter a reason: whoever finds the queue paused must learn why.")
 
@@ -47,8 +47,8 @@ def lacks_reason(reason: str) -> str:
 @transaction_of(QueueControl)
 def pause(queue: str, actor: Actor, *, reason: str, until: datetime | None = None) -> QueueState:
     """Stop all consumers of a queue within seconds, until ``until`` or until an operator resumes the queue."""
-    if lacks_reason(reason):
-        raise Refused(lacks_reason(reason))
+    if pause_lacks_reason(reason):
+        raise Refused(pause_lacks_reason(reason))
     _check_has_handler(queue)
     _check_can_pause(queue)
     now = database_clock.now(router.db_for_write(QueueControl))

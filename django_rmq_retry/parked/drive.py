@@ -44,7 +44,7 @@ class Sender(Protocol):
         """Give back what is held."""
 
 
-def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
+def canary_wait(run: RequeueRun) -> tuple[RunWait | None, bool]:
     """Return why the rest waits for the canary, or None; and True if it has passed, or if only an operator helps."""
     if not run.awaits_canary:
         return None, run.canary
@@ -150,7 +150,7 @@ class Drive:
         if run.guard_exceeded:
             self._lease.change(state=RunState.PAUSED, wait=RunWait.GUARD)
             return SLICE_SECONDS
-        wait, final = canary(run)
+        wait, final = canary_wait(run)
         if wait:
             self._lease.change(wait=wait, **({"state": RunState.PAUSED} if final else {}))
             return SLICE_SECONDS

@@ -83,7 +83,7 @@ def resume(run: int, actor: Actor, *, canary: bool = False, reason: str = "") ->
 def change_rate(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
     """Send a run's messages faster or slower: ``rate`` a second, from the next slice on."""
     return _change_run(
-        run, actor, Action.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **restart_rate()}
+        run, actor, Action.CHANGE_RATE, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **restart_rate()}
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.move import Copies
+from django_rmq_retry.amqp.move import Copier
 from django_rmq_retry.amqp.recreation import Recreation
 from django_rmq_retry.amqp.session import Question, Session
 from tests.amqp.declared import declare, session_on
@@ -60,7 +60,7 @@ def test_recreation_killed_during_a_move_and_repeated_loses_nothing(
     fill(amqp, 300)
     copied = 0
 
-    def copy(self: Copies, *got: Any, copy: Callable[..., None] = Copies.copy, **to: Any) -> None:
+    def copy(self: Copier, *got: Any, copy: Callable[..., None] = Copier.copy, **to: Any) -> None:
         nonlocal copied
         copied += 1
         if copied == copies:
@@ -68,7 +68,7 @@ def test_recreation_killed_during_a_move_and_repeated_loses_nothing(
         copy(self, *got, **to)
 
     with monkeypatch.context() as patch, session_on(vhost.url) as session:
-        patch.setattr(Copies, "copy", copy)
+        patch.setattr(Copier, "copy", copy)
         with pytest.raises(Killed):
             recreate(session)
     with session_on(vhost.url) as session:

@@ -18,7 +18,7 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Delivery, Exchange, NackRequeue, Native, Queue, RetryThenPark, handler
-from django_rmq_retry.health.facts import MOST_PROCESSES
+from django_rmq_retry.health.facts import MOST_SURVEYED_PROCESSES
 from django_rmq_retry.models import ConsumerProcess, OutboxMessage, QueueControl, RequeueRun, RunState
 from django_rmq_retry.testing import isolated_handlers
 from tests.amqp.line_between import between
@@ -535,14 +535,14 @@ class TestConsumers:
         facts: dict[str, Any] = {"host": "web", "started_at": ago(hours=1), "connected": True}
         ConsumerProcess.objects.bulk_create(
             ConsumerProcess(name=f"p{number}", pid=number, beat_at=ago(seconds=2 + 40 * number), **facts)
-            for number in range(MOST_PROCESSES + 5)
+            for number in range(MOST_SURVEYED_PROCESSES + 5)
         )
         compared = mock.Mock(return_value=False)
         monkeypatch.setattr(ConsumerProcess, "__eq__", compared)
         with CaptureQueriesContext(connection) as queries:
             [(_, problem, _)] = found(examined(), "warning")
 
-        vanished = f"{MOST_PROCESSES - 1} consumers without a heartbeat for 30 s"
+        vanished = f"{MOST_SURVEYED_PROCESSES - 1} consumers without a heartbeat for 30 s"
         assert re.match(rf"{vanished}: web:1 \((4[2-9]|5\d) s", problem)
         read = [one["sql"] for one in queries if "rmq_retry_consumerprocess" in one["sql"]]
         assert read

@@ -19,8 +19,8 @@ EARLY, MOVE = "django_rmq_retry.parked.early_sender", "django_rmq_retry.amqp.mov
 STEPS = {
     "before a claim": (EARLY, "", "_claim", "before"),
     "after a claim": (EARLY, "", "_claim", "after"),
-    "after a copy": (MOVE, "Copies", "copy", "after"),
-    "after the confirms, before the rows are stored": (MOVE, "Copies", "settle", "after"),
+    "after a copy": (MOVE, "Copier", "copy", "after"),
+    "after the confirms, before the rows are stored": (MOVE, "Copier", "settle", "after"),
     "at the end": (EARLY, "", "find_outcomes", "before"),
 }
 

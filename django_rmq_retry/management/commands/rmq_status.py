@@ -16,7 +16,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.database_connections import renew_connections
 from django_rmq_retry.health.look import look
 from django_rmq_retry.health.problems import Limits, blind
-from django_rmq_retry.health.processes import MOST_PROCESSES, Process, processes
+from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
 from django_rmq_retry.management.arguments import age, positive, whole
@@ -161,7 +161,7 @@ class Command(RmqCommand):
 
     def _found(self, options: Options) -> list[Process]:
         """Return the processes; one more than the limit, if there are, to know that some are left out."""
-        return processes(most=max(MOST_PROCESSES, options["limit"] + 1))
+        return processes(most=max(MOST_LISTED_PROCESSES, options["limit"] + 1))
 
     def _show_consumers(self, found: Sequence[Process], limit: int) -> None:
         """Show the processes and messages with problems first, at most ``limit`` of each."""
