@@ -237,23 +237,22 @@ class Attempts:
         return subscription
 
     def _isolate(self, state: AttemptState, subscription: Subscription) -> bool:
-        """Quarantine or park a message that may have killed its worker; return False for any other message."""
+        """Quarantine or park a message that may have killed its worker; return False for any other message.
+
+        One with an ordering key may only wait behind another one, which its gate tells. So it is parked in ``run``.
+        """
         delivery = state.delivery
-        if subscription.order_by:
-            # A message that only waits behind another one must not be parked because of its returns.
+        quarantine = None if delivery.quarantined or subscription.order_by else self._quarantines[delivery.queue]
+        crash = crashed(delivery, subscription, self._surroundings.crash_limit, movable=quarantine is not None)
+        state.crash = crash
+        if crash is None or subscription.order_by:
             return False
-        quarantine = None if delivery.quarantined else self._quarantines[delivery.queue]
-        verdict = crashed(delivery, subscription, self._surroundings.crash_limit, movable=quarantine is not None)
-        if verdict is None:
-            return False
-        if quarantine is not None and verdict.kind is Kind.RETRY:
-            self._end_early(state, copied_to(delivery, quarantine), noted=verdict)
+        if quarantine is not None and crash.kind is Kind.RETRY:
+            self._end_early(state, copied_to(delivery, quarantine), noted=crash)
             return True
-        # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
-        state.number = failed_attempts(delivery) + 1
-        state.delivery = replace(delivery, attempt=state.number)
+        _number_by_failures(state)
         state.subscription = None
-        self._decline(state, verdict)
+        self._decline(state, crash)
         return True
 
     def _decode(self, state: AttemptState, subscription: Subscription) -> None:
@@ -322,12 +321,9 @@ class Attempts:
         return entered
 
     def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
-        limit = self._surroundings.crash_limit
-        crash = crashed(state.delivery, subscription, limit, movable=False) if subscription.order_by else None
-        if crash is not None:
-            state.number = failed_attempts(state.delivery) + 1
-            state.delivery = replace(state.delivery, attempt=state.number)
-            state.outcome = None, HandlerSkipped(crash)
+        if state.crash is not None:
+            _number_by_failures(state)
+            state.outcome = None, HandlerSkipped(state.crash)
             return
         outcome: HandlerOutcome
         try:
@@ -495,3 +491,9 @@ def _begun(state: AttemptState) -> str:
     if isinstance(error, HandlerSkipped):
         return "No attempt can be made"
     return f"Its handler failed ({ErrorNote.of(error)}), and so did the next step"
+
+
+def _number_by_failures(state: AttemptState) -> None:
+    """Number a message by its finished attempts: a carrier that counts returns would count stops and crashes too."""
+    state.number = failed_attempts(state.delivery) + 1
+    state.delivery = replace(state.delivery, attempt=state.number)

@@ -37,6 +37,8 @@ class AttemptState:
     key: str | None = None
     fresh: bool = False
     """True if the data were decoded to compute the ordering key and no handler has received them yet."""
+    crash: Verdict | None = None
+    """The verdict on a message that may have killed its worker."""
     unreadable: UndecodableBody | NoKey | None = None
     once: OnceState | None = None
     outcome: HandlerOutcome | None = None
