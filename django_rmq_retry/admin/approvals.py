@@ -140,7 +140,7 @@ class ApprovalRequestAdmin(Pages):
             stuck=stuck,
             mine=mine,
             chosen=labels.selection_text(wish.selection.facts(), known.subject),
-            reason=labels.request_reason(known),
+            reason=known.reason_in_words,
             seen=approvals.mark(known) if waits or stuck else "",
             why_not=approvals.why_not(known, Actor.of_request(request)) if waits or stuck else "",
             why_not_reject="" if mine else refusal(request, "approve"),

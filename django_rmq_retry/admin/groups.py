@@ -101,6 +101,7 @@ class ErrorGroupAdmin(Pages):
             title=_("Error groups"),
             cards=[(card, self._buttons(request, card.group)) for card in cards(list(page.object_list))],
             acts=self._acts(request),
+            opens_requests=not refusal(request, "view_request"),
             page=page,
             summary=summary,
             asked=asked,
@@ -136,6 +137,8 @@ class ErrorGroupAdmin(Pages):
             types=types,
             origins=[self._origin(request, group, origin, count) for origin, count in origins],
             under_way=under_way(parked),
+            asked_for=labels.asked_for(parked),
+            opens_requests=not refusal(request, "view_request"),
             waits=waiting_for(group),
             may_send=not refusal(request, "view_run", "send_waiting"),
             rows=[

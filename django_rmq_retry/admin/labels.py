@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import label_for_field
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -33,6 +33,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text, resolution_text
+from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.findings import PERMANENT_REASONS
 from django_rmq_retry.parked.groups import Origin, grows, origins_of, parked_lately
@@ -80,9 +81,9 @@ def action_reason(action: OperatorAction) -> str:
     return resolution_text(action.reason) if action.action == Action.DISCARD or asked else action.reason
 
 
-def request_reason(request: ApprovalRequest) -> str:
-    """Return the reason for which an act was asked for; only the category of a discard is translated."""
-    return resolution_text(request.reason) if request.act == GatedAct.DISCARD else request.reason
+def asked_for(rows: QuerySet[ParkedMessage]) -> list[tuple[ApprovalRequest, int]]:
+    """Return the open requests for acts on some of these messages, each with their number."""
+    return approvals.open_requests_for(rows) if settings().four_eyes else []
 
 
 def links(addresses: Mapping[str, str]) -> list[tuple[Any, str]]:
@@ -238,6 +239,8 @@ class Card:
     origins: Sequence[Origin] = ()
     run: RequeueRun | None = None
     """An active requeue run that has not sent some of its messages."""
+    asked_for: Sequence[ApprovalRequest] = ()
+    """The open requests for acts on some of its messages."""
 
     @property
     def growing(self) -> str:
@@ -274,6 +277,7 @@ def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
     """Return the cards of these groups, by three additional queries, and one for each active requeue run."""
     numbers = [group.pk for group in groups]
     trends, origins, runs = trends_of(numbers), origins_of(numbers), groups_of_runs(numbers)
+    asked = approvals.groups_of_requests() if settings().four_eyes else {}
     return [
         Card(
             group=group,
@@ -281,6 +285,7 @@ def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
             plain=plain_words(group),
             origins=origins[group.pk],
             run=runs.get(group.pk),
+            asked_for=asked.get(group.pk, ()),
         )
         for group in groups
     ]

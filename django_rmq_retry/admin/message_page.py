@@ -26,7 +26,6 @@ from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import (
     Action,
-    ApprovalRequest,
     EarlyRetry,
     FormerName,
     ItemState,
@@ -37,7 +36,6 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
-from django_rmq_retry.parked import approvals
 from django_rmq_retry.parked.audit import acts_on, log_action
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import editable
@@ -184,7 +182,8 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         copies=message.copies - max(_parked_in_cycle(message), 1) + 1,
         waits_in=[item.run for item in history["items"] if item.state in UNSENT and item.run.active],
         edited_since=_edited_since(message, acts),
-        requests=_requests(request, message),
+        asked_for=labels.asked_for(ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
+        opens_requests=not refusal(request, "view_request"),
         **neighbours,
         **history,
         **_contents(request, message, shown),
@@ -205,14 +204,6 @@ def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> Operato
     if edit is None or not message.open or message.version == 1:
         return None
     return edit if message.requeued_at is None or edit.at > message.requeued_at else None
-
-
-def _requests(request: HttpRequest, message: ParkedMessage) -> list[tuple[ApprovalRequest, str, bool]]:
-    """Return the requests for acts on an open message, each with its reason and whether the user may open it."""
-    if not message.open or not settings().four_eyes:
-        return []
-    opens = not refusal(request, "view_request")
-    return [(one, labels.request_reason(one), opens) for one in approvals.open_requests_for(message.pk)]
 
 
 def beyond_forms(number: int, size: int) -> str:

@@ -7,6 +7,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from django_rmq_retry.models.parked import resolution_text
+
 
 class GatedAct(models.TextChoices):
     """What an operator asks for, as one of the acts of the setting FOUR_EYES."""
@@ -98,6 +100,11 @@ class ApprovalRequest(models.Model):
     def messages(self) -> int | None:
         """The number of messages that it is about; None if it is about a queue."""
         return self.count if GatedAct(self.act).of_messages else None
+
+    @property
+    def reason_in_words(self) -> str:
+        """Return the reason in the reader's language; only the category of a discard has one."""
+        return resolution_text(self.reason) if self.act == GatedAct.DISCARD else self.reason
 
     def waits(self, now: datetime) -> bool:
         """Return True if it can still be approved: it expires without a process that ends it."""

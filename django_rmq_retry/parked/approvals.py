@@ -11,18 +11,26 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ApprovalRequest, GatedAct, OperatorAction, RequestState, RequeueRun
+from django_rmq_retry.models import (
+    Action,
+    ApprovalRequest,
+    GatedAct,
+    OperatorAction,
+    ParkedMessage,
+    RequestState,
+    RequeueRun,
+)
 from django_rmq_retry.models.approvals import ApprovalRows
 from django_rmq_retry.parked import members
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
-from django_rmq_retry.parked.four_eyes import Wish, chosen_by_hand, seal_of
+from django_rmq_retry.parked.four_eyes import Wish, seal_of, selection_of
 from django_rmq_retry.parked.gated_acts import ACTS, Approved
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import (
@@ -36,12 +44,14 @@ from django_rmq_retry.parked.operators import (
     refusal,
     user_of,
 )
+from django_rmq_retry.parked.selection import group_numbers
 from django_rmq_retry.statements import locking
 
 log = logging.getLogger("django_rmq_retry")
 
 GOING_ON_SECONDS = 1.0
 """Seconds for which a consumer goes on with a discard whose process was killed, before it does other work."""
+MOST_MEMBERS_READ = 500
 LEFT_BEHIND = timedelta(seconds=30)
 """The time after which an approved act that is not finished has lost its process."""
 
@@ -55,11 +65,36 @@ def open_requests() -> ApprovalRows:
     return requests().open(database_clock.now(database()))
 
 
-def open_requests_for(message: int) -> list[ApprovalRequest]:
-    """Return the open requests for acts on this message, the oldest first."""
-    rows = list(open_requests().defer(None).defer("body", "properties"))
-    by_filter = members.requests_of(message, [one.pk for one in rows])
-    return [one for one in rows if one.pk in by_filter or message in chosen_by_hand(one)]
+def open_requests_for(rows: QuerySet[ParkedMessage]) -> list[tuple[ApprovalRequest, int]]:
+    """Return the open requests for acts on some of these messages, the oldest first, each with their number."""
+    known = {one: set(selection_of(one).revisions) for one in _open_with_wishes()}
+    by_filter = members.counted_in(rows, [one.pk for one in known])
+    by_hand: set[int] = set().union(*known.values())
+    there = set(rows.filter(pk__in=by_hand).values_list("pk", flat=True)) if by_hand else set()
+    counts = [(one, by_filter.get(one.pk, 0) + len(named & there)) for one, named in known.items()]
+    return [(one, count) for one, count in counts if count]
+
+
+def groups_of_requests() -> dict[int, list[ApprovalRequest]]:
+    """Return the error groups of the messages of open requests, each with the requests, the oldest first.
+
+    If a request names no group, only its first messages are read: it may have a million.
+    """
+    found: dict[int, list[ApprovalRequest]] = {}
+    for one in _open_with_wishes():
+        chosen = selection_of(one)
+        groups = set(group_numbers(chosen.filter.get("group", [])))
+        if not groups:
+            first = members.of(one.pk).order_by("place").values_list("message", flat=True)[:MOST_MEMBERS_READ]
+            rows = ParkedMessage.objects.using(database()).filter(pk__in=[*chosen.revisions, *first])
+            groups = set(rows.order_by().values_list("group", flat=True).distinct())
+        for group in groups:
+            found.setdefault(group, []).append(one)
+    return found
+
+
+def _open_with_wishes() -> ApprovalRows:
+    return open_requests().defer(None).defer("body", "properties")
 
 
 @transaction_of(ApprovalRequest)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -55,9 +55,9 @@ class Wish:
         )
 
 
-def chosen_by_hand(request: ApprovalRequest) -> Collection[int]:
-    """Return the messages that a request names one by one; a filter's are its members."""
-    return Selection.of_facts(json.loads(request.wish)["selection"]).revisions.keys()
+def selection_of(request: ApprovalRequest) -> Selection:
+    """Return the selection of a request as it was stored; if a filter chose its messages, they are its members."""
+    return Selection.of_facts(json.loads(request.wish)["selection"])
 
 
 def seal_of(request: ApprovalRequest) -> str:

@@ -7,11 +7,11 @@ import hashlib
 from collections.abc import Collection
 from typing import Any
 
-from django.db.models import F, PositiveBigIntegerField, QuerySet, Value, Window
+from django.db.models import Count, F, PositiveBigIntegerField, QuerySet, Value, Window
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
-from django_rmq_retry.models import RequestMember
+from django_rmq_retry.models import ParkedMessage, RequestMember
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
@@ -36,10 +36,13 @@ def of(request: Any) -> QuerySet[RequestMember]:
     return RequestMember.objects.using(database()).filter(request=request).order_by()
 
 
-def requests_of(message: int, among: Collection[int]) -> set[int]:
-    """Return those of the requests of which a message is a member."""
-    rows = RequestMember.objects.using(database()).filter(request__in=among, message=message)
-    return set(rows.values_list("request", flat=True)) if among else set()
+def counted_in(rows: QuerySet[ParkedMessage], among: Collection[int]) -> dict[int, int]:
+    """Return those of the requests of which some of these messages are members, each with their number."""
+    if not among:
+        return {}
+    mine: Any = rows.order_by().values("pk")
+    members = RequestMember.objects.using(database()).filter(request__in=among, message__in=mine).order_by()
+    return dict(members.values_list("request").annotate(count=Count("pk")))
 
 
 def digest(request: int) -> str:

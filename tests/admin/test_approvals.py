@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_rmq_retry import Message
-from django_rmq_retry.admin import labels, runs
+from django_rmq_retry.admin import runs
 from django_rmq_retry.breakers.table import states
 from django_rmq_retry.models import ApprovalRequest, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked import key_lists
@@ -296,7 +296,7 @@ def test_the_page_of_a_message_names_the_request_that_waits(asking: Asking, ann:
 
     assert "ann asked a second person, " in page.text
     assert f": {request.get_act_display()}, {request.count} message" in page.text
-    assert labels.request_reason(request) in page.text
+    assert request.reason_in_words in page.text
     assert page.links[f"Request {request.pk}"] == asked
     assert "asked a second person" not in unasked + later
 
@@ -312,6 +312,34 @@ def test_the_page_of_a_message_names_a_request_by_a_filter_for_its_members_only(
     ]
 
     assert named == [True, True, False]
+
+
+@pytest.mark.parametrize("by_group", [True, False])
+def test_group_card_and_preview_name_the_request_that_waits(ann: User, page: Client, *, by_group: bool) -> None:
+    """Who requeues from there must know that a colleague has asked to discard them."""
+    some = two()
+    ours = {"group": some[0].group_id, "state": ["parked"]}
+    chosen = Selection.of_filter(ours) if by_group else Selection.of_ids([one.pk for one in some])
+    made.asked(lambda actor: discard(chosen, actor, category="test"), actor_of(ann))
+    made.message(some[0].group)
+    other = made.message(made.group(title="OtherError"))
+    preview, group = f"{ADMIN}requeuerun/preview/?group=", f"{ADMIN}errorgroup/"
+    places = [f"{group}{some[0].group_id}/change/", group, f"{preview}{some[0].group_id}"]
+    texts = [Page(page.get(place, follow=True)).text for place in places]
+    others = [f"{group}{other.group_id}/change/", f"{preview}{other.group_id}"]
+
+    for text in texts:
+        assert text.count("ann asked a second person, ") == 1
+        assert ": Discard, 2 messages. Test Request 1" in text
+    assert not any("asked a second person" in Page(page.get(place, follow=True)).text for place in others)
+
+
+def test_a_preview_says_how_many_of_its_messages_a_request_is_about(ann: User, bob: User) -> None:
+    some = two()
+    made.asked(lambda actor: discard(Selection.of_ids([one.pk for one in some]), actor, category="test"), actor_of(ann))
+    preview = client_of(bob).get(f"{ADMIN}requeuerun/preview/", {"sel": made.selected(some[0])})
+
+    assert "Discard, 2 messages. Test Request 1 (1 of these)" in Page(preview).text
 
 
 def test_who_may_see_no_requests_learns_of_one_without_a_link(ann: User) -> None:
