@@ -72,9 +72,13 @@ def project() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["quorum", "classic"])
+@pytest.fixture(params=["quorum", pytest.param("classic", marks=pytest.mark.nightly)])
 def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
+
+
+EACH_KIND = pytest.mark.parametrize("kind", ["quorum", "classic"])
+"""For what each kind of queue does in its own way: how it takes back what was looked at, and in what order."""
 
 
 Arrived = tuple[str, dict[str, Any], str, str]
@@ -170,6 +174,7 @@ def arrived(channel: BlockingChannel, count: int) -> list[Arrived]:
     return found
 
 
+@EACH_KIND
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_all_waiting_retries_return_where_their_queue_would_send_them_and_their_attempts_go_on(
     carrier: str, made: Made, amqp: BlockingChannel
@@ -264,6 +269,7 @@ def test_retries_that_runs_held_and_put_back_arrive_without_a_suspicion(made: Ma
     assert {int(headers.get("x-delivery-count", 0)) for _, headers, *_ in arrived(amqp, 5)} == {0}
 
 
+@EACH_KIND
 def test_looking_often_sends_nothing_early_and_keeps_the_order(made: Made, amqp: BlockingChannel) -> None:
     """RabbitMQ 4.0 gives up a quorum queue's message at the 21st return, and 3.10 puts it at the end."""
     made()
