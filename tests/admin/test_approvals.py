@@ -19,8 +19,9 @@ from tests.admin.conftest import QUEUE, client_of, is_north
 from tests.admin.looking import Page, press
 from tests.admin.standstills import trip
 from tests.operators.second_person import MAY, actor_of, needing_second_person
+from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database]
+pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
 ADMIN = "/admin/rmq_retry/"
 REQUESTS = f"{ADMIN}approvalrequest/"
 LOOKS = ("view_approvalrequest", "view_requeuerun", "view_operatoraction", "view_all_operatoraction", "view_livestatus")

@@ -25,8 +25,9 @@ from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import own_queries
 from tests.operators.made import requeue_run
+from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database]
+pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
 ADMIN = "/admin/rmq_retry/"
 LOOKS = (
     "view_parkedmessage",

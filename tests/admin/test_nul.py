@@ -9,8 +9,9 @@ from django.test import Client
 from django.urls import reverse
 
 from django_rmq_retry.admin.pages import Pages
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 
-pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True), *NIGHTLY_ON_SQLITE]
 LISTS = sorted(
     model._meta.model_name or "" for model, known in admin.site._registry.items() if isinstance(known, Pages)
 )

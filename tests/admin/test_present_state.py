@@ -39,8 +39,9 @@ from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.commands.running import run
 from tests.operators.made import ANN, discard_messages, hold_messages, logged, requeue_run
+from tests.tooling.marks import NIGHTLY_BUT_ON_SQLITE
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database]
+pytestmark = [pytest.mark.django_db, pytest.mark.database, *NIGHTLY_BUT_ON_SQLITE]
 ADMIN = "/admin/rmq_retry/"
 
 

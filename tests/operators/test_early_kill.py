@@ -30,12 +30,13 @@ from tests.operators.made import ANN
 from tests.tooling import processes
 from tests.tooling.brokers import publish_exactly, using_broker
 from tests.tooling.filled import Own
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.node import Node
 from tests.tooling.owned import routed
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own", "project")]
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own", "project"), *NIGHTLY_ON_SQLITE]
 NAMES = [f"m{number}" for number in range(12)]
 
 

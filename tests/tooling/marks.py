@@ -5,4 +5,7 @@ import pytest
 from tests.tooling.databases import SQLITE, chosen
 
 NIGHTLY_ON_SQLITE = [pytest.mark.nightly] if chosen() == SQLITE else []
-"""For races and kills that take long on each database: a push runs them on PostgreSQL alone."""
+"""For races, kills and hostile input that take long on each database: a push runs them on PostgreSQL alone."""
+
+NIGHTLY_BUT_ON_SQLITE = [pytest.mark.nightly] if chosen() != SQLITE else []
+"""For pages that take long, whose queries other tests run on each database: a push runs them on SQLite alone."""
