@@ -16,7 +16,7 @@ from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.publishing import broker_connections
 
-PATIENCE_SECONDS = 0.8
+PAGE_PATIENCE_SECONDS = 0.8
 """Seconds for which a page waits for a look."""
 AWAY_SECONDS = 3.0
 """Seconds without an answer after which a look finds the broker away; until then it is only late."""
@@ -46,7 +46,7 @@ class Look:
 
 
 class _Window:
-    """The last look of this process. One thread looks; other threads wait for it, up to ``PATIENCE_SECONDS``."""
+    """The last look of this process. One thread looks; other threads wait for it, up to ``PAGE_PATIENCE_SECONDS``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class _Window:
             if self._seen is not None and time.monotonic() < self._until:
                 return self._seen
             looking = self._begun()
-        looking.join(PATIENCE_SECONDS)
+        looking.join(PAGE_PATIENCE_SECONDS)
         with self._lock:
             if not looking.is_alive() and self._seen is not None:
                 return self._seen

@@ -29,7 +29,7 @@ HEX_WIDTH = 16
 """The bytes in one line of a hex dump."""
 VALUE_LIMIT = 2000
 """The characters of a header's value that are shown."""
-NAME_LIMIT = 200
+DEATH_NAME_LIMIT = 200
 """The characters of a name in x-death that are shown."""
 MOST_DEATHS = 20
 """The most entries of x-death that are shown; a forged header may have thousands."""
@@ -209,4 +209,4 @@ def _section(name: str) -> str:
 
 
 def _short(text: str) -> str:
-    return visible(text) if len(text) <= NAME_LIMIT else f"{visible(text[:NAME_LIMIT])}…"
+    return visible(text) if len(text) <= DEATH_NAME_LIMIT else f"{visible(text[:DEATH_NAME_LIMIT])}…"

@@ -17,7 +17,7 @@ from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.declared import declarer_on
 
-PATIENCE_SECONDS = 5.0
+ALERT_PATIENCE_SECONDS = 5.0
 """Seconds for the answer of the database, and for each step of the broker's."""
 LONGEST_TEXT = 500
 
@@ -71,7 +71,7 @@ class Unseen(Exception):
 
 def find(wanted: Alerts) -> Found:
     away = (RmqRetryError, OSError, ImproperlyConfigured)
-    seen = look(_opened, timeout=PATIENCE_SECONDS, limits=Limits(), away=away)
+    seen = look(_opened, timeout=ALERT_PATIENCE_SECONDS, limits=Limits(), away=away)
     if seen.survey is None:
         raise Unseen(seen.trouble or "the tables of rmq_retry are missing")
     least = Severity[wanted.level.upper()]
@@ -86,7 +86,7 @@ def find(wanted: Alerts) -> Found:
 
 @contextmanager
 def _opened() -> Iterator[Declarer]:
-    with Session(settings().access(), purpose="alerts", patience=PATIENCE_SECONDS) as session:
+    with Session(settings().access(), purpose="alerts", patience=ALERT_PATIENCE_SECONDS) as session:
         yield declarer_on(session)
 
 

@@ -21,7 +21,7 @@ from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")
 
-LOOK_SECONDS = 15.0
+ALERT_LOOK_SECONDS = 15.0
 """Seconds between two looks at what is wrong, and between two tries for the lease."""
 LEASE = timedelta(seconds=60)
 """Longer than a look and a try together take; it is renewed before each."""
@@ -65,7 +65,7 @@ class AlertWatcher(Recurring):
             self._complain(str(unseen))
         except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
             self._complain(one_line(error))
-        return max(0.0, LOOK_SECONDS - (time.monotonic() - began))
+        return max(0.0, ALERT_LOOK_SECONDS - (time.monotonic() - began))
 
     def at_end(self) -> None:
         """Leave the lease to the next process, which need not wait for its end."""

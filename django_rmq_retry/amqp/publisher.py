@@ -28,7 +28,7 @@ NO_CHANNEL = "no channel of the connection is free: messages to too many exchang
 SHORTEST_LOOK_SECONDS = 0.1
 """The shortest time between two checks of the deadlines."""
 MOST_CLOSED_CHANNELS = 64
-GRACE_SECONDS = 1.0
+REPORT_GRACE_SECONDS = 1.0
 """Time after a deadline within which the I/O thread reports the result of a publish."""
 
 First = Callable[[Connection, Callable[[], None]], None]
@@ -131,7 +131,7 @@ class PikaPublisher:
         self._io.check_waiting(message)
         waiter = Waiter()
         self._hand_over(message, encode_properties(message.properties), waiter.done, timeout)
-        result = waiter.wait((self._timeout if timeout is None else timeout) + GRACE_SECONDS)
+        result = waiter.wait((self._timeout if timeout is None else timeout) + REPORT_GRACE_SECONDS)
         if not result.confirmed:
             raise result.error(message)
 
@@ -139,7 +139,7 @@ class PikaPublisher:
         """Publish with at most ``window`` confirms outstanding; raise the first failure once all have ended."""
         if window < 1:
             raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
-        batch = BatchOfPublishes(window, (self._timeout if timeout is None else timeout) + GRACE_SECONDS)
+        batch = BatchOfPublishes(window, (self._timeout if timeout is None else timeout) + REPORT_GRACE_SECONDS)
         try:
             for message in messages:
                 self._io.check_waiting(message)

@@ -9,7 +9,7 @@ from django_rmq_retry.amqp.io_thread import IoThread, Timer
 from django_rmq_retry.amqp.open_line import OpenLine
 
 FIRST_LOOK_SECONDS = 0.05
-LOOK_SECONDS = 1.0
+TURN_LOOK_SECONDS = 1.0
 """Seconds between two looks at the quarantine queues."""
 LONGEST_TURN_SECONDS = 30.0
 """Seconds after which a quarantine queue that still has messages gives way to the others."""
@@ -62,7 +62,7 @@ class QuarantineTurns:
             # Its turn lasts until the message in flight is settled, and no further one is delivered.
             self._ended(turn)
         if self._lines or self._turn is not None:
-            self._tick_in(LOOK_SECONDS)
+            self._tick_in(TURN_LOOK_SECONDS)
 
     def _ask(self, line: OpenLine) -> None:
         if line not in self._asked:

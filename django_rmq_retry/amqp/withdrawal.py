@@ -23,7 +23,7 @@ from django_rmq_retry.messages.stamp import NO_STAMP, Stamp
 
 MOST_LOOKED_AT = 10_000
 """The most messages of one waiting queue that are looked at, and unacked, at a time."""
-MOST_BYTES = 256 * 1024 * 1024
+MOST_LOOKED_AT_BYTES = 256 * 1024 * 1024
 """The size of their bodies at which a look ends, too."""
 MOST_SECONDS = 6.0
 """Seconds after which a look ends, so that a driver of a run looks for less time than its lease lasts."""
@@ -133,8 +133,8 @@ class Withdrawal:
             yield [one for one in part if _is_retry(one)]
             if len(part) < asked:
                 return
-            fitting = min(MOST_FETCHED_BYTES, MOST_BYTES - size) * looked_at // max(size, 1)
-            over = size >= MOST_BYTES or time.monotonic() >= until
+            fitting = min(MOST_FETCHED_BYTES, MOST_LOOKED_AT_BYTES - size) * looked_at // max(size, 1)
+            over = size >= MOST_LOOKED_AT_BYTES or time.monotonic() >= until
             asked = 0 if over else min(2 * looked_at, max(fitting, 1), MOST_FETCHED, MOST_LOOKED_AT - looked_at)
         holding = counted(self._session, None, way.queue)
         if holding is not None and holding.ready:

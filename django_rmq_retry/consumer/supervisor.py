@@ -34,7 +34,7 @@ MOST_REACHED_ENDS = 20
 """Limit on quick ends in a row after the broker was reached: one message may end several processes before it parks."""
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, LONGEST_REACHED_SECONDS = 0.5, 30.0, 5.0
 TICK_SECONDS = 0.5
-GRACE_SECONDS = 15.0
+KILL_GRACE_SECONDS = 15.0
 """Seconds after the shutdown timeout before a child that still runs is killed."""
 
 
@@ -254,7 +254,7 @@ class Supervisor:
             self._send(signal.SIGKILL)
 
     def _stop(self) -> None:
-        self._deadline = time.monotonic() + self._shutdown + GRACE_SECONDS
+        self._deadline = time.monotonic() + self._shutdown + KILL_GRACE_SECONDS
         self._send(signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:

@@ -15,6 +15,8 @@ from django_rmq_retry.messages.texts import short
 HIGHEST_NUMBER = 10**9
 HIGHEST_PORT = 65_535
 HOST_AND_PORT = re.compile(r"(?:(?P<host>\[[^][]+\]|[^][]*):)?(?P<port>[0-9]{1,5})")
+MOST_LISTED = 50
+"""Rows of a list for which no --limit is given."""
 LONGEST_AGE_SECONDS = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
@@ -61,9 +63,9 @@ def positive(text: str) -> int:
     return whole(text, least=1)
 
 
-def add_limit(parser: CommandParser, what: str, most: int) -> None:
+def add_limit(parser: CommandParser, what: str) -> None:
     parser.add_argument(
-        "--limit", type=positive, default=most, metavar="N", help=f"at most N {what}; {most} by default"
+        "--limit", type=positive, default=MOST_LISTED, metavar="N", help=f"at most N {what}; {MOST_LISTED} by default"
     )
 
 

@@ -22,13 +22,11 @@ from django_rmq_retry.parked.four_eyes import Wish
 from django_rmq_retry.parked.gated_acts import ACTS
 from django_rmq_retry.parked.operators import Actor
 
-MOST_REQUESTS = 50
-
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     listed = add("approvals", show_requests, help="list the requests that wait for a second person")
     listed.add_argument("--decided", action="store_true", help="also decided and expired ones")
-    add_limit(listed, "requests", MOST_REQUESTS)
+    add_limit(listed, "requests")
     approving = add("approve", approve, help="approve a request of another operator, which carries it out")
     approving.add_argument("id", type=int, metavar="REQUEST", help="the number of the request")
     approving.add_argument("--user", required=True, metavar="NAME", help="your account; its password is asked for")

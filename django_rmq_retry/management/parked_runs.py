@@ -40,7 +40,6 @@ from django_rmq_retry.parked.transfer import early_lines, run_lines
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.recurring import thread_name
 
-MOST_RUNS = 50
 BAR_WIDTH = 24
 LINE_SECONDS = 10.0
 """The time between two lines if stderr is not a terminal."""
@@ -56,7 +55,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     _add_requeue_run(add)
     runs = add("requeue-runs", show_runs, help="list requeue runs, the latest first")
     runs.add_argument("--active", action="store_true", help="only requeue runs that have not ended")
-    add_limit(runs, "requeue runs", MOST_RUNS)
+    add_limit(runs, "requeue runs")
 
 
 def add_guard(parser: argparse.ArgumentParser) -> None:

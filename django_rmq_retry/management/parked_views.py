@@ -10,7 +10,7 @@ from django_rmq_retry.arguments import plural
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.management.arguments import add_limit, positive
+from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
 from django_rmq_retry.management.terminal import clock, local, utc
@@ -32,7 +32,6 @@ from django_rmq_retry.parked.outcomes import outcome_of
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 
-MOST_LISTED = 50
 MOST_DEATHS = 20
 """The most entries of x-death, and keys of one entry, that are shown; a forged header may have thousands."""
 FORMATTED_LIMIT = 16 * 1024 * 1024
@@ -55,7 +54,7 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     )
     groups = add("groups", show_groups, help="list error groups, the largest first")
     groups.add_argument("--all", action="store_true", help="include groups without parked messages")
-    add_limit(groups, "groups", MOST_LISTED)
+    add_limit(groups, "groups")
     show = add("show", show_one, help="show a message with its attempts")
     show.add_argument("message", metavar="MESSAGE", help="a record's number, a business key or a message id")
     show.add_argument("--body", choices=BODIES, default="none", help="format of the body, which is masked")

@@ -22,7 +22,7 @@ from django_rmq_retry.parked.requeue_options import GUARD_OFF, checked_rate
 from django_rmq_retry.parked.waiting import RetryFilter, WaitingReport, report
 from django_rmq_retry.publishing import broker_connections
 
-PATIENCE_SECONDS = 3.0
+DEFAULT_TIMEOUT_SECONDS = 3.0
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
     option("--reason", default="", help="the reason, kept in the audit log")
     option("--dry-run", action="store_true", help="change nothing; show the retries")
     add_yes(parser)
-    add_option(parser, "timeout", default=PATIENCE_SECONDS)
+    add_option(parser, "timeout", default=DEFAULT_TIMEOUT_SECONDS)
 
 
 def send_waiting(command: RmqCommand, options: Options) -> Exit:

@@ -18,7 +18,7 @@ from django_rmq_retry.parked.claims import Claim, ClaimResult
 from django_rmq_retry.parked.operators import refusal, user_of
 from django_rmq_retry.publishing import broker_connections
 
-GRACE_SECONDS = 2.0
+COPY_GRACE_SECONDS = 2.0
 """Seconds after its deadline for which a publish's result is waited for."""
 
 
@@ -63,7 +63,7 @@ def publish(
             publisher.send(claim.copy, partial(end, claim), timeout=timeout)
         except (TypeError, ValueError) as error:
             end(claim, unwritable(str(error)))
-    deadline = clock() + timeout + GRACE_SECONDS
+    deadline = clock() + timeout + COPY_GRACE_SECONDS
     results: dict[int, ClaimResult] = {}
     while len(results) < len(claims):
         try:

@@ -29,7 +29,7 @@ from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Ref
 from django_rmq_retry.parked.selection import Selection
 
 MOST_EDITED = 500
-MOST_BYTES = 16 * 1024 * 1024
+MOST_EDITED_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies that are edited at once."""
 HEADER = "headers."
 MOST_PATHS = 200
@@ -123,9 +123,9 @@ def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = 
     chosen = selection.queryset().order_by()
     count = chosen.count()
     selection.check(count)
-    if count > MOST_EDITED or (chosen.aggregate(size=Sum("size"))["size"] or 0) > MOST_BYTES:
+    if count > MOST_EDITED or (chosen.aggregate(size=Sum("size"))["size"] or 0) > MOST_EDITED_BYTES:
         text = _("At most %(most)s messages, and %(size)s MB, can be edited at once. Choose fewer.")
-        raise Refused(text % {"most": MOST_EDITED, "size": MOST_BYTES // 1024**2})
+        raise Refused(text % {"most": MOST_EDITED, "size": MOST_EDITED_BYTES // 1024**2})
     known = selection.revisions
     return _without_equal_names([
         _fit(row, change, known.get(row.pk, row.revision), allowed)

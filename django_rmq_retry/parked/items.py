@@ -47,7 +47,7 @@ from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
 
-MOST_BYTES = 16 * 1024 * 1024
+MOST_SLICE_BYTES = 16 * 1024 * 1024
 """Largest total size of the bodies of one slice, in bytes."""
 PAGE_ITEMS = 200
 MOST_PAGES = 25
@@ -95,7 +95,7 @@ class Choice:
             if self._run.one_by_one:
                 self._look_up([item.message.business_key for item in page])
             for item in page:
-                if len(self.items) >= self._most or (self.items and self._bytes + item.message.size > MOST_BYTES):
+                if len(self.items) >= self._most or (self.items and self._bytes + item.message.size > MOST_SLICE_BYTES):
                     return
                 self._judge(item)
             if len(self.items) >= self._most or (self.waits_for_queue and self._run.target):

@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ParkedMessage
 
-NAME_LIMIT = 150
+OPERATOR_NAME_LIMIT = 150
 LABEL = "rmq_retry"
 MOST_WITHOUT_BULK = 25
 """Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""
@@ -54,7 +54,7 @@ class Actor:
     def of_request(cls, request: HttpRequest) -> "Actor":
         user = request.user
         return cls(
-            name=short(user.get_username(), NAME_LIMIT),
+            name=short(user.get_username(), OPERATOR_NAME_LIMIT),
             user_id=user.pk,
             ip=request.META.get("REMOTE_ADDR") or None,
             source="admin",
@@ -71,12 +71,12 @@ class Actor:
         except (OSError, KeyError):
             login = "unknown"
         behalf = f"{account(login)}@{socket.gethostname()}"
-        return cls(name=short(login, NAME_LIMIT), behalf=short(behalf, 255), source="cli")
+        return cls(name=short(login, OPERATOR_NAME_LIMIT), behalf=short(behalf, 255), source="cli")
 
     @classmethod
     def of_code(cls, name: str) -> "Actor":
         """Return the actor for a part of the project that acts without an operator."""
-        return cls(name=short(name, NAME_LIMIT))
+        return cls(name=short(name, OPERATOR_NAME_LIMIT))
 
 
 PERMISSIONS: Mapping[str, tuple[str, Any]] = {

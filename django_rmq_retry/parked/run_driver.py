@@ -20,7 +20,7 @@ from django_rmq_retry.recurring import LastingFailures, Recurring, thread_name
 
 log = logging.getLogger("django_rmq_retry")
 
-LOOK_SECONDS = 1.0
+RUN_LOOK_SECONDS = 1.0
 """Seconds between two searches for runs without a driver."""
 CHORES_SECONDS = 5.0
 """Seconds between two searches for expired claims, ended holds and discards that were left behind."""
@@ -38,7 +38,7 @@ class RunDriver(Recurring):
         self,
         *,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
-        look: float = LOOK_SECONDS,
+        look: float = RUN_LOOK_SECONDS,
         chores: float = CHORES_SECONDS,
     ) -> None:
         super().__init__("rmq-runs")

@@ -15,8 +15,8 @@ from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import READ, OutboxRow, row_from_table
 from django_rmq_retry.statements import write_first
 
-MOST_ROWS = 500
-MOST_BYTES = 16 * 1024 * 1024
+MOST_BATCH_ROWS = 500
+MOST_BATCH_BYTES = 16 * 1024 * 1024
 """Bytes of bodies in one batch."""
 Sized: TypeAlias = tuple[int, str, int]
 """The id of a row, its ordering key, and the bytes of its body."""
@@ -31,7 +31,7 @@ def skips_locked(using: str) -> bool:
 class Wanted:
     """The selection of rows for one batch."""
 
-    most: int = MOST_ROWS
+    most: int = MOST_BATCH_ROWS
     only: Collection[int] = ()
     """The ids of the rows to select from; all rows if empty."""
     alone: bool = False
@@ -117,6 +117,6 @@ def _followers(
 
 
 def _within(rows: Sequence[Sized]) -> list[int]:
-    """Return the ids of the first rows that fit MOST_BYTES of a batch, at least one."""
-    fitting = sum(total <= MOST_BYTES for total in accumulate(size for _pk, _key, size in rows))
+    """Return the ids of the first rows that fit MOST_BATCH_BYTES of a batch, at least one."""
+    fitting = sum(total <= MOST_BATCH_BYTES for total in accumulate(size for _pk, _key, size in rows))
     return [pk for pk, _key, _size in rows[: max(1, fitting)]]

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 INSERTED_AT_ONCE = 76
 """Rows in one statement: an old SQLite accepts at most 999 values."""
-MOST_BYTES = 4 * 1024 * 1024
+MOST_STATEMENT_BYTES = 4 * 1024 * 1024
 """Bytes of bodies in one statement: MariaDB with default settings refuses larger ones."""
 
 READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts", "alone")
@@ -131,7 +131,7 @@ def _parts(messages: Sequence[Message], at_once: int) -> Sequence[Sequence[Messa
     parts: list[list[Message]] = [[]]
     size = 0
     for message in messages:
-        if len(parts[-1]) == at_once or (parts[-1] and size + len(message.body) > MOST_BYTES):
+        if len(parts[-1]) == at_once or (parts[-1] and size + len(message.body) > MOST_STATEMENT_BYTES):
             parts.append([])
             size = 0
         parts[-1].append(message)

@@ -13,14 +13,14 @@ from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.conf import settings
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.batch import RowBatch, lease
-from django_rmq_retry.publishing.due_rows import MOST_ROWS, Wanted, claimed, skips_locked
+from django_rmq_retry.publishing.due_rows import MOST_BATCH_ROWS, Wanted, claimed, skips_locked
 from django_rmq_retry.publishing.faults import Denied, RowFault
 from django_rmq_retry.publishing.outbox_rows import OutboxRow, RowResult
 
 MOST_ALONE = 100
 """Rows that are sent one by one before other rows have their turn."""
 MOST_LOSSES = 3
-GRACE_SECONDS = 2.0
+RELAY_GRACE_SECONDS = 2.0
 """Seconds after its deadline within which a publish has ended, and seconds to wait for confirms when stopping."""
 
 
@@ -59,7 +59,7 @@ class Relay:
         if probe is not None:
             return self._batch(Wanted(most=1, only=[probe], without=self._denied.exchanges)) or Turn(failed=1)
         for alone in (self._alone_first, not self._alone_first):
-            most = 1 if self._away else MOST_ALONE if alone else MOST_ROWS
+            most = 1 if self._away else MOST_ALONE if alone else MOST_BATCH_ROWS
             turn = self._batch(Wanted(most=most, alone=alone, without=self._denied.exchanges))
             if turn:
                 # Neither kind of rows waits for all of the other kind.
@@ -96,7 +96,7 @@ class Relay:
         until = time.monotonic() + lease() - timeout
         batch = RowBatch(rows, timeout=timeout, until=until, late=self._late, one_by_one=one_by_one)
         batch.begin()
-        answers, self._in_flight = batch.wait(lease() - GRACE_SECONDS, self._must_stop)
+        answers, self._in_flight = batch.wait(lease() - RELAY_GRACE_SECONDS, self._must_stop)
         self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
         return answers
 
@@ -105,11 +105,11 @@ class Relay:
             self._confirmed.add(answer.row.id)
 
     def _must_stop(self) -> bool:
-        """True if the relay is stopping and GRACE_SECONDS are over, or the broker is unreachable."""
+        """True if the relay is stopping and RELAY_GRACE_SECONDS are over, or the broker is unreachable."""
         if not self._ended.is_set():
             return False
         self._ended_at = self._ended_at or time.monotonic()
-        return self._away or time.monotonic() - self._ended_at > GRACE_SECONDS
+        return self._away or time.monotonic() - self._ended_at > RELAY_GRACE_SECONDS
 
     def _settled(self, rows: Sequence[OutboxRow], answers: Sequence[RowResult], *, alone: bool) -> Turn:
         sent = [answer.row.id for answer in answers if answer.result.confirmed]

@@ -43,7 +43,7 @@ SHARE = 20
 """A reading that takes long is repeated after this many times its duration at the soonest."""
 OTHERS = "other"
 """The label of queues that no handler of this project consumes, because messages from outside name such queues."""
-PATIENCE_SECONDS = 5.0
+FIGURES_PATIENCE_SECONDS = 5.0
 DRAINED_IN_SECONDS = 60.0
 """Seconds in which the wanted consumers would work off the messages that are ready."""
 GUESSED_SECONDS = 0.1
@@ -150,8 +150,8 @@ class Figures(Recurring):
         alias = router.db_for_read(ParkedMessage)
         if self._asking.locked():
             # The query of an earlier reading still waits for its answer.
-            raise Unanswered(alias, PATIENCE_SECONDS)
-        return in_time(self._reading, alias, PATIENCE_SECONDS)
+            raise Unanswered(alias, FIGURES_PATIENCE_SECONDS)
+        return in_time(self._reading, alias, FIGURES_PATIENCE_SECONDS)
 
     def _reading(self) -> Reading:
         with self._asking, self._around():
@@ -248,7 +248,7 @@ class Figures(Recurring):
 
 
 def _gauged() -> Sequence[Level]:
-    with Session(settings().access(), purpose="metrics", patience=PATIENCE_SECONDS) as session:
+    with Session(settings().access(), purpose="metrics", patience=FIGURES_PATIENCE_SECONDS) as session:
         return gauge(Declarer(session), registry.topology()).levels
 
 

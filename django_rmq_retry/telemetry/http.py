@@ -33,7 +33,7 @@ BACKLOG = 8 * MOST_CLIENTS
 """Connections that the system keeps until they are accepted. It drops more; their clients try again after a second."""
 MOST_HEAD_BYTES = 8192
 """The largest head of a request in bytes."""
-PATIENCE_SECONDS = 2.0
+CLIENT_PATIENCE_SECONDS = 2.0
 """Seconds for a request and its answer."""
 CHUNK_BYTES = 65_536
 LONGEST_STEP_SECONDS = 0.5
@@ -184,7 +184,7 @@ class HttpServer:
             if len(self._clients) >= MOST_CLIENTS:
                 self._shed(1)
             client.setblocking(False)  # noqa: FBT003 - Python's own signature
-            self._clients[client] = _Client(self._clock() + PATIENCE_SECONDS)
+            self._clients[client] = _Client(self._clock() + CLIENT_PATIENCE_SECONDS)
             self._selector.register(client, selectors.EVENT_READ)
             # Its request has often arrived while it waited, and silent clients must not delay a probe.
             self._serve(client, selectors.EVENT_READ)

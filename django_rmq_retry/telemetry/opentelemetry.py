@@ -34,7 +34,7 @@ SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions that names and attributes follow."""
 ANONYMOUS = "amq.gen-"
 """The beginning of the names that the broker gives to queues: no span is named after such a queue."""
-MOST_BYTES = 3 * 255
+MOST_ATTRIBUTE_BYTES = 3 * 255
 """In bytes, of each text. AMQP allows 255 bytes for each of exchange, routing key and queue."""
 _W3C = TraceContextTextMapPropagator()
 
@@ -267,7 +267,7 @@ def _of_message(name: str | None, correlation: str | None, message: Message | De
 def _given(named: Mapping[str, object]) -> dict[str, str | int]:
     """Return the attributes that have a value. An exporter cannot write text that is not UTF-8."""
     return {
-        name: value if isinstance(value, int) else short(value, MOST_BYTES)
+        name: value if isinstance(value, int) else short(value, MOST_ATTRIBUTE_BYTES)
         for name, value in named.items()
         if value is not None and value != "" and value is not False
     }
@@ -280,7 +280,7 @@ def _destination(exchange: str, routing_key: str, queue: str = "") -> str:
 
 
 def _queue(delivery: Delivery) -> str:
-    return "" if delivery.queue.startswith(ANONYMOUS) else short(delivery.queue, MOST_BYTES)
+    return "" if delivery.queue.startswith(ANONYMOUS) else short(delivery.queue, MOST_ATTRIBUTE_BYTES)
 
 
 def _tag(delivery: Delivery) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from django_rmq_retry.messages.properties import Headers
 
 BAGGAGE, STATE = "baggage", "tracestate"
-MOST_BYTES = {"traceparent": 512, STATE: 512, "sentry-trace": 512}
+MOST_HEADER_BYTES = {"traceparent": 512, STATE: 512, "sentry-trace": 512}
 """In bytes. W3C demands that 512 of a tracestate are passed on; the other two are far shorter."""
 MOST_BAGGAGE_BYTES = 8192
 """W3C's limit on a baggage; no header of another propagator needs more."""
@@ -25,4 +25,4 @@ def usable(headers: Headers, names: Iterable[str] | None = None) -> dict[str, st
 
 def _within(name: str, value: str) -> bool:
     few = name != BAGGAGE or value.count(",") < MOST_MEMBERS
-    return few and len(value) <= MOST_BYTES.get(name, MOST_BAGGAGE_BYTES) and value.isascii()
+    return few and len(value) <= MOST_HEADER_BYTES.get(name, MOST_BAGGAGE_BYTES) and value.isascii()

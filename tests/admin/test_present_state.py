@@ -323,10 +323,10 @@ def test_a_broker_that_is_slow_once_is_not_away(monkeypatch: pytest.MonkeyPatch)
         return there
 
     monkeypatch.setattr(broker_look, "_seen", slow)
-    monkeypatch.setattr(broker_look, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 0.01)
     late = broker_look.look()
     answered.set()
-    monkeypatch.setattr(broker_look, "PATIENCE_SECONDS", 10.0)
+    monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 10.0)
 
     assert (late.late, late.unreachable) == (True, "")
     assert broker_look.look() == there
@@ -342,7 +342,7 @@ def test_a_broker_that_is_back_is_there_at_the_next_update(page: Client, monkeyp
         return there
 
     monkeypatch.setattr(broker_look, "_seen", seen)
-    monkeypatch.setattr(broker_look, "PATIENCE_SECONDS", 10.0)
+    monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 10.0)
     monkeypatch.setattr(broker_look, "FRESH_SECONDS", 0.0)
     away = page.get(f"{ADMIN}livestatus/")
     refused[0] = None

@@ -27,7 +27,7 @@ Fill = Callable[..., None]
 @pytest.fixture
 def fill(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> Fill:
     """Publish to one of the quarantine queues, which exist, and are looked at often."""
-    monkeypatch.setattr(quarantine_turns, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(quarantine_turns, "TURN_LOOK_SECONDS", 0.2)
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
     for name in NAMES:
         amqp.queue_declare(name, durable=True, arguments=arguments)

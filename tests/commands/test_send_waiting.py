@@ -111,10 +111,10 @@ def test_a_look_ends_at_its_size_and_what_is_behind_it_waits(
     waiting: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(withdrawal, "FIRST_FETCHED", 1)
-    monkeypatch.setattr(withdrawal, "MOST_BYTES", 2 * len(b"{}"))
+    monkeypatch.setattr(withdrawal, "MOST_LOOKED_AT_BYTES", 2 * len(b"{}"))
     behind = run("rmq_queue", "send-waiting", QUEUE, "--key", "c", "--yes", "--wait", "0")
     has(waiting, WAITING, 3)
-    monkeypatch.setattr(withdrawal, "MOST_BYTES", 4 * len(b"{}"))
+    monkeypatch.setattr(withdrawal, "MOST_LOOKED_AT_BYTES", 4 * len(b"{}"))
     within = run("rmq_queue", "send-waiting", QUEUE, "--key", "c", "--yes", "--wait", "0")
 
     assert (behind.code, within.code) == (Exit.NOTHING, Exit.PARTLY)

@@ -18,7 +18,7 @@ supervisor.FIRST_WAIT_SECONDS = supervisor.LONGEST_REACHED_SECONDS = supervisor.
 def main(folder: Path, processes: int, words: list[str]) -> int:
     if "stick" in words:
         # Only a child to be killed for a timeout gets little time: on a busy machine, all children are slow.
-        supervisor.GRACE_SECONDS = 0.5
+        supervisor.KILL_GRACE_SECONDS = 0.5
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 
     def work(number: int) -> int:

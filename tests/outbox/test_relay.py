@@ -52,7 +52,7 @@ def test_a_row_in_flight_at_its_writer_is_left_alone_until_its_lease_ends(post: 
 
 
 def test_a_batch_is_limited_by_the_bytes_of_its_bodies(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(due_rows, "MOST_BATCH_BYTES", 100)
     left("a", "b", "c", body=b"x" * 60)
     one = relay()
 
@@ -61,7 +61,7 @@ def test_a_batch_is_limited_by_the_bytes_of_its_bodies(post: Post, monkeypatch: 
 
 
 def test_rows_of_an_ordering_key_share_the_byte_limit_of_a_batch(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(due_rows, "MOST_BATCH_BYTES", 100)
     left("a1", "a2", "a3", "a4", body=b"x" * 40, order_key="a")
     one = relay()
 
@@ -349,7 +349,7 @@ def test_rows_in_flight_at_a_commit_that_loses_the_connection_are_sent_alone(pos
 
 
 def test_rows_sent_alone_alternate_with_other_rows(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays, "MOST_ROWS", 2)
+    monkeypatch.setattr(relays, "MOST_BATCH_ROWS", 2)
     monkeypatch.setattr(relays, "MOST_ALONE", 1)
     left("lost1", "lost2")
     ROWS.update(alone=True)

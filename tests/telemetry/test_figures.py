@@ -27,7 +27,7 @@ def test_a_database_that_does_not_answer_is_asked_once_and_leaves_the_figures_of
 
     monkeypatch.setattr(figures, "survey", silent)
     monkeypatch.setattr(figures, "_gauged", tuple)
-    monkeypatch.setattr(figures, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(figures, "FIGURES_PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(facts, "only", lambda _alias: False)
     read = Figures(Notice(), Board(()), (), threads=1, around=nullcontext).read
     try:

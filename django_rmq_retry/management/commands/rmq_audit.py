@@ -17,7 +17,6 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
 
-MOST_LISTED = 50
 HEAD_OF_LOG = re.compile("0:|[1-9][0-9]{0,17}:[0-9a-f]{64}")
 NUMBER_OPTIONS = ("message", "group", "run")
 
@@ -30,7 +29,7 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = self.subcommands(parser)
         listed = add("list", self._list, "list actions, the latest first")
-        add_limit(listed, "actions", MOST_LISTED)
+        add_limit(listed, "actions")
         out = add("export", self._export, "write actions as JSON lines or CSV to stdout", json=False)
         out.add_argument("--csv", action="store_true", help="as CSV")
         for one in (listed, out):

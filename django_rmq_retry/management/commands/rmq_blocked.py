@@ -10,8 +10,6 @@ from django_rmq_retry.ordering.keys import blocked_figures, records_of
 from django_rmq_retry.parked.controls import blocked, blocked_by_name, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated
 
-MOST_LISTED = 50
-
 
 class Command(RmqCommand):
     help = "List blocked ordering keys and waiting messages; unblock a key without resolving its first message."
@@ -26,7 +24,7 @@ class Command(RmqCommand):
         add = self.subcommands(parser)
         listed = add("list", self._list, "list blocked keys, the oldest first")
         listed.add_argument("--handler", default="", metavar="NAME", help="only keys of this handler")
-        add_limit(listed, "keys", MOST_LISTED)
+        add_limit(listed, "keys")
         unblock = add(
             "unblock", self._unblock, "let a key continue with its next message, as if the first were resolved"
         )

@@ -29,7 +29,6 @@ from django_rmq_retry.telemetry.meter import Board
 
 log = logging.getLogger("django_rmq_retry")
 
-MOST_LISTED = 50
 NO_OUTBOX = "No database has an outbox. Run `manage.py migrate`."
 
 
@@ -51,7 +50,7 @@ class Command(RmqCommand):
         parser.set_defaults(act=self._relay, outbox=DEFAULT_DB_ALIAS)
         listed = add("list", self._list, "list messages in the outbox, the oldest first")
         listed.add_argument("--failed", action="store_true", help="only failed messages, which need an operator")
-        add_limit(listed, "messages", MOST_LISTED)
+        add_limit(listed, "messages")
         again = add("retry", self._retry, "send messages again that could not be sent")
         again.add_argument("--all", action="store_true", help="all failed messages")
         gone = add("discard", self._discard, "delete messages that could not be sent; they are never sent")

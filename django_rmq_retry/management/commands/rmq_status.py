@@ -19,14 +19,13 @@ from django_rmq_retry.health.problems import Limits, blind
 from django_rmq_retry.health.processes import MOST_LISTED_PROCESSES, Process, processes
 from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
-from django_rmq_retry.management.arguments import age, positive, whole
+from django_rmq_retry.management.arguments import MOST_LISTED, age, positive, whole
 from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, state, totals
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400.0
-MOST_ROWS = 50
 FAILING = {"warning": Severity.WARNING, "error": Severity.ERROR}
 CLEARED = "\x1b[H\x1b[2J"
 _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
@@ -72,10 +71,10 @@ class Command(RmqCommand):
         add(
             "--limit",
             type=positive,
-            default=MOST_ROWS,
+            default=MOST_LISTED,
             metavar="N",
             help="with --consumers: at most N processes and messages in flight, problems first; "
-            f"{MOST_ROWS} by default",
+            f"{MOST_LISTED} by default",
         )
         add("--watch", type=period, metavar="SECONDS", help="refresh every SECONDS until Ctrl-C")
         add_json(parser)

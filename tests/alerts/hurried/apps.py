@@ -10,4 +10,4 @@ class Hurried(AppConfig):
 
     def ready(self) -> None:
         import_module("django_rmq_retry.alerts.ledger").LASTS_SECONDS = 0.0  # type: ignore[attr-defined]
-        import_module("django_rmq_retry.alerts.watch").LOOK_SECONDS = 0.2  # type: ignore[attr-defined]
+        import_module("django_rmq_retry.alerts.watch").ALERT_LOOK_SECONDS = 0.2  # type: ignore[attr-defined]
