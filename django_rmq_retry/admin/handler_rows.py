@@ -12,7 +12,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.facts import MOST_COUNTED
 from django_rmq_retry.health.problems import Judged
-from django_rmq_retry.health.rules import Problem, number
+from django_rmq_retry.health.rules import Problem, Severity, number
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.topology.declarations import Role
 
@@ -87,9 +87,11 @@ def handler_rows(
     *,
     recorded: Mapping[str, int],
     still: Callable[[str], Standing | None],
-    remarks: Mapping[str, str],
+    halts: Mapping[str, Problem],
 ) -> list[HandlerRow]:
     """Return the rows; ``recorded`` has the parked messages of the database, by the queue in which they failed."""
+    halted = (gettext_lazy("halted"), "")
+    late = {queue for queue, halt in halts.items() if halt.severity is Severity.ERROR}
     readers = {one.queue.name: [_last(sub.name) for sub in one.subscriptions] for one in registry.work_queues()}
     return [
         HandlerRow(
@@ -97,8 +99,11 @@ def handler_rows(
             role="" if home in readers else labels.ROLES[_first(home, queues).level.role],
             handlers=[name for name in readers.get(home, ()) if name != _last(home)],
             amounts=_amounts(home, queues, recorded.get(home, 0)),
-            problems=[_named(home, problem) for one in queues for problem in one.errors],
-            remark=(remarks[home], "") if home in remarks else _remark(home, queues),
+            problems=[
+                *([halted] if home in late else []),
+                *(_named(home, problem) for one in queues for problem in one.errors),
+            ],
+            remark=halted if home in halts else _remark(home, queues),
             still=still(home),
         )
         for home, queues in found.items()

@@ -22,7 +22,7 @@ from django_rmq_retry.breakers.queue_state import FLOWING, OPEN, PAUSED, PROBING
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.problems import Judged, Limits, Queues, excused, in_halts
-from django_rmq_retry.health.rules import Code
+from django_rmq_retry.health.rules import Code, Problem, Severity
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls, declared
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
@@ -44,7 +44,9 @@ BADGES: dict[str, tuple[str, str, Any]] = {
     OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
     PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
-HALTED = ("parked", "■", pgettext_lazy("queue", "halted"))
+RETRYING = ("on-hold", "!", pgettext_lazy("queue", "retrying"))
+HALTED = ("on-hold", "■", pgettext_lazy("queue", "halted"))
+HALTED_LONG = ("parked", "■", pgettext_lazy("queue", "halted"))
 UNREAD = ("parked", "✕", pgettext_lazy("queue", "no consumer"))
 UNKNOWN = ("discarded", "?", pgettext_lazy("queue", "unknown"))
 
@@ -105,13 +107,16 @@ class QueueRow:
     """The number of messages in its waiting queues."""
 
     @classmethod
-    def of(cls, standing: Standing, found: Judged | None, *, waiting: int, halt: str) -> "QueueRow":
+    def of(cls, standing: Standing, found: Judged | None, *, waiting: int, halt: Problem | None) -> "QueueRow":
         level = found.level if found else None
         if standing.state == FLOWING and halt:
-            kind, sign, label = HALTED
-            standing = replace(standing, kind=kind, sign=sign, label=label, explanation=halt)
+            kind, sign, label = HALTED_LONG if halt.severity is Severity.ERROR else HALTED
+            standing = replace(standing, kind=kind, sign=sign, label=label, explanation=halt.text)
         elif standing.state == FLOWING and (level is None or not level.consumers):
             kind, sign, label = UNKNOWN if level is None or level.consumers is None else UNREAD
+            standing = replace(standing, kind=kind, sign=sign, label=label)
+        elif standing.state == FLOWING and waiting:
+            kind, sign, label = RETRYING
             standing = replace(standing, kind=kind, sign=sign, label=label)
         # The state itself says that no consumer reads it.
         problems = [one.row for one in found.errors if one.code is not Code.NO_CONSUMER] if found else []
@@ -133,7 +138,7 @@ class QueueControlAdmin(Pages):
         judged = {one.level.queue: one for one in Queues(levels=seen.levels, excused=excused(states, now)).judged()}
         waiting = waiting_by_home(seen.levels)
         at = datetime.fromtimestamp(now, UTC)
-        halts = {one.subject: one.text for one in in_halts(halted(at), at, Limits())}
+        halts = {one.subject: one for one in in_halts(halted(at), at, Limits())}
         shown = [one for one in states if asked.casefold() in one.queue.casefold()]
         return self.page(
             request,
@@ -146,7 +151,7 @@ class QueueControlAdmin(Pages):
                     Standing.of(one, now),
                     judged.get(one.queue),
                     waiting=waiting[one.queue],
-                    halt=halts.get(one.queue, ""),
+                    halt=halts.get(one.queue),
                 )
                 for one in shown
             ],

@@ -74,7 +74,7 @@ OF_ONE: Mapping[ActingPage, ButtonTarget] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """One problem as a row of the page, with its one button, or the command that repairs it."""
+    """One problem as a row of the page, with its buttons, mostly one, or the command that repairs it."""
 
     problem: Problem
     buttons: tuple[Button, ...] = ()
@@ -95,13 +95,17 @@ class Need:
             return cls(problem=problem)
         one = OF_ONE.get(page) if problem.subject else None
         target, where = (one, (problem.subject,)) if one else (TARGETS[page], ())
-        button = Button(
-            label=str(target.label),
-            address=address(target.page, *where) + target.query,
-            why=refusal(request, target.verb),
-            describes=visible(problem.subject),
-        )
-        return cls(problem=problem, buttons=(button,))
+        shown = [(target, where), *([(TARGETS[ActingPage.KEYS], ())] if problem.values.get("behind") else [])]
+        buttons = [
+            Button(
+                label=str(target.label),
+                address=address(target.page, *where) + target.query,
+                why=refusal(request, target.verb),
+                describes=visible(problem.subject),
+            )
+            for target, where in shown
+        ]
+        return cls(problem=problem, buttons=tuple(buttons))
 
 
 @admin.register(LiveStatus)
@@ -116,10 +120,10 @@ class LiveStatusAdmin(Pages):
         shown = seen.last or seen
         health = Health(survey=known, gauged=seen.gauged)
         still = Standstills.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
-        stood = {one.subject: _("halted") for one in health.needs if one.code in (Code.HALTED, Code.HALTED_LONG)}
+        halts = {one.subject: one for one in health.needs if one.code in (Code.HALTED, Code.HALTED_LONG)}
         homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
         recorded = parked_in(homes) if known.parked.count and homes else {}
-        rows = handler_rows.handler_rows(homes, recorded=recorded, still=still.of.get, remarks=stood)
+        rows = handler_rows.handler_rows(homes, recorded=recorded, still=still.of.get, halts=halts)
         busy, fine = [row for row in rows if not row.is_fine], [row for row in rows if row.is_fine]
         return self.page(
             request,

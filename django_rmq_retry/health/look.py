@@ -127,6 +127,17 @@ def look(
 
 
 def merged(found: Sequence[Problem], queues: Queues) -> list[Problem]:
+    """Say once what holds for several queues."""
+    left = _none_alive(found, queues)
+    idle = [one for one in left if one.code is Code.IDLE]
+    if len(idle) <= 1:
+        return left
+    names = listed(one.subject for one in idle)
+    several = Problem(code=Code.SEVERAL_IDLE, count=len(idle), values={"names": names})
+    return [several, *(one for one in left if one.code is not Code.IDLE)]
+
+
+def _none_alive(found: Sequence[Problem], queues: Queues) -> list[Problem]:
     """Say once that no queue has a consumer, instead of once for each queue, and leave out what follows from it."""
     work = [one for one in queues.levels if one.role is Role.WORK and one.ready is not None and not one.abandoned]
     # A paused queue needs no consumer now, but it stands still like the others if all processes are gone.

@@ -307,6 +307,7 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
             values={
                 **_waited(now - parked.oldest, most or PARKED_TOO_LONG),
                 "cause": _caused(survey),
+                "behind": _behind(survey.blocked),
                 "many": PARKED_TOO_MANY,
             },
         )
@@ -333,6 +334,16 @@ def _caused(survey: Survey) -> str:
         more = ngettext("%(number)s with another cause", "%(number)s with %(count)d other causes", cause.others)
         text += "; " + more % {"number": number(survey.parked.count - cause.count), "count": cause.others}
     return text
+
+
+def _behind(blocked: BlockedCounts) -> str:
+    """Return a sentence on the messages that wait behind blocked keys; empty if none does."""
+    if not blocked.messages:
+        return ""
+    text = ngettext(
+        "%(number)s more waits behind blocked keys.", "%(number)s more wait behind blocked keys.", blocked.messages
+    )
+    return f" {text % {'number': number(blocked.messages)}}"
 
 
 def growth(newest: int, last_new: datetime | None, now: datetime) -> str:

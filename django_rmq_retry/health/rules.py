@@ -253,7 +253,7 @@ class Code(Enum):
     )
     PARKED_MANY = _error(Area.PARKED)(
         line="%(messages)s parked, and %(many)d are too many",
-        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago."),
+        text=_("%(messages)s parked%(cause)s, the oldest %(span)s ago.%(behind)s"),
         why=_("Each waits for an operator, and so many at once have a cause that somebody has to find."),
         fix="manage.py rmq_parked groups, then manage.py rmq_parked requeue --group N --canary",
         page=ActingPage.GROUPS,
@@ -500,6 +500,15 @@ class Code(Enum):
         why=_("The next message to it will wait."),
         fix="Start manage.py rmq_consume %(quoted)s",
         page=ActingPage.CONSUMERS,
+    )
+    SEVERAL_IDLE = replace(
+        IDLE,
+        word="",
+        row="",
+        text=ngettext_lazy(
+            "%(count)d queue has no consumer: %(names)s.", "%(count)d queues have no consumer: %(names)s.", "count"
+        ),
+        fix="Start manage.py rmq_consume",
     )
     HELD = _warning(Area.CONSUMERS)(
         text=_("Queue %(subject)r has no consumer, but %(unacked)s."),

@@ -130,6 +130,44 @@ def test_columns_that_hold_nothing_anywhere_are_left_out(page: Client, monkeypat
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_queue_whose_messages_wait_for_a_retry_is_not_green(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.broker_seen(monkeypatch, *queues("transfer", waiting=40), *queues("card", ready=1))
+
+    assert (rows(page)["transfer"][-1], rows(page)["card pay_by_card"][-1]) == ("! retrying", "✓ OK")
+    told = Page(page.get(f"{ADMIN}queuecontrol/")).text
+    assert ("! retrying" in told, told.count("✓ running")) == (True, 1)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_halt_has_one_severity_in_the_finding_the_row_and_the_queues(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.broker_seen(monkeypatch, *queues("transfer", ready=1), *queues("card"))
+    for queue, minutes in (("transfer", 11), ("card", 3)):
+        now = timezone.now()
+        since = {"halted_at": now - timedelta(minutes=minutes), "halted_seen_at": now}
+        QueueControl.objects.create(queue=queue, halted_attempt=4, halted_error="DiskFull: no space", **since)
+    told, listed = Page(page.get(f"{ADMIN}livestatus/")).text, page.get(f"{ADMIN}queuecontrol/").content.decode()
+
+    assert ("✕ Queue 'transfer' has been halted" in told, "! Queue 'card' has been halted" in told) == (True, True)
+    assert (rows(page)["transfer"][-1], rows(page)["card pay_by_card"][-1]) == ("✕ halted", "! halted")
+    assert re.findall(r'rmq-badge rmq-is-([a-z-]+)"><span aria-hidden="true">■', listed) == ["parked", "on-hold"]
+
+
+def test_messages_behind_blocked_keys_are_named_beside_the_parked_ones(page: Client) -> None:
+    made.message(business_key="DE1")
+    made.blocked_key(key="DE1", parked=True, waiting=7)
+    told = page.get(f"{ADMIN}livestatus/")
+
+    assert "7 more wait behind blocked keys." in Page(told).text
+    assert Page(told).links["Blocked keys"] == f"{ADMIN}blockedkey/"
+
+
+def test_without_any_action_the_live_status_says_so(page: Client) -> None:
+    assert "No operator has acted yet." in Page(page.get(f"{ADMIN}livestatus/")).text
+
+
+@pytest.mark.usefixtures("handlers")
 def test_a_row_names_the_queue_of_a_problem_and_an_operator_who_paused_it(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -436,7 +436,7 @@ def test_a_message_requeued_in_bulk_shows_its_operator(page: Client) -> None:
     requeued(other.group)
     detail = shown(page, f"parkedmessage/{one.pk}/change/")
 
-    assert "No operator has acted on it." not in detail
+    assert "No operator has acted yet." not in detail
     assert f"ann Requeue · requeue run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
     for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}"):
         found = page.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list
@@ -469,7 +469,7 @@ def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Cli
     assert [found(asked) for asked in ("PAY-2", "PAY-3", "PAY-9")] == [["discard", "hold"], ["discard"], []]
     assert found("PAY-1", client_of(made.person("clerk", "view_operatoraction"))) == []
     told = shown(page, f"parkedmessage/{one.pk}/change/")
-    assert "No operator has acted on it." not in told
+    assert "No operator has acted yet." not in told
     assert told.index("Discard by ann") < told.index("Hold by ann") < told.index("Activity When")
     assert shown(page, f"operatoraction/?message={one.pk}").count("Discard") == 2
     ParkedMessage.objects.update(resolved_at=timezone.now() - timedelta(days=9000))
@@ -600,8 +600,8 @@ def test_an_operator_sees_no_actions_of_other_projects_on_a_run() -> None:
 
     told = shown(support, f"parkedmessage/{one.pk}/change/")
     assert "Only other operators have acted on it, and you see only your own actions." in told
-    assert "No operator has acted on it." not in told
-    assert "No operator has acted on it." in shown(support, f"parkedmessage/{made.message().pk}/change/")
+    assert "No operator has acted yet." not in told
+    assert "No operator has acted yet." in shown(support, f"parkedmessage/{made.message().pk}/change/")
 
 
 def ruled(settings: Any, allows: Any) -> Client:

@@ -430,6 +430,7 @@ NOBODY: list[tuple[dict[str, Any], list[Level], list[str]]] = [
     ({}, [level("q")], ["IDLE"]),
     ({}, [level("q", ready=1), level("r")], ["ALL_UNREAD"]),
     ({}, [level("q", consumers=1), level("r")], ["IDLE"]),
+    ({}, [level("q", consumers=1), level("r"), level("s"), level("t", ready=1)], ["NO_CONSUMER", "SEVERAL_IDLE"]),
     ({}, [level("q", consumers=1), level("r", ready=1)], ["NO_CONSUMER"]),
     ({"processes": (process(1, 64), process(2))}, [level("q", consumers=1)], ["VANISHED"]),
     ({"processes": (process(1, 64), process(2))}, [level("q"), level("r")], ["ALL_IDLE", "VANISHED"]),
