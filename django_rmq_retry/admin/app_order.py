@@ -24,11 +24,17 @@ ORDER = (
     *(LiveStatus, ApprovalRequest, ErrorGroup, ParkedMessage, RequeueRun, QueueControl),
     *(ConsumerProcess, BlockedKey, OutboxMessage, OperatorAction),
 )
+SITE_INDEX = "admin/rmq_retry/site_index.html"
 PLACES = {model.__name__: place for place, model in enumerate(ORDER)}
 
 
 def put_in_order(site: AdminSite) -> None:
-    """Let a site list our pages in this order; Django's is the alphabet's, which differs in each language."""
+    """Let a site list our pages in this order; Django's is the alphabet's, which differs in each language.
+
+    Our card is put on its index if the project has not chosen a template for it. It extends the project's or the
+    theme's ``admin/index.html``.
+    """
+    site.index_template = site.index_template or SITE_INDEX
     listed = site.get_app_list
     if not (isinstance(listed, partial) and listed.func is _in_order):
         site.get_app_list = partial(_in_order, listed, site)  # type: ignore[method-assign]  # of this site alone
@@ -46,12 +52,14 @@ def _in_order(listed: Any, site: AdminSite, request: HttpRequest, *args: Any, **
 
 
 def _verdict(site: AdminSite, request: HttpRequest) -> str:
-    """Return what the index of the site says of us, in our place of its list, which links to our own index.
+    """Return what an index without our card says of us, in our place of its list, which links to our own index.
 
-    No template of other apps is touched, so it works in each theme. The site asks twice for one page.
+    The site asks twice for one page.
     """
     match = request.resolver_match
     if match is None or match.url_name != "index" or not site.is_registered(LiveStatus):
+        return ""
+    if site.index_template == SITE_INDEX:
         return ""
     known: dict[str, str] = request.__dict__.setdefault("rmq_verdict", {})
     if site.name not in known:

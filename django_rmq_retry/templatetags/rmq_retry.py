@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.apps import apps
 from django.contrib.admin.sites import all_sites
 from django.db import DatabaseError
 from django.template import Context
@@ -23,7 +24,7 @@ from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import GatedAct, ItemState, LiveStatus, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.four_eyes import needs_second
-from django_rmq_retry.parked.operators import refusal
+from django_rmq_retry.parked.operators import LABEL, refusal
 from django_rmq_retry.parked.outcomes import minute
 from django_rmq_retry.topology.drawings import clean
 
@@ -290,14 +291,28 @@ def rmq_card(context: Context) -> dict[str, Any]:
     if pages is None or refusal(request.user, "view_status"):
         return {}
     with suppress(DatabaseError):
-        return dict(pages.summary(request))
+        return {**pages.summary(request), "most": ":5"}
     return {}
+
+
+@register.inclusion_tag("admin/rmq_retry/parts/site_card.html", takes_context=True)
+def rmq_site_card(context: Context) -> dict[str, Any]:
+    """Return the same for the index of the site, which has no frame of ours: with the environment and the search."""
+    frame = {"request": context["request"], "rmq_environment": settings().operators.environment}
+    return {**rmq_card(context), **frame, "most": ":3", "title": apps.get_app_config(LABEL).verbose_name}
 
 
 @register.inclusion_tag("admin/rmq_retry/parts/find.html", takes_context=True)
 def rmq_find(context: Context) -> dict[str, Any]:
-    """Return the field that finds messages, which is in the frame of every page; in their list it keeps the filters."""
+    """Return the field that finds messages, which is in the frame of every page; in their list it keeps the filters.
+
+    It is beside the breadcrumbs, and beside the title in a theme that leaves our breadcrumbs out: only the first one
+    of a page is shown.
+    """
     request = context["request"]
+    if request.__dict__.get("rmq_finds"):
+        return {}
+    request.rmq_finds = True
     name = getattr(request, "current_app", None)
     finds = reverse("admin:rmq_retry_parkedmessage_changelist", current_app=name)
     return {"finds": "" if refusal(request.user, "view") else finds, "cl": context.get("cl"), "request": request}

@@ -19,7 +19,7 @@ from django_rmq_retry.health import facts
 from django_rmq_retry.models import Action, ErrorGroup, LiveStatus, QueueControl, State
 from django_rmq_retry.topology import Role
 from tests.admin import made
-from tests.admin.conftest import client_of
+from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
 from tests.operators.made import logged
 
@@ -249,7 +249,27 @@ def test_the_list_has_one_search_field_which_keeps_its_filters(page: Client) -> 
     assert content.count('id="searchbar"') == 1
 
 
-def test_the_index_of_the_site_says_what_needs_somebody_in_our_place_of_its_list(page: Client) -> None:
+def test_the_index_of_the_site_has_a_card_with_the_numbers_and_the_search(page: Client, settings: Any) -> None:
+    """Issue 27, section 1: five seconds to the truth where one signs in."""
+    operating(settings, ENVIRONMENT="PRODUCTION")
+    calm = Page(page.get("/admin/")).text
+    for _ in range(2):
+        made.message()
+    loud, elsewhere = Page(page.get("/admin/")), Page(page.get("/admin/auth/user/")).text
+    clerk = Page(client_of(made.person("clerk", "view_parkedmessage")).get("/admin/")).text
+
+    assert "PRODUCTION Find a message Search 1 thing needs you" in loud.text
+    assert "2 messages parked · 1 cause needs you Live status" in loud.text
+    assert loud.links["Live status"] == f"{ADMIN}livestatus/"
+    assert [form.action for form in loud.forms if form.method == "get"] == [f"{ADMIN}parkedmessage/"]
+    assert "Nothing is parked. Live status" in calm
+    assert ["PRODUCTION" in text or "need you" in text for text in (elsewhere, clerk)] == [False, False]
+
+
+def test_an_index_with_a_template_of_the_project_says_it_in_our_place_of_its_list(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django.contrib.admin.site.index_template", "admin/index.html")
     calm = Page(page.get("/admin/")).text
     made.message()
     loud, elsewhere = Page(page.get("/admin/")).text, Page(page.get("/admin/auth/user/")).text
@@ -257,6 +277,16 @@ def test_the_index_of_the_site_says_what_needs_somebody_in_our_place_of_its_list
 
     assert "Message processing · 1 thing needs you" in loud
     assert [" · " in text and "need" in text for text in (calm, elsewhere, clerk)] == [False] * 3
+
+
+def test_a_site_keeps_the_template_of_its_index() -> None:
+    class Own(AdminSite):
+        index_template = "own/index.html"
+
+    own = Own("own")
+    own.register(LiveStatus, LiveStatusAdmin)
+
+    assert own.index_template == "own/index.html"
 
 
 def test_without_its_tables_the_index_of_the_site_is_shown(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

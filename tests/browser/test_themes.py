@@ -8,7 +8,10 @@ from tests.browser.conftest import Sit
 from tests.browser.pages import PAGES
 from tests.tooling.services import Unavailable, go_without
 
-MAIN = ("messages", "message", "preview", "status", "groups", "group", "queues", "run running", "edit of many")
+MAIN = (
+    *("index", "status", "groups", "group", "messages", "message", "edit of many"),
+    *("preview", "run running", "runs", "queues", "audit"),
+)
 WATCHED = """window.ours = [];
 document.addEventListener("securitypolicyviolation", (event) => {
   const inside = event.target instanceof Element && event.target.closest(".rmq, .rmq-dialog");
@@ -27,16 +30,32 @@ def theme(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.nightly
-def test_the_main_pages_work_in_another_theme(sit: Sit, site: str) -> None:
-    lead = sit()
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_main_pages_work_in_another_theme(sit: Sit, site: str, width: int) -> None:
+    lead = sit(width=width)
     lead.page.add_init_script(WATCHED)
     wrong = {}
     for name in MAIN:
         answer = lead.page.goto(site + PAGES[name])
         assert answer is not None
         buttons = lead.page.locator(".rmq .rmq-button:visible").count()
-        found = answer.status, lead.scrolls_sideways(), lead.page.evaluate("window.ours"), buttons > 0
-        if found != (200, False, [], True):
+        finds = lead.page.locator(".rmq-find-one input[type=search]:visible").count()
+        found = answer.status, lead.scrolls_sideways(), lead.page.evaluate("window.ours"), buttons > 0, finds
+        if found != (200, False, [], True, 1):
             wrong[name] = found
 
     assert wrong == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_index_of_the_site_has_our_card_in_another_theme(sit: Sit, width: int) -> None:
+    lead = sit(width=width)
+    lead.go("/admin/")
+    card = lead.page.locator(".rmq-site")
+    box = card.bounding_box()
+
+    assert "things need you" in card.inner_text()
+    assert lead.page.locator(".rmq-find-one input:visible").count() == 1
+    assert box["width"] > width / 2, box
+    assert not lead.scrolls_sideways()
