@@ -36,9 +36,9 @@ from django_rmq_retry.parked.database import (
     locked_messages,
     locked_run,
     move,
-    run_of_driver,
     transaction_of,
 )
+from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.statements import lock, locking
 
 CLAIM_SECONDS = 60.0

@@ -19,7 +19,6 @@ from django_rmq_retry.models import (
     ParkedMessage,
     RequeueItem,
     RequeueRun,
-    RunState,
 )
 from django_rmq_retry.statements import locking
 
@@ -106,12 +105,6 @@ def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
 def locked_run(run: int) -> RequeueRun | None:
     """Return a run, locked until the transaction ends; messages must be locked before it."""
     return locking(RequeueRun.objects.using(database()).filter(pk=run), keys_stay=True).first()
-
-
-def run_of_driver(run: int, driver: str, *states: RunState) -> RequeueRun | None:
-    """Return a run, locked like that; None if it was paused, stopped or taken over by another driver meanwhile."""
-    present = locked_run(run)
-    return present if present is not None and present.driver == driver and present.state in states else None
 
 
 def transaction_of(model: type[Model]) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -19,9 +19,9 @@ from django_rmq_retry.amqp.withdrawal import Withdrawal, Withdrawn
 from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable, RmqRetryError
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import Attempt, EarlyRetry, ItemState, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.database import database, run_of_driver, transaction_of
+from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.items import recount
-from django_rmq_retry.parked.lease import RunLease
+from django_rmq_retry.parked.lease import RunLease, run_of_driver
 from django_rmq_retry.parked.operators import NotAllowed, Refused, refusal, user_of
 from django_rmq_retry.parked.pace import RECHECK_SECONDS, Clock, RunPace
 from django_rmq_retry.parked.waiting import (

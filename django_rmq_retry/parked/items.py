@@ -42,8 +42,9 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked.database import database, locked_run, run_of_driver, transaction_of
+from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.findings import Terms, reasons
+from django_rmq_retry.parked.lease import run_of_driver
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.statements import insert_found
 

@@ -7,7 +7,7 @@ from django.db.models import Q, QuerySet
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.database import database, locked_run
 from django_rmq_retry.parked.pace import restart_rate
 
 LEASE = timedelta(seconds=15)
@@ -51,3 +51,9 @@ class RunLease:
 
     def _rows(self) -> QuerySet[RequeueRun]:
         return RequeueRun.objects.using(database()).filter(pk=self.run)
+
+
+def run_of_driver(run: int, driver: str, *states: RunState) -> RequeueRun | None:
+    """Return a run, locked until the transaction ends; None if it was paused, stopped or taken over meanwhile."""
+    present = locked_run(run)
+    return present if present is not None and present.driver == driver and present.state in states else None
