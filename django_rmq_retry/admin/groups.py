@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db import models
 from django.db.models import F, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Greatest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -23,12 +23,11 @@ from django_rmq_retry.admin.labels import (
     plain_words,
     trends_of,
 )
-from django_rmq_retry.admin.message_list import MOST_COUNTED
 from django_rmq_retry.admin.pages import Button, Pages, edits, needs, refusal
 from django_rmq_retry.admin.timeline import activity, latest
-from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
+from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, counted_origins, mute
+from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.links import group_links
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -38,8 +37,6 @@ from django_rmq_retry.templatetags.rmq_retry import Count, counted
 
 PER_PAGE = 25
 MOST_TYPES = 8
-MOST_SAMPLED = 2000
-"""The newest messages of a very large group, whose types are counted."""
 
 
 @needs("view_group", "note")
@@ -85,11 +82,10 @@ class ErrorGroupAdmin(Pages):
         asked, show = request.GET.get("q", "").strip(), request.GET.get("show", "parked")
         page = Paginator(_with_origin(_chosen(asked, show)), PER_PAGE).get_page(request.GET.get("p"))
         parked = ParkedMessage.objects.filter(state=State.PARKED)
-        on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
         summary = ErrorGroup.objects.aggregate(
             groups=models.Count("pk", filter=Q(parked__gt=0)),
-            held=Coalesce(Max(Subquery(on_hold.annotate(count=models.Count("pk")).values("count"))), 0),
-            waiting=Coalesce(Sum("parked"), 0) - F("held"),
+            waiting=Coalesce(Max(ParkedOrigin.objects.total()), 0),
+            held=Greatest(Coalesce(Sum("parked"), 0) - F("waiting"), 0),
             last=Max("last_seen"),
             oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
         )
@@ -150,9 +146,16 @@ class ErrorGroupAdmin(Pages):
 
     def _by(self, request: HttpRequest, by: str) -> HttpResponse:
         """Show the same messages by queue or message type in place of their cause."""
-        # The second condition holds for every row; it makes MariaDB use the index of queues or types.
-        parked = ParkedMessage.objects.filter(**{"state": State.PARKED, f"{by}__gte": ""}).order_by()
-        rows = parked.values(by).annotate(parked=models.Count("pk"), first=Min("parked_at"), last=Max("parked_at"))
+        times = ParkedMessage.objects.filter(**{"state": State.PARKED, by: OuterRef(by)}).values("parked_at")
+        rows = (
+            ParkedOrigin.objects.filter(count__gt=0)
+            .values(by)
+            .annotate(
+                parked=Sum("count"),
+                first=Subquery(times.order_by("parked_at")[:1]),
+                last=Subquery(times.order_by("-parked_at")[:1]),
+            )
+        )
         return self.page(
             request,
             "errorgroup/list.html",
@@ -226,11 +229,11 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
 def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
     """Add the type of the message that was parked last, and the number of messages on hold."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
-    held = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.ON_HOLD).order_by()
-    count = held.values("group").annotate(count=models.Count("pk")).values("count")
+    origins = ParkedOrigin.objects.filter(group=OuterRef("pk"), count__gt=0).order_by()
+    waiting = origins.values("group").annotate(n=Sum("count")).values("n")
     return groups.annotate(
         type=Subquery(last.values("type")[:1]),
-        held=Coalesce(Subquery(count), 0),
+        held=Greatest(F("parked") - Coalesce(Subquery(waiting), 0), 0),
     )
 
 
@@ -243,17 +246,10 @@ def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
 
 
 def _shares(group: ErrorGroup) -> tuple[list[tuple[str, str]], list[tuple[Origin, int]]]:
-    """Return the types and the origins of a group's parked messages, each with how many there are.
-
-    The types of a very large group are those of its newest messages: no index has them.
-    """
-    parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED)
-    if group.parked > MOST_COUNTED:
-        newest = Counter(parked.order_by("-parked_at", "-pk").values_list("type", flat=True)[:MOST_SAMPLED])
-        return [(name, f"{Count(count)}+") for name, count in newest.most_common(MOST_TYPES)], counted_origins(group.pk)
+    """Return the types and the origins of a group's parked messages, each with how many there are."""
     types, origins = Counter[str](), Counter[Origin]()
-    columns = parked.order_by().values_list("queue", "handler", "type").annotate(count=models.Count("pk"))
-    for queue, handler, name, count in columns:
+    counted = ParkedOrigin.objects.filter(group=group.pk, count__gt=0).order_by("queue", "handler", "type")
+    for queue, handler, name, count in counted.values_list("queue", "handler", "type", "count"):
         types[name] += count
         origins[Origin(queue, handler)] += count
     return [(name, str(Count(count))) for name, count in types.most_common(MOST_TYPES)], origins.most_common()

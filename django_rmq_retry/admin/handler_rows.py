@@ -10,7 +10,6 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.admin.queues import Standing
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.health.facts import MOST_COUNTED
 from django_rmq_retry.health.problems import Judged
 from django_rmq_retry.health.rules import Problem, Severity, number
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
@@ -64,7 +63,7 @@ def _text(name: str, amount: float | None) -> str:
         return NOTHING
     if name in RATES:
         return f"{amount:.1f}"
-    return f"{number(MOST_COUNTED)}+" if name == "parked" and amount > MOST_COUNTED else number(int(amount))
+    return number(int(amount))
 
 
 def columns(rows: Iterable[HandlerRow]) -> list[str]:

@@ -27,6 +27,7 @@ from django_rmq_retry.models import (
     OutboxMessage,
     ParkedMessage,
     ParkedMinute,
+    ParkedOrigin,
     QueueControl,
     RequeueRun,
     State,
@@ -44,11 +45,11 @@ from django_rmq_retry.publishing import outbox_rows
 T = TypeVar("T")
 RECENT = timedelta(minutes=10)
 MOST_COUNTED = 1000
-"""The most parked messages that are counted for one queue."""
+"""The most messages that are counted where no counter has their number."""
 MOST_GROUPS = 1000
 """The most error groups that are added up to causes: those with the most parked messages."""
 MOST_PLACES = 3
-"""The most error groups of the largest cause that are looked at."""
+"""The most queues of the largest cause that are named."""
 MOST_SURVEYED_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
 MOST_RETRIES = 500
@@ -74,7 +75,7 @@ class LargestCause:
     title: str
     count: int
     places: Mapping[str, int]
-    """The messages of its largest groups, by queue."""
+    """Its messages by queue, of the queues with the most."""
     groups: tuple[int, ...]
     newest: int
     """New messages of the last minutes, by which a cause grows or not."""
@@ -204,25 +205,22 @@ def survey(*, page: bool = False) -> Survey:
 
 
 def parked(now: datetime, stopped: Iterable[str]) -> tuple[ParkedCounts, SilentCopies]:
-    """Count the parked messages by the groups' counters, because an open page repeats this every few seconds.
+    """Count the parked messages by the counters of origins, because an open page repeats this every few seconds.
 
     With them, in the same query, those that were requeued and have no outcome, but not in stopped queues.
     """
     rows = ParkedMessage.objects.filter(state=State.PARKED)
     recent = ParkedMessage.objects.filter(parked_at__gte=now - RECENT).order_by()
-    on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
     silent = _silent(now, stopped)
     totals = ErrorGroup.objects.aggregate(
-        open=Sum("parked"),
-        on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
+        count=Max(ParkedOrigin.objects.total()),
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(_Counted(recent.values("pk"))),
         silent=Max(_Counted(silent.values("pk")[: MOST_COUNTED + 1])),
         silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
-    count = max((totals["open"] or 0) - (totals["on_hold"] or 0), 0)
     return (
-        ParkedCounts(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"]),
+        ParkedCounts(count=totals["count"] or 0, recent=totals["recent"] or 0, oldest=totals["oldest"]),
         SilentCopies(count=totals["silent"] or 0, oldest=totals["silent_since"]),
     )
 
@@ -261,45 +259,37 @@ class _Counted(Subquery):
 
 
 def parked_in(queues: Iterable[str]) -> dict[str, int]:
-    """Count the parked messages that failed in each of these queues, up to MOST_COUNTED and one more; one query."""
-    names = list(queues)
-    waiting = ParkedMessage.objects.filter(state=State.PARKED).order_by()
-    counts = {
-        f"queue_{place}": _Counted(waiting.filter(queue=name).values("pk")[: MOST_COUNTED + 1])
-        for place, name in enumerate(names)
-    }
-    # Any row will do: each count is a query of its own.
-    found = ErrorGroup.objects.order_by().annotate(**counts).values_list(*counts)[:1]
-    return {name: count for row in found for name, count in zip(names, row, strict=True)}
+    """Count the parked messages that failed in each of these queues; one query."""
+    counts = dict.fromkeys(queues, 0)
+    origins = ParkedOrigin.objects.filter(queue__in=list(counts), count__gt=0).order_by()
+    return {**counts, **dict(origins.values_list("queue").annotate(n=Sum("count")))}
 
 
 def largest_cause(now: datetime) -> LargestCause | None:
     """Return the error with the most parked messages, those of muted groups last; three queries."""
-    held = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by()
-    on_hold = dict(held.values_list("group").annotate(count=Count("pk")))
-    groups = ErrorGroup.objects.filter(parked__gt=0).order_by("-parked")[:MOST_GROUPS]
-    waiting = {one: one.parked - on_hold.get(one.pk, 0) for one in groups}
+    groups = list(ErrorGroup.objects.filter(parked__gt=0).order_by("-parked")[:MOST_GROUPS])
+    origins = ParkedOrigin.objects.filter(group__in=[one.pk for one in groups], count__gt=0).order_by()
+    queues_of: dict[int, Counter[str]] = {one.pk: Counter() for one in groups}
+    for group, queue, number in origins.values_list("group", "queue").annotate(n=Sum("count")):
+        queues_of[group][queue] = number
     counts = Counter[tuple[bool, str]]()
-    for one, count in waiting.items():
-        counts[not one.muted, one.cause] += max(count, 0)
+    for one in groups:
+        counts[not one.muted, one.cause] += queues_of[one.pk].total()
     causes = sorted(((heard, count, title) for (heard, title), count in counts.items() if count), reverse=True)
     if not causes:
         return None
     heard, count, title = causes[0]
-    chosen = [one.pk for one in waiting if waiting[one] > 0 and (not one.muted, one.cause) == (heard, title)]
-    inside = ParkedMessage.objects.filter(group__in=chosen[:MOST_PLACES], state=State.PARKED).order_by()
-    lately = ParkedMinute.objects.filter(group__in=chosen[:MOST_PLACES], new=True, minute__gte=growth_began(now))
-    newest = lately.order_by().values("new").annotate(n=Sum("count")).values("n")
-    # Count("pk") would need a column that the index of a group's queues does not have.
-    counted = inside.values_list("queue").annotate(n=Count("*"), lately=Max(Subquery(newest))).order_by("-n", "queue")
-    queues = list(counted[:MOST_PLACES])
+    chosen = [one for one in groups if queues_of[one.pk] and (not one.muted, one.cause) == (heard, title)]
+    numbers = tuple(one.pk for one in chosen)
+    places = sum((queues_of[number] for number in numbers), Counter[str]())
+    lately = ParkedMinute.objects.filter(group__in=numbers, new=True, minute__gte=growth_began(now))
     return LargestCause(
         title=title,
         count=count,
-        places={queue: number for queue, number, _lately in queues},
-        groups=tuple(chosen),
-        newest=max((lately or 0 for _queue, _number, lately in queues), default=0),
-        last_new=max((one.last_new for one in waiting if one.pk in chosen and one.last_new), default=None),
+        places=dict(places.most_common(MOST_PLACES)),
+        groups=numbers,
+        newest=lately.aggregate(n=Sum("count"))["n"] or 0,
+        last_new=max((one.last_new for one in chosen if one.last_new), default=None),
         others=len(causes) - 1,
     )
 

@@ -882,6 +882,31 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="ParkedOrigin",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("queue", models.CharField(max_length=255)),
+                ("handler", models.CharField(max_length=255)),
+                ("type", models.CharField(max_length=255)),
+                ("count", models.IntegerField()),
+                (
+                    "group",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="origins",
+                        to="rmq_retry.errorgroup",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=("group", "queue", "handler", "type"), name="rmq_origin_once")
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="ParkedMinute",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -1014,10 +1039,6 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="parkedmessage",
             index=models.Index(fields=["group", "state", "-parked_at", "-id"], name="rmq_msg_group"),
-        ),
-        migrations.AddIndex(
-            model_name="parkedmessage",
-            index=models.Index(fields=["group", "state", "queue", "handler"], name="rmq_msg_origin"),
         ),
         migrations.AddIndex(
             model_name="parkedmessage",

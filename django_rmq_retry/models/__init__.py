@@ -22,6 +22,7 @@ from django_rmq_retry.models.parked import (
     MessageVersion,
     ParkedMessage,
     ParkedMinute,
+    ParkedOrigin,
     State,
 )
 from django_rmq_retry.models.runs import EarlyRetry, ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
@@ -54,6 +55,7 @@ __all__ = [
     "OutboxMessage",
     "ParkedMessage",
     "ParkedMinute",
+    "ParkedOrigin",
     "QueueControl",
     "RequestMember",
     "RequestState",

@@ -1,17 +1,17 @@
 """Models for parked messages: error groups and trends, versions, attempts, business keys, and lists of keys."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import models, router
-from django.db.models import Case, F, IntegerField, Q, Value, When
+from django.db.models import Case, F, Func, IntegerField, Q, Subquery, Value, When
 from django.db.models.expressions import Combinable
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.statements import lock
+from django_rmq_retry.statements import BulkCount, lock
 
 REASON_TEXTS: Mapping[str, Any] = {
     Reason.EXHAUSTED: pgettext_lazy("reason", "retries exhausted"),
@@ -60,7 +60,11 @@ class ErrorGroups(models.Manager["ErrorGroup"]):
         transaction that changed the messages, after the change: messages are locked before groups.
         """
         left, entered = COUNTED_AS[before] if before else None, COUNTED_AS[after] if after else None
-        if left == entered or not count:
+        if before == after or not count:
+            return
+        if left == entered:
+            # A hold changes no counter of the group, but those of its origins, for which the group is locked.
+            lock(self.using(router.db_for_write(ErrorGroup)).filter(pk=group))
             return
         changes: dict[str, Combinable] = {}
         if left is not None:
@@ -150,6 +154,69 @@ class ParkedMinute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.minute} {self.count}"
+
+
+class OriginKey(NamedTuple):
+    """Where a message of an error group came from: its queue, the handler that failed, and the type of the message."""
+
+    group: int
+    queue: str
+    handler: str
+    type: str
+
+    @classmethod
+    def of(cls, message: "ParkedMessage") -> "OriginKey":
+        return cls(message.group_id, message.queue, message.handler, message.type)
+
+
+class ParkedOrigins(models.Manager["ParkedOrigin"]):
+    """The counters of where parked messages came from; they change in the transaction that changes the messages."""
+
+    def count_moved(self, rows: Iterable["ParkedMessage"], after: str, *, using: str) -> None:
+        """Count messages that changed state; the rows have the state before. The groups must be locked."""
+        counts: dict[OriginKey, int] = {}
+        for row in rows:
+            origin = OriginKey.of(row)
+            counts[origin] = counts.get(origin, 0) + (after == State.PARKED) - (row.state == State.PARKED)
+        self.add(counts, using=using)
+
+    def add(self, counts: Mapping[OriginKey, int], *, using: str) -> None:
+        """Add to the counters, by one statement for every hundred of them. The groups must be locked."""
+        rows = sorted((*origin, count) for origin, count in counts.items() if count)
+        if rows:
+            BulkCount(self.model, ("group_id", "queue", "handler", "type", "count"))(rows, using=using)
+
+    def total(self) -> Subquery:
+        """Return the number of all parked messages, for a query of something else."""
+        # Sum() would group by a column: Func() adds all rows up.
+        return Subquery(self.filter(count__gt=0).order_by().values(n=Func("count", function="SUM")))
+
+    def delete_empty(self, groups: Iterable[int], *, using: str) -> None:
+        """Delete the counters of these groups that count nothing any more. The groups must be locked."""
+        self.using(using).filter(group__in=groups, count=0).delete()
+
+
+class ParkedOrigin(models.Model):
+    """How many messages of an error group are parked from one queue, by one handler, with one type.
+
+    In an incident, counting the messages themselves would read most of the messages that there are.
+    """
+
+    group = models.ForeignKey(ErrorGroup, on_delete=models.CASCADE, related_name="origins", db_index=False)
+    queue = models.CharField(max_length=255)
+    handler = models.CharField(max_length=255)
+    type = models.CharField(max_length=255)
+    count = models.IntegerField()
+    """Messages in the state *parked* only. A wrong counter may get below 0: it must not block a change of state."""
+
+    objects = ParkedOrigins()
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["group", "queue", "handler", "type"], name="rmq_origin_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.handler} {self.type} {self.count}"
 
 
 class State(models.TextChoices):
@@ -278,7 +345,6 @@ class ParkedMessage(models.Model):
         indexes = (
             models.Index(fields=["state", "-parked_at", "-id"], name="rmq_msg_state"),
             models.Index(fields=["group", "state", "-parked_at", "-id"], name="rmq_msg_group"),
-            models.Index(fields=["group", "state", "queue", "handler"], name="rmq_msg_origin"),
             models.Index(fields=["queue", "state", "-parked_at", "-id"], name="rmq_msg_queue"),
             models.Index(fields=["type", "state", "-parked_at", "-id"], name="rmq_msg_type"),
             models.Index(fields=["business_key", "state"], name="rmq_msg_key"),

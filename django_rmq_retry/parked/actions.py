@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -172,10 +171,18 @@ def unhold(selection: Selection, actor: Actor, *, reason: str = "") -> Done:
 
 
 def unhold_due() -> int:
-    """End the expired holds; return their number. Groups count messages on hold as parked, so no group row changes."""
-    using = database()
-    due = ParkedMessage.objects.using(using).filter(state=State.ON_HOLD, held_until__lte=database_clock.now(database()))
-    if not due.exists():
-        return 0
-    with transaction.atomic(using=using):
-        return due.update(state=State.PARKED, revision=F("revision") + 1, **NOT_HELD)
+    """End the expired holds; return their number."""
+    now = database_clock.now(database())
+    due = ParkedMessage.objects.using(database()).filter(state=State.ON_HOLD, held_until__lte=now)
+    total = 0
+    while ids := list(due.order_by().values_list("pk", flat=True)[:MESSAGES_AT_ONCE]):
+        total += _end_holds(ids, now)
+    return total
+
+
+@transaction_of(ParkedMessage)
+def _end_holds(ids: Sequence[int], now: datetime) -> int:
+    rows = locked_messages(ids, whole=False).values()
+    due = [row for row in rows if row.state == State.ON_HOLD and row.held_until and row.held_until <= now]
+    move(due, State.PARKED, **NOT_HELD)
+    return len(due)

@@ -24,12 +24,13 @@ from django_rmq_retry.models import (
     ItemReason,
     ItemState,
     ParkedMessage,
+    ParkedOrigin,
     RequeueItem,
     RequeueRun,
     RunState,
     State,
 )
-from django_rmq_retry.models.parked import OPEN, reduced
+from django_rmq_retry.models.parked import OPEN, OriginKey, reduced
 from django_rmq_retry.parked.database import (
     NOT_HELD,
     database,
@@ -231,13 +232,17 @@ def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) ->
     """Restore the records of unsent copies to their values before the claim."""
     using = database()
     groups: Counter[tuple[int, str]] = Counter()
+    origins: Counter[OriginKey] = Counter()
     for one in results:
         ParkedMessage.objects.using(using).filter(pk=one.claim.record).update(
             cycle=F("cycle") - 1, revision=F("revision") + 1, claimed_until=None, **one.claim.before
         )
-        groups[rows[one.claim.record].group_id, one.claim.before["state"]] += 1
+        row, state = rows[one.claim.record], one.claim.before["state"]
+        groups[row.group_id, state] += 1
+        origins[OriginKey.of(row)] += state == State.PARKED
     for (group, state), count in sorted(groups.items()):
         ErrorGroup.objects.count_moved(group, State.REQUEUEING, state, count)
+    ParkedOrigin.objects.add(origins, using=using)
 
 
 def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:

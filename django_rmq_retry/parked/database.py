@@ -17,6 +17,7 @@ from django_rmq_retry.models import (
     ErrorGroup,
     MessageVersion,
     ParkedMessage,
+    ParkedOrigin,
     RequeueItem,
     RequeueRun,
 )
@@ -100,6 +101,7 @@ def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
     records.update(state=state, revision=F("revision") + 1, **changes)
     for (group, before), count in sorted(Counter((row.group_id, row.state) for row in rows).items()):
         ErrorGroup.objects.count_moved(group, before, state, count)
+    ParkedOrigin.objects.count_moved(rows, state, using=database())
 
 
 def locked_run(run: int) -> RequeueRun | None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import connections, router
+from django.db import router
 from django.db.models import Case, Count, F, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.utils import timezone
@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import database_clock
 from django_rmq_retry.messages.texts import short
-from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute
-from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, State, reduced
+from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, ParkedMinute, ParkedOrigin
+from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, OriginKey, State, reduced
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, transaction_of
 from django_rmq_retry.parked.operators import Actor, NothingChosen
@@ -29,33 +29,6 @@ BUCKETS, BUCKET = 18, timedelta(minutes=10)
 """Three hours in total."""
 MINUTE, MINUTES_KEPT = timedelta(minutes=1), timedelta(hours=4)
 count_minutes = BulkCount(ParkedMinute, ("group_id", "minute", "new", "count"))
-_ORIGINS = """
-WITH RECURSIVE queued(grp, queue) AS (
-    SELECT id, (SELECT queue FROM rmq_retry_parkedmessage WHERE group_id = rmq_retry_errorgroup.id AND state = %%s
-                ORDER BY queue LIMIT 1)
-    FROM rmq_retry_errorgroup WHERE id IN (%(groups)s)
-    UNION ALL
-    SELECT grp, (SELECT queue FROM rmq_retry_parkedmessage
-                 WHERE group_id = queued.grp AND state = %%s AND queue > queued.queue ORDER BY queue LIMIT 1)
-    FROM queued WHERE queue IS NOT NULL
-), handled(grp, queue, handler) AS (
-    SELECT grp, queue, (SELECT handler FROM rmq_retry_parkedmessage AS one
-                        WHERE group_id = queued.grp AND state = %%s AND one.queue = queued.queue
-                        ORDER BY handler LIMIT 1)
-    FROM queued WHERE queue IS NOT NULL GROUP BY grp, queue
-    UNION ALL
-    SELECT grp, queue, (SELECT handler FROM rmq_retry_parkedmessage AS one
-                        WHERE group_id = handled.grp AND state = %%s AND one.queue = handled.queue
-                        AND one.handler > handled.handler ORDER BY handler LIMIT 1)
-    FROM handled WHERE handler IS NOT NULL
-)
-SELECT grp, queue, handler FROM handled WHERE handler IS NOT NULL
-"""
-"""Steps through the index from one origin to the next, because DISTINCT reads every record of the groups.
-
-No pair of group and queue is there twice. With GROUP BY PostgreSQL expects a tenth of the rows, and does not compile
-the query (``jit_above_cost``), which takes longer than to run it.
-"""
 GROWTH, GROWTH_SPAN = 2, timedelta(minutes=5)
 """The new messages in the last minutes from which a group grows: a single one is an event, and no growth.
 
@@ -82,9 +55,24 @@ def _recounted(groups: Collection[int]) -> int:
     counted = ParkedMessage.objects.using(alias).filter(group__in=groups).order_by()
     for group, state, count in counted.values_list("group", "state").annotate(count=Count("pk")):
         true[group][COUNTED_AS[state]] += count
-    wrong = 0
+    wrong = _recounted_origins(groups, using=alias)
     for group, counts in true.items():
-        wrong += ErrorGroup.objects.using(alias).filter(pk=group).exclude(**counts).update(**counts)
+        if ErrorGroup.objects.using(alias).filter(pk=group).exclude(**counts).update(**counts):
+            wrong.add(group)
+    return len(wrong)
+
+
+def _recounted_origins(groups: Collection[int], *, using: str) -> set[int]:
+    """Count the origins of locked groups again; return the groups with wrong counters."""
+    parked = ParkedMessage.objects.using(using).filter(group__in=groups, state=State.PARKED).order_by()
+    counted = parked.values_list("group", "queue", "handler", "type").annotate(n=Count("pk"))
+    true = {OriginKey(*row[:4]): row[4] for row in counted}
+    known = ParkedOrigin.objects.using(using).filter(group__in=groups)
+    stored = known.exclude(count=0).values_list("group", "queue", "handler", "type", "count")
+    different = true.items() ^ {(OriginKey(*row[:4]), row[4]) for row in stored}
+    wrong = {origin.group for origin, _count in different}
+    known.filter(group__in=wrong).delete()
+    ParkedOrigin.objects.add({one: count for one, count in true.items() if one.group in wrong}, using=using)
     return wrong
 
 
@@ -106,14 +94,16 @@ class GroupTally:
     """The changes to groups in one transaction, collected as they happen and written at its end, in one order."""
 
     changes: defaultdict[int, _Change] = field(default_factory=partial(defaultdict, _Change))
+    origins: Counter[OriginKey] = field(default_factory=Counter)
 
-    def moved(self, group: int, before: str | None, after: str | None) -> None:
+    def moved(self, origin: OriginKey, before: str | None, after: str | None) -> None:
         """Count a message's change of state; None means that it was not in the group before, or is not any more."""
-        counters = self.changes[group].counters
+        counters = self.changes[origin.group].counters
         if before is not None:
             counters[COUNTED_AS[before]] -= 1
         if after is not None:
             counters[COUNTED_AS[after]] += 1
+        self.origins[origin] += (after == State.PARKED) - (before == State.PARKED)
 
     def arrived(self, group: int, at: datetime, *, new: bool = False) -> None:
         change = self.changes[group]
@@ -128,10 +118,11 @@ class GroupTally:
             changes = _columns(self.changes[group], now)
             if changes:
                 ErrorGroup.objects.using(using).filter(pk=group).update(**changes)
+        ParkedOrigin.objects.add(self.origins, using=using)
         self._write_minutes(using=using, now=now)
 
     def _write_minutes(self, *, using: str, now: datetime) -> None:
-        """Count what was parked by the minute, for the trends, and delete the minutes that no trend shows any more."""
+        """Count what was parked by the minute, for the trends."""
         oldest = now - MINUTES_KEPT
         seen = Counter(
             (group, minute_of(at), new)
@@ -142,8 +133,6 @@ class GroupTally:
         rows = sorted((group, minute, new, count) for (group, minute, new), count in seen.items() if minute >= oldest)
         if rows:
             count_minutes(rows, using=using)
-            groups = {group for group, *_rest in rows}
-            ParkedMinute.objects.using(using).filter(group__in=groups, minute__lt=oldest).delete()
 
 
 def _columns(change: _Change, now: datetime) -> dict[str, Any]:
@@ -204,22 +193,12 @@ class Origin(NamedTuple):
 
 
 def origins_of(groups: Collection[int]) -> dict[int, list[Origin]]:
-    """Return the origins of the parked messages of each group; one query, which reads a row of an index for each."""
+    """Return the origins of the parked messages of each group; one query."""
     origins: dict[int, list[Origin]] = {group: [] for group in groups}
-    if groups:
-        with connections[database()].cursor() as cursor:
-            cursor.execute(_ORIGINS % {"groups": ", ".join(str(int(group)) for group in groups)}, [State.PARKED] * 4)
-            for group, queue, handler in cursor.fetchall():
-                origins[group].append(Origin(queue, handler))
-    return {group: sorted(some) for group, some in origins.items()}
-
-
-def counted_origins(group: int) -> list[tuple[Origin, int]]:
-    """Return the origins of a group's parked messages, each with its number of messages, the largest first."""
-    parked = ParkedMessage.objects.filter(group=group, state=State.PARKED).order_by()
-    # Count("pk") would need a column that the index does not have.
-    counted = parked.values_list("queue", "handler").annotate(count=Count("*")).order_by("-count", "queue", "handler")
-    return [(Origin(queue, handler), count) for queue, handler, count in counted]
+    counted = ParkedOrigin.objects.filter(group__in=list(groups), count__gt=0).order_by("queue", "handler")
+    for group, queue, handler in counted.values_list("group", "queue", "handler").distinct():
+        origins[group].append(Origin(queue, handler))
+    return origins
 
 
 def grows(newest: int) -> bool:

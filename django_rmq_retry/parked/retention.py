@@ -24,12 +24,15 @@ from django_rmq_retry.models import (
     FormerName,
     OperatorAction,
     ParkedMessage,
+    ParkedMinute,
+    ParkedOrigin,
     RequeueItem,
 )
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.approvals import empty_ended
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
+from django_rmq_retry.parked.groups import MINUTES_KEPT
 from django_rmq_retry.parked.key_lists import delete_before
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.statements import lock, locking, write_first
@@ -45,13 +48,14 @@ REST_SECONDS = 0.1
 def delete_old() -> bool:
     """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more.
 
-    Ended requests for a second person let go of what they hold.
+    So are the minutes that no trend shows any more, and ended requests for a second person let go of what they hold.
     """
     now, current = database_clock.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
     messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(BATCHES_PER_TURN)]
     attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(BATCHES_PER_TURN)]
+    delete_minutes(now - MINUTES_KEPT)
     empty_ended()
     return DELETED_AT_ONCE in (messages[-1], attempts[-1])
 
@@ -73,6 +77,7 @@ def delete_resolved(before: datetime) -> int:
         rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
         for (group, state), count in sorted(Counter((group, state) for _, state, group in old).items()):
             ErrorGroup.objects.count_moved(group, state, None, count)
+        ParkedOrigin.objects.delete_empty({group for _pk, _state, group in old}, using=using)
     return len(numbers)
 
 
@@ -94,6 +99,14 @@ def _keep_names(messages: Collection[int], using: str) -> None:
         for run in runs.get(pk) or {None}
     ]
     FormerName.objects.using(using).bulk_create(former, batch_size=500)
+
+
+def delete_minutes(before: datetime) -> None:
+    """Delete the counts of parked messages by the minute from before a time."""
+    rows = ParkedMinute.objects.using(router.db_for_write(ParkedMessage))
+    # By number: a DELETE that looks for them would wait on MariaDB for each row that a drainer counts in.
+    while numbers := list(rows.filter(minute__lt=before).values_list("pk", flat=True)[:DELETED_AT_ONCE]):
+        rows.filter(pk__in=numbers).delete()
 
 
 def delete_attempts(before: datetime) -> int:
@@ -182,6 +195,7 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
     _keep_names([row.pk for row in rows], using)
     ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
     ErrorGroup.objects.count_deleted(Counter((row.group_id, row.state) for row in rows))
+    ParkedOrigin.objects.delete_empty({row.group_id for row in rows}, using=using)
     counts = dict(Counter(row.state for row in rows))
     if rows:
         days = older_than.total_seconds() / 86_400

@@ -20,7 +20,7 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked_copy import By, ParkedCopy
 from django_rmq_retry.messages.tracebacks import GROUPING_RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
-from django_rmq_retry.models.parked import reduced
+from django_rmq_retry.models.parked import OriginKey, reduced
 from django_rmq_retry.parked.arrivals import Arrival, BusinessKeyReader, Step, apply_step, step_for
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import outage
@@ -43,7 +43,7 @@ CHANGED = (
     *("attempts", "traceparent", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until"),
     *("resolved_at", "resolution"),
 )
-READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
+READ = ("pk", "identity", "revision", "cycle", "requeued_at", "queue", "type", *CHANGED)
 STORE_TRIES = 3
 """Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 
@@ -194,11 +194,11 @@ class BatchWriter:
         step = step_for(record, arrival, ticket=ticket, now=self._now)
         if step is Step.SAME:
             return
-        before, group = record.state, record.group_id
+        before, group, origin = record.state, record.group_id, OriginKey.of(record)
         if apply_step(record, arrival, step):
             record.group_id = self._groups[arrival.group.fingerprint]
-            self._tally.moved(group, before, None)
-            self._tally.moved(record.group_id, None, record.state)
+            self._tally.moved(origin, before, None)
+            self._tally.moved(OriginKey.of(record), None, record.state)
             self._tally.arrived(record.group_id, arrival.at)
         if step is Step.AGAIN:
             self._tally.failed_again(group)
@@ -240,7 +240,7 @@ class BatchWriter:
         self._by_identity[identity] = record
         self._batch_identities.add(identity)
         self._new.append((record, keys))
-        self._tally.moved(record.group_id, None, record.state)
+        self._tally.moved(OriginKey.of(record), None, record.state)
         self._tally.arrived(record.group_id, arrival.at, new=True)
 
     def _add(self) -> None:

@@ -110,13 +110,6 @@ class TestOneCauseBehindTwoHandlers:
 
         assert "pay.card, pay.transfer, pay.z0 and 2 more" in Page(page.get(GROUPS)).text
 
-    def test_the_origins_of_a_very_large_group_are_counted_too(
-        self, page: Client, cause: ErrorGroup, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_COUNTED", 4)
-
-        assert "pay.transfer (transfer) 3" in Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
-
 
 def test_groups_are_searched_muted_and_counted_by_queue(page: Client) -> None:
     made.message(made.group(title="Alpha"), queue="one")

@@ -12,8 +12,17 @@ from django.utils import timezone
 
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.properties import EMPTY
-from django_rmq_retry.models import Action, BusinessKey, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
-from django_rmq_retry.models.parked import COUNTED_AS
+from django_rmq_retry.models import (
+    Action,
+    BusinessKey,
+    ErrorGroup,
+    OperatorAction,
+    ParkedMessage,
+    ParkedOrigin,
+    RequeueRun,
+    State,
+)
+from django_rmq_retry.models.parked import COUNTED_AS, OriginKey
 from django_rmq_retry.parked import items, requeue
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import log_action
@@ -76,6 +85,7 @@ def record(
     BusinessKey.objects.bulk_create([BusinessKey(message=message, value=value) for value in named])
     counter = COUNTED_AS[message.state]
     ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
+    ParkedOrigin.objects.add({OriginKey.of(message): int(message.state == State.PARKED)}, using=database())
     count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=database())
     return message
 

@@ -9,7 +9,7 @@ from django_rmq_retry.handlers import registry, work_queues_of
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.messages.identity import message_identity
-from django_rmq_retry.models import ErrorGroup, ParkedMessage
+from django_rmq_retry.models import ErrorGroup, ParkedMessage, ParkedOrigin
 from django_rmq_retry.parked.store import RecordStore, Stored
 from django_rmq_retry.policies import park
 from tests.handlers.factories import NOW, arrived, delivery, subscription
@@ -46,14 +46,14 @@ def ticket_in(
 
 
 def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None = None, error: str = "BankDown",
-          id: str | None = "m-1", **told: Any) -> Delivery:  # noqa: A002  # fmt: skip
+          id: str | None = "m-1", handler: str = "payments.charge", **told: Any) -> Delivery:  # noqa: A002  # fmt: skip
     """A message that our consumer parked; a requeued copy has a signed ticket with its record and cycle."""
     headers = dict(told.pop("headers", {}))
     if ticket is not None:
         headers |= ticket_header(*ticket, id=id, body=told.get("body", b"{}"))
     verdict = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind=error, text="timeout"))
     failed = delivery(message_id=id, headers=headers, attempt=5, **told)
-    copy = parked_copy(verdict, failed, handler="payments.charge", now=at)
+    copy = parked_copy(verdict, failed, handler=handler, now=at)
     return replace(arrived(copy, queue="payments.parked"), redelivered=again)
 
 
@@ -89,5 +89,7 @@ def the_group() -> ErrorGroup:
 
 def change(record: ParkedMessage, **changes: Any) -> ParkedMessage:
     """As an operator or a worker would."""
+    before = ParkedMessage.objects.get(pk=record.pk)
     ParkedMessage.objects.filter(pk=record.pk).update(**changes)
+    ParkedOrigin.objects.count_moved([before], changes.get("state", before.state), using="default")
     return ParkedMessage.objects.get(pk=record.pk)

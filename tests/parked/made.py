@@ -7,7 +7,8 @@ from typing import Any
 from django.utils import timezone
 
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, ParkedOrigin, RequeueItem, RequeueRun, State
+from django_rmq_retry.models.parked import OriginKey
 from django_rmq_retry.parked.claims import failed, succeeded
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -47,7 +48,9 @@ def parked(**told: Any) -> ParkedMessage:
     }
     if "group" not in told:
         told["group"] = group()
-    return ParkedMessage.objects.create(**{**known, **told})
+    message = ParkedMessage.objects.create(**{**known, **told})
+    ParkedOrigin.objects.add({OriginKey.of(message): int(message.state == State.PARKED)}, using="default")
+    return message
 
 
 def item(message: ParkedMessage, **told: Any) -> RequeueItem:

@@ -8,13 +8,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_rmq_retry.models import ErrorGroup, ParkedMinute, State
+from django_rmq_retry.models import ErrorGroup, ParkedMinute, ParkedOrigin, State
 from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS
+from django_rmq_retry.parked import retention
 from django_rmq_retry.parked.groups import (
     BUCKETS,
     Origin,
     count_minutes,
-    counted_origins,
     minute_of,
     origins_of,
     parked_lately,
@@ -85,6 +85,35 @@ def test_a_recount_repairs_wrong_counters_and_returns_how_many() -> None:
     assert counts(rest.pk) == [0, 0, 0, 0]
 
 
+def test_a_recount_repairs_wrong_origins_of_a_group_that_is_right_otherwise() -> None:
+    bank = group(parked=2)
+    parked(group=bank, queue="card")
+    parked(group=bank, queue="transfer")
+    ParkedOrigin.objects.filter(queue="card").update(count=-4, handler="none")
+
+    assert [recount(), recount()] == [1, 0]
+    assert origins_of([bank.pk]) == {bank.pk: [Origin("card", ""), Origin("transfer", "")]}
+
+
+def test_a_message_that_fails_in_another_handler_changes_its_origin() -> None:
+    """It stays in its queue, and keeps its type."""
+    store(by_us(at=milliseconds(ago(minutes=9)), handler="pay"))
+    store(by_us(at=milliseconds(ago(minutes=1)), handler="refund"))
+
+    [origin] = ParkedOrigin.objects.filter(count__gt=0)
+    assert (origin.handler, origin.count, recount()) == ("refund", 1, 0)
+
+
+def test_an_origin_that_counts_nothing_is_deleted_with_its_last_message() -> None:
+    bank = group(parked=1, processed=1)
+    parked(group=bank, queue="card")
+    parked(group=bank, queue="transfer", state=State.PROCESSED, resolved_at=ago(days=9000))
+    ParkedOrigin.objects.create(group=bank, queue="transfer", handler="", type="", count=0)
+    retention.delete_old()
+
+    assert [origin.queue for origin in ParkedOrigin.objects.all()] == ["card"]
+
+
 def test_the_origins_of_a_group_are_those_of_its_parked_messages() -> None:
     one, other, empty = group(), group(), group()
     for queue, handler in (("card", "pay"), ("card", "pay"), ("card", ""), ("transfer", "pay"), ("", "")):
@@ -97,8 +126,6 @@ def test_the_origins_of_a_group_are_those_of_its_parked_messages() -> None:
         other.pk: [Origin("transfer", "refund")],
         empty.pk: [],
     }
-    assert counted_origins(one.pk)[0] == (Origin("card", "pay"), 2)
-    assert sum(count for _origin, count in counted_origins(one.pk)) == 5
     assert origins_of([]) == {}
 
 
@@ -140,6 +167,7 @@ def test_minutes_that_no_trend_shows_are_deleted() -> None:
     store(by_us(id="m-1", at=milliseconds(ago(minutes=1))))
     count_minutes([(the_group().pk, minute_of(ago(hours=5)), True, 7)], using="default")
     store(by_us(id="m-2", at=milliseconds(ago(hours=6))), by_us(id="m-3", at=milliseconds(ago(minutes=3))))
+    retention.delete_old()
 
     left = ParkedMinute.objects.filter(group=the_group()).order_by("minute")
     assert [row.count for row in left] == [1, 1]

@@ -14,6 +14,7 @@ from django_rmq_retry.models import (
     OperatorAction,
     ParkedMessage,
     ParkedMinute,
+    ParkedOrigin,
     RequeueItem,
     RequeueRun,
 )
@@ -130,6 +131,14 @@ _MINUTES = Table(
     ) AS counted""",
     values={"group_id": "group_id", "minute": "minute", "new": "TRUE", "count": "parked"},
 )
+_ORIGINS = Table(
+    model=ParkedOrigin,
+    source="""(
+        SELECT group_id, queue, handler, type, count(*) AS parked FROM rmq_retry_parkedmessage
+        WHERE state = 'parked' GROUP BY 1, 2, 3, 4
+    ) AS counted""",
+    values={"group_id": "group_id", "queue": "queue", "handler": "handler", "type": "type", "count": "parked"},
+)
 _ATTEMPTS = Table(
     model=Attempt,
     source="""(
@@ -211,7 +220,7 @@ _ACTS = Table(
         "seal": "repeat('0', 64)",
     },
 )
-TABLES = (_GROUPS, _MESSAGES, _MINUTES, _PAYMENTS, _ACCOUNTS, _ATTEMPTS, _RUNS, _ITEMS, _ACTS)
+TABLES = (_GROUPS, _MESSAGES, _MINUTES, _ORIGINS, _PAYMENTS, _ACCOUNTS, _ATTEMPTS, _RUNS, _ITEMS, _ACTS)
 COUNTERS = """
     UPDATE rmq_retry_errorgroup AS g SET
         parked = n.parked, requeued = n.requeued, processed = n.processed, discarded = n.discarded, arrived = n.arrived,
