@@ -21,7 +21,7 @@ from django_rmq_retry.admin.facts import facts_in_words
 from django_rmq_retry.admin.labels import column, labelled, one_short_line
 from django_rmq_retry.admin.message_list import CappedPaginator, counted_as
 from django_rmq_retry.admin.pages import Pages, refusal
-from django_rmq_retry.models import Action, OperatorAction
+from django_rmq_retry.models import Action, ErrorGroup, OperatorAction
 from django_rmq_retry.parked.audit import acts_on, messages_named
 from django_rmq_retry.parked.key_lists import keys_of
 from django_rmq_retry.parked.key_text import text_of_keys
@@ -84,6 +84,13 @@ class ActionList(ChangeList):
     unknown = ""
     """Why a search found no action."""
 
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.result_list = list(self.result_list)
+        groups = ErrorGroup.objects.in_bulk({action.group for action in self.result_list if action.group is not None})
+        for action in self.result_list:
+            action.cause = groups.get(action.group)
+
     @property
     def counted(self) -> ChangeList:
         return counted_as(self, npgettext("counted", "action", "actions", self.result_count))
@@ -136,11 +143,16 @@ class OperatorActionAdmin(Pages):
         for number, page, name in (
             (action.message, "parkedmessage", one_short_line(action.subject) or f"#{action.message}"),
             (action.run, "requeuerun", _("requeue run %(number)d") % {"number": action.run or 0}),
-            (action.group, "errorgroup", _("group #%(number)d") % {"number": action.group or 0}),
+            (action.group, "errorgroup", self._cause(action)),
         ):
             if number is not None:
                 return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), name)
         return one_short_line(action.subject) or NOTHING
+
+    def _cause(self, action: OperatorAction) -> str:
+        """Return the name of the error group, or its number if it is deleted."""
+        known = action.cause if hasattr(action, "cause") else ErrorGroup.objects.filter(pk=action.group).first()
+        return one_short_line(str(known)) if known else _("group #%(number)d") % {"number": action.group or 0}
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ActionList

@@ -28,7 +28,7 @@ def add_entry(action: OperatorAction, using: str) -> None:
         user_id=action.actor_id,
         content_type=types.objects.db_manager(using).get_for_model(model),
         object_id=str(number),
-        object_repr=_name(action, number),
+        object_repr=_name(action, model, number, using),
         action_flag=CHANGE,
         change_message=_change_message(action),
     )
@@ -45,13 +45,17 @@ def forget(actions: Iterable[OperatorAction], using: str) -> None:
     for action in actions:
         model, number = _changed_object(action)
         kind = types.objects.db_manager(using).get_for_model(model)
-        written = {"object_repr": _name(action, number), "change_message": _change_message(action)}
-        known = entries.objects.using(using).filter(content_type=kind, object_id=str(number), **written)
+        written = _change_message(action)
+        known = entries.objects.using(using).filter(content_type=kind, object_id=str(number), change_message=written)
         known.update(object_repr=f"#{number}", change_message=str(action.action))
 
 
-def _name(action: OperatorAction, number: int) -> str:
-    return (action.subject or f"#{number}")[:OBJECT_LIMIT]
+def _name(action: OperatorAction, model: type[models.Model], number: int, using: str) -> str:
+    """Return the name of the changed object as its page shows it; the subject of an action may be a filter or a path."""
+    if model is RequeueRun:
+        return str(RequeueRun(pk=number))
+    group = ErrorGroup.objects.using(using).filter(pk=number).first() if model is ErrorGroup else None
+    return str(group or action.subject or f"#{number}")[:OBJECT_LIMIT]
 
 
 def _changed_object(action: OperatorAction) -> tuple[type[models.Model], int]:

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_rmq_retry import database_clock
+from django_rmq_retry.arguments import plural
 from django_rmq_retry.models import (
     BusinessKey,
     ErrorGroup,
@@ -443,6 +444,9 @@ class Selection:
 
 
 def _described(name: str, value: Any) -> str:
+    if name in (LISTED, EXCEPT):
+        keys = plural(value["count"], "key")
+        return f"list of {keys}" if name == LISTED else f"without {keys}"
     if name != "group":
         return f"{name} {_words(value)}"
     groups = ErrorGroup.objects.using(database()).in_bulk(group_numbers(value))
@@ -450,8 +454,6 @@ def _described(name: str, value: Any) -> str:
 
 
 def _words(value: object) -> str:
-    if isinstance(value, Mapping):
-        return f"{value['count']} (list {value['list']})"
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 

@@ -148,6 +148,20 @@ def test_a_requeue_run_has_one_admin_log_entry_and_one_per_later_action(bob: Act
     ]
 
 
+def test_the_admin_log_names_what_was_changed_as_its_page_does(bob: Actor) -> None:
+    """The site's index shows these names: the subject of an action may be a filter, or the path of an edit."""
+    one = record()
+    log_action(bob, Action.EDIT, group=one.group_id, subject="amount", count=12)
+    log_action(bob, Action.REQUEUE, run=7, subject="edited_at 2026-11-28T08:19:36.034256+00:00")
+    log_action(bob, Action.NOTE, group=999, subject="GatewayTimeout")
+
+    assert [row[:3] for row in entered()] == [
+        ("errorgroup", str(one.group_id), str(one.group)),
+        ("requeuerun", "7", "Requeue run 7"),
+        ("errorgroup", "999", "GatewayTimeout"),
+    ]
+
+
 def test_an_action_without_a_single_target_is_entered_under_the_action(bob: Actor) -> None:
     for number in range(2):
         log_action(bob, Action.PURGE, count=number + 1)

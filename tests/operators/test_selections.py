@@ -281,3 +281,6 @@ def test_the_audit_log_names_a_group_by_its_cause() -> None:
     assert Selection.of_filter({"group": [*numbers, 999]}).description.endswith(", #999")
     assert Selection.of_filter({"queue": "payments", **OPEN}).description == "queue payments · state parked on_hold"
     assert Selection.of_filter(PARKED).description == "state parked"
+    listed = {"keys": {"list": 2, "count": 31}, "except_keys": {"list": 3, "count": 1}}
+    chosen = Selection(as_of=timezone.now(), count=30, filter={**listed, **PARKED})
+    assert chosen.description == "list of 31 keys · without 1 key"
