@@ -151,7 +151,7 @@ class OperatorActionAdmin(Pages):
 
     def _cause(self, action: OperatorAction) -> str:
         """Return the name of the error group, or its number if it is deleted."""
-        known = action.cause if hasattr(action, "cause") else ErrorGroup.objects.filter(pk=action.group).first()
+        known = action.cause if hasattr(action, "cause") else ErrorGroup.objects.filter(pk=action.group or 0).first()
         return one_short_line(str(known)) if known else _("group #%(number)d") % {"number": action.group or 0}
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:

@@ -67,13 +67,15 @@ class BlockedKeyAdmin(Pages):
                 wrong = str(refusal)
             if not wrong:
                 return HttpResponseRedirect(self.address("blockedkey_changelist"))
+        record = _seen(request, record_of(row) if row.parked else None)
         return self.page(
             request,
             "blockedkey/unblock.html",
             title=_("Unblock key %(key)s") % {"key": row.key},
             status=422 if wrong else 200,
             row=row,
-            record=_seen(request, record_of(row) if row.parked else None),
+            record=record,
+            first=str(record or row.blocker),
             typed=request.POST,
             wrong={"all": wrong} if wrong else {},
         )

@@ -27,6 +27,7 @@ from django_rmq_retry.admin.pages import Button, Pages, edits, needs, refusal
 from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, ParkedOrigin, State
 from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.edit_many import MOST_EDITED, too_many
 from django_rmq_retry.parked.groups import LIMITS, Origin, annotate, mute
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.links import group_links
@@ -45,7 +46,7 @@ def note(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     if group is None:
         raise Http404(_("There is no such error group."))
     if request.method != "POST":
-        return pages.page(request, "errorgroup/note.html", title=_("Note"), group=group)
+        return pages.page(request, "errorgroup/note.html", title=f"{_('Note')}: {group}", group=group)
     texts = {name: request.POST[name].strip() for name in LIMITS if name in request.POST}
     muted = bool(request.POST.get("muted"))
     try:
@@ -178,7 +179,9 @@ class ErrorGroupAdmin(Pages):
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
         editing = (_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")
-        edited_first = is_permanent(group) and edits() and not refusal(request, "bulk_edit", count=ready)
+        beyond_edit = too_many() if ready > MOST_EDITED else ""
+        why_no_edit = beyond_edit or refusal(request, "bulk_edit", count=ready)
+        edited_first = is_permanent(group) and edits() and not why_no_edit
         actions = (
             *([editing] if edited_first else []),
             (_("Requeue one, then the others…"), "requeue", "requeuerun_preview", "&canary=1"),
@@ -191,7 +194,7 @@ class ErrorGroupAdmin(Pages):
             Button(
                 label=counted(label, count=ready),
                 address=f"{self.address(page)}?group={group.pk}{more}",
-                why=refusal(request, verb, count=1 if more else ready),
+                why=why_no_edit if verb == "bulk_edit" else refusal(request, verb, count=1 if more else ready),
                 kind="main" if own_page and (verb == "bulk_edit" if edited_first else more) else "",
             )
             for label, verb, page, more in actions

@@ -23,7 +23,7 @@ from django_rmq_retry.admin.pages import Pages, needs, refusal
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.selection import narrowed, number_in, numbers_of, queues_with_records
@@ -128,6 +128,19 @@ class ByParkedBefore(ByTime):
     parameter_name = "parked_before"
 
 
+class ByGroup(Word):
+    """An error group, or several separated by commas, that a link sets; it has the name of the group."""
+
+    title = gettext_lazy("group")
+    parameter_name = "group"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        chosen = self.request.GET.get("group", "")
+        numbers = [number for text in chosen.split(",") if (number := number_in(text)) is not None]
+        groups = {group.pk: group for group in ErrorGroup.objects.filter(pk__in=numbers)[: len(numbers)]}
+        return ((chosen, ", ".join(str(groups.get(number, f"#{number}")) for number in numbers)),) if numbers else ()
+
+
 def _queues() -> Iterator[tuple[str, Any]]:
     names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
     return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
@@ -153,7 +166,7 @@ FILTERS = (
     _by("cycle_min", gettext_lazy("requeued before"), lambda: (("2", _("at least once")),)),
     ByParkedAfter,
     ByParkedBefore,
-    _by("group", gettext_lazy("group")),
+    ByGroup,
     _by("handler", gettext_lazy("handler")),
 )
 

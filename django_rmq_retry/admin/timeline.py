@@ -8,6 +8,7 @@ from typing import Any
 from django.db.models import Case, F, JSONField, Q, Subquery, Value, When
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.models import Action, Attempt, EarlyRetry, OperatorAction, ParkedMessage, RequeueItem
@@ -20,7 +21,15 @@ from django_rmq_retry.templatetags.rmq_retry import rmq_span
 MOST_ATTEMPTS_READ = 200
 """The newest attempts of a group that are searched for its deploys."""
 MOST_DEPLOYS = 3
-CHANGING = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT, Action.ASK, Action.REJECT}
+CHANGED: Mapping[str, Any] = {
+    Action.DISCARD: gettext_lazy("Discarded by %(name)s"),
+    Action.RESTORE: gettext_lazy("Restored by %(name)s"),
+    Action.HOLD: gettext_lazy("Put on hold by %(name)s"),
+    Action.UNHOLD: gettext_lazy("Taken off hold by %(name)s"),
+    Action.EDIT: gettext_lazy("Edited by %(name)s"),
+    Action.ASK: gettext_lazy("Approval asked for by %(name)s"),
+    Action.REJECT: gettext_lazy("Rejected by %(name)s"),
+}
 """Actions that changed the message's state, or were meant to; a view of the message is not among them."""
 CLOCK_DIFFERENCE = timedelta(minutes=1)
 """The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
@@ -177,7 +186,7 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
     ended = _end_of(attempt)
     succeeded = attempt.verdict == "ack"
     if attempt.wait:
-        text = _("waits %(span)s for its next attempt") % {"span": rmq_span(attempt.wait)}
+        text = _("Next attempt after %(span)s") % {"span": rmq_span(attempt.wait)}
         yield TimelineEvent(at=ended + EVENT_STEP, kind="waited", title=text)
     values: dict[str, Any] = {"number": attempt.number}
     title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")
@@ -195,10 +204,10 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[TimelineEvent]:
 
 def _actions(message: ParkedMessage, actions: Iterable[OperatorAction]) -> Iterator[TimelineEvent]:
     for action in actions:
-        if action.action in CHANGING:
+        if action.action in CHANGED:
             keys = key_change_in(action.details, message.pk)
             changed = _("Business key: %(change)s") % {"change": keys} if keys else ""
-            title = _("%(action)s by %(name)s") % {"action": action.get_action_display(), "name": action.who}
+            title = CHANGED[action.action] % {"name": action.who}
             yield TimelineEvent(
                 at=action.at,
                 kind="action",

@@ -51,7 +51,7 @@ def forget(actions: Iterable[OperatorAction], using: str) -> None:
 
 
 def _name(action: OperatorAction, model: type[models.Model], number: int, using: str) -> str:
-    """Return the name of the changed object as its page shows it; the subject of an action may be a filter or a path."""
+    """Return the name of the changed object as its page has it; the subject of an action may be a filter or a path."""
     if model is RequeueRun:
         return str(RequeueRun(pk=number))
     group = ErrorGroup.objects.using(using).filter(pk=number).first() if model is ErrorGroup else None

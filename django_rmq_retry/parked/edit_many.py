@@ -116,6 +116,11 @@ class EditsStored:
     left: tuple[Fit, ...]
 
 
+def too_many() -> str:
+    text = _("At most %(most)s messages, and %(size)s MB, can be edited at once. Choose fewer.")
+    return text % {"most": MOST_EDITED, "size": MOST_EDITED_BYTES // 1024**2}
+
+
 def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = None) -> list[Fit]:
     """Return the result for each message of a selection, the oldest first; nothing is stored."""
     if change.wrong:
@@ -124,8 +129,7 @@ def fits(selection: Selection, change: PathChange, *, allowed: Allowed | None = 
     count = chosen.count()
     selection.check(count)
     if count > MOST_EDITED or (chosen.aggregate(size=Sum("size"))["size"] or 0) > MOST_EDITED_BYTES:
-        text = _("At most %(most)s messages, and %(size)s MB, can be edited at once. Choose fewer.")
-        raise Refused(text % {"most": MOST_EDITED, "size": MOST_EDITED_BYTES // 1024**2})
+        raise Refused(too_many())
     known = selection.revisions
     return _without_equal_names([
         _fit(row, change, known.get(row.pk, row.revision), allowed)

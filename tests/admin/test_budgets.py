@@ -42,7 +42,7 @@ LOOKS = (
 )
 BUDGETS = {
     "parkedmessage/": 3,
-    "parkedmessage/?group={group}": 3,
+    "parkedmessage/?group={group}": 4,
     "parkedmessage/?queue=payments.main&type=payment.transfer&state=all": 3,
     "parkedmessage/?reason=retries+exhausted&cycle_min=1": 3,
     "parkedmessage/?q={key}": 1,
@@ -57,7 +57,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={named}": 12,
     "requeuerun/preview/?sel={filtered}": 11,
     "requeuerun/waiting/?queue=payments.main": 2,
-    "operatoraction/": 2,
+    "operatoraction/": 3,
     "livestatus/": 16,
     "blockedkey/": 3,
     "outboxmessage/": 2,

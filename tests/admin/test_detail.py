@@ -44,7 +44,7 @@ def test_the_message_page_shows_each_attempt_with_its_time(page: Client, setting
     assert "It failed 5 times, then it was parked: retries exhausted." in text
     assert "The bank did not answer." in text
     assert "Attempt 5 failed payments.main · worker-3:812 · 30.0 s · a1b2c3" in text
-    assert "waits 3 min 30 s for its next attempt" in text
+    assert "Next attempt after 3 min 30 s" in text
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.translation import override
 
 import django_rmq_retry
-from django_rmq_retry.admin import broker_look, timeline
+from django_rmq_retry.admin import broker_look, groups, timeline
 from django_rmq_retry.models import (
     Action,
     ConsumerProcess,
@@ -96,6 +96,34 @@ class TestOneCauseBehindTwoHandlers:
         assert "Where they failed pay.transfer (transfer) 3" in shown.text
         assert "pay.card (card) 2" in shown.text
         assert listed.context["cl"].result_count == 2
+
+    def test_the_list_names_the_group_and_says_how_many_it_has(self, page: Client, cause: ErrorGroup) -> None:
+        url = "/admin/rmq_retry/parkedmessage/?group="
+        text = Page(page.get(f"{url}{cause.pk}")).text
+        other = Page(page.get(f"{url}{cause.pk},999")).text
+        wrong = page.get(f"{url}x,{'9' * 30}")
+
+        assert "Filter 5 messages" in text
+        assert "Group: GatewayTimeout · bank.gateway:post ✕" in text
+        assert "Group: GatewayTimeout · bank.gateway:post, #999 ✕" in other
+        assert wrong.status_code == 200
+
+    def test_the_audit_log_names_the_group(self, page: Client, cause: ErrorGroup) -> None:
+        logged(Action.EDIT, group=cause.pk, subject="amount")
+        logged(Action.NOTE, group=999)
+        links = Page(page.get("/admin/rmq_retry/operatoraction/")).links
+
+        assert links["GatewayTimeout · bank.gateway:post"] == f"{GROUPS}{cause.pk}/change/"
+        assert links["group #999"] == f"{GROUPS}999/change/"
+
+    def test_a_change_of_more_messages_than_one_edit_takes_is_not_offered(
+        self, page: Client, cause: ErrorGroup, monkeypatch: pytest.MonkeyPatch, settings: Any
+    ) -> None:
+        operating(settings, EDITABLE={"*": True})
+        monkeypatch.setattr(groups, "MOST_EDITED", 4)
+        text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+
+        assert "Edit 5…: At most" in text
 
     def test_the_messages_of_one_handler_are_requeued_alone(self, page: Client, cause: ErrorGroup) -> None:
         query: dict[str, Any] = {"group": cause.pk, "queue": "card", "handler": "pay.card"}

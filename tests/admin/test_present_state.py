@@ -470,7 +470,7 @@ def test_a_message_discarded_or_put_on_hold_in_bulk_shows_its_operator(page: Cli
     assert found("PAY-1", client_of(made.person("clerk", "view_operatoraction"))) == []
     told = shown(page, f"parkedmessage/{one.pk}/change/")
     assert "No operator has acted yet." not in told
-    assert told.index("Discard by ann") < told.index("Hold by ann") < told.index("Activity When")
+    assert told.index("Discarded by ann") < told.index("Put on hold by ann") < told.index("Activity When")
     assert shown(page, f"operatoraction/?message={one.pk}").count("Discard") == 2
     ParkedMessage.objects.update(resolved_at=timezone.now() - timedelta(days=9000))
     purge(ANN, older_than=timedelta(days=1), dry=False)

@@ -399,6 +399,20 @@ def test_the_buttons_of_all_groups_stand_in_one_place(sit: Sit) -> None:
     assert all(text["x"] + text["width"] <= box["x"] for text, box in zip(texts, buttons, strict=True))
 
 
+def test_a_title_is_in_one_line_beside_its_sentence(sit: Sit) -> None:
+    lead = sit(width=1280, height=720, language="de-DE")
+    lead.go(f"{RUNS}preview/?group=1")
+
+    assert lead.page.locator("#rmq-title").bounding_box()["height"] < 40
+
+
+def test_a_body_is_edited_in_all_its_lines_on_a_phone(sit: Sit) -> None:
+    lead = sit(width=390, height=844)
+    lead.go(f"{LIST}29/edit/")
+
+    assert lead.page.locator("#rmq-text").bounding_box()["height"] > 150
+
+
 def test_filters_unfold_and_take_a_span_of_time_without_scripts(sit: Sit) -> None:
     lead = sit(scripts=False)
     lead.go(LIST)
