@@ -50,10 +50,19 @@ def group(fingerprint: str = "f", **fields: Any) -> ErrorGroup:
     return ErrorGroup.objects.get_or_create(fingerprint=fingerprint, defaults=defaults)[0]
 
 
-def record(
+def record(**fields: Any) -> ParkedMessage:
+    """A parked message, counted in its group; each has an id of its own."""
+    message = uncounted(**fields)
+    counter = COUNTED_AS[message.state]
+    ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
+    count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=database())
+    return message
+
+
+def uncounted(
     *, key: str = "", keys: Iterable[str] = (), headers: dict[str, object] | None = None, **fields: Any
 ) -> ParkedMessage:
-    """A parked message, counted in its group; each has an id of its own."""
+    """A parked message that the counters of its group leave out; those by queue and handler count it."""
     number = next(numbers)
     body = fields.setdefault("body", b'{"payment": 7}')
     name = fields.setdefault("message_id", f"m-{number}")
@@ -83,10 +92,7 @@ def record(
     message = ParkedMessage.objects.create(**(values | fields))
     named = list(keys) or [message.business_key] * bool(message.business_key)
     BusinessKey.objects.bulk_create([BusinessKey(message=message, value=value) for value in named])
-    counter = COUNTED_AS[message.state]
-    ErrorGroup.objects.filter(pk=message.group_id).update(**{counter: F(counter) + 1})
     ParkedOrigin.objects.add({OriginKey.of(message): int(message.state == State.PARKED)}, using=database())
-    count_minutes([(message.group_id, minute_of(message.parked_at), message.copies == 1, 1)], using=database())
     return message
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from django.utils import timezone
 
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, ParkedOrigin, RequeueItem, RequeueRun, State
-from django_rmq_retry.models.parked import OriginKey
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.claims import failed, succeeded
+from tests.operators import made
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -21,36 +21,18 @@ def minutes(count: float) -> datetime:
 
 
 def group(**told: Any) -> ErrorGroup:
-    """An error group without messages."""
-    number = next(_numbers)
-    known = {"fingerprint": f"{number:040x}", "title": "BankDown", "reason": "retries_exhausted"}
-    return ErrorGroup.objects.create(**{**known, "first_seen": NOON, "last_seen": NOON, **told})
+    """An error group of its own, without messages."""
+    times = {"first_seen": NOON, "last_seen": NOON}
+    return made.group(f"{next(_numbers):040x}", **{**times, **told})
 
 
 def parked(**told: Any) -> ParkedMessage:
-    """A record, by default one that was parked at noon and is open."""
-    number = next(_numbers)
-    known = {
-        "identity": f"message:{number}",
-        "state": State.PARKED,
-        "message_id": f"id-{number}",
-        "queue": "payments",
-        "parked_in": "payments.parked",
-        "body": b"{}",
-        "size": 2,
-        "sha256": "0" * 64,
-        "properties": b"\0\0",
-        "by": "consumer",
-        "reason": "retries_exhausted",
-        "copy": f"{number:064x}",
-        "parked_at": NOON,
-        "recorded_at": NOON,
-    }
+    """A record, by default one that was parked at noon and is open, in a group of its own that does not count it."""
     if "group" not in told:
         told["group"] = group()
-    message = ParkedMessage.objects.create(**{**known, **told})
-    ParkedOrigin.objects.add({OriginKey.of(message): int(message.state == State.PARKED)}, using="default")
-    return message
+    places = {"queue": "payments", "parked_in": "payments.parked", "body": b"{}", "error": ""}
+    times = {"parked_at": NOON, "recorded_at": NOON}
+    return made.uncounted(**{**places, **times, **told})
 
 
 def item(message: ParkedMessage, **told: Any) -> RequeueItem:

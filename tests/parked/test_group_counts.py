@@ -157,8 +157,9 @@ def test_a_message_that_is_parked_again_is_counted_both_times() -> None:
 
 
 def test_a_trend_reads_no_message() -> None:
+    groups = [parked().group_id for _ in range(3)]
     with CaptureQueriesContext(connection) as queries:
-        parked_lately([parked().group_id for _ in range(3)][:2])
+        parked_lately(groups[:2])
 
     assert ["parkedmessage" in query["sql"] for query in queries if query["sql"].startswith("SELECT")] == [False]
 
