@@ -63,6 +63,9 @@ def _own_list(request: HttpRequest) -> KeyList:
 
 def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) -> dict[str, Any]:
     held = bool(request.GET.get("held"))
+    states = _states(held=held)
+    twice = lookup.twice(states)
+    rest = [key for key in lookup.keys if key not in twice]
     in_runs = {one.record for some in lookup.matches.values() for one in some if one.run is not None}
 
     def matches_of(keys: Sequence[str]) -> list[Any]:
@@ -83,12 +86,20 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, lookup: Lookup) 
         "on_hold": len(lookup.records(State.ON_HOLD)),
         "waiting": len(in_runs & lookup.records(State.PARKED)),
         "address": f"{request.path}?list={known.pk}",
-        "buttons": _buttons(pages, request, known, held=held),
+        "twice": twice,
+        "twice_messages": sum(twice.values()),
+        "rest": text_of_keys(rest) if twice and any(lookup.matches.get(key) for key in rest) else "",
+        "buttons": _buttons(pages, request, known, held=held, unsure=bool(twice)),
     }
 
 
-def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> list[Button]:
-    states = [State.PARKED.value, *([State.ON_HOLD.value] if held else [])]
+def _states(*, held: bool) -> list[str]:
+    return [State.PARKED.value, *([State.ON_HOLD.value] if held else [])]
+
+
+def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool, unsure: bool) -> list[Button]:
+    """Return the actions on the messages of a list; none is the main one while a key names several of them."""
+    states = _states(held=held)
     chosen, every = (
         Selection.of_filter({LISTED: list_filter(known), "state": list(some)}) for some in (states, State.values)
     )
@@ -109,7 +120,7 @@ def _buttons(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) 
             address=f"{pages.address(page)}?{urlencode({'sel': some.token(), **carried})}",
             why=refusal(request, verb, count=some.count),
             # Most lists name payments that were made in another way, and to send those would pay twice.
-            kind="main" if "then" in carried else "",
+            kind="main" if "then" in carried and not unsure else "",
         )
         for label, verb, page, some, carried in actions
         if some.count

@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.django_db
 def tiles(response: Any) -> dict[str, int]:
     told = response.context["answer"]
     return {name: len(getattr(told, name)) for name in ("keys", "found", "missing", "several", "closed")}
+
+
+def mains(response: Any) -> list[str]:
+    """The main buttons of a page, in their order."""
+    found = re.findall(r'class="rmq-button rmq-main"[^>]*>([^<]+)<', response.content.decode())
+    return [unescape(one).strip() for one in found]
 
 
 def test_the_key_list_page_is_one_click_away_and_explained(page: Client) -> None:
@@ -115,6 +122,26 @@ def test_messages_on_hold_are_included_on_request(page: Client) -> None:
     assert [one for one in Page(told).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 1…"]
     assert [one for one in Page(both).links if one.startswith("Discard ") and "go on" not in one] == ["Discard 2…"]
     assert "1 is on hold Leave out" in Page(follow(page, both, "Requeue 2")).text
+
+
+def test_a_customers_key_is_left_out_before_the_payments_of_a_list_are_discarded(page: Client) -> None:
+    for number in range(3):
+        made.message(keys=[f"PAY-{number}", "CUST-7"], business_key=f"PAY-{number}")
+    made.message(business_key="PAY-3")
+    told = pasted(page, "PAY-0\nPAY-3\nCUST-7")
+    left = press(page, told, "Leave out what was found several times")
+
+    assert "1 key names several messages, 3 together: a customer's key, for example." in Page(told).text
+    assert mains(told) == ["Leave out what was found several times"]
+    assert mains(left) == ["Discard these 2, then go on to the error groups…"]
+    assert Page(left).form_with("Look up the keys")[1]["keys"] == "PAY-0\nPAY-3"
+
+
+def test_keys_that_all_name_several_messages_are_not_left_out(page: Client) -> None:
+    for _ in range(2):
+        made.message(business_key="CUST-7")
+
+    assert mains(pasted(page, "CUST-7\nPAY-9")) == []
 
 
 def test_the_preview_repeats_keys_that_match_several_messages(page: Client) -> None:
