@@ -96,7 +96,9 @@ class ErrorGroupAdmin(Pages):
             part="parts/groups.html",
             look=broker_look.glimpse(),
             title=_("Error groups"),
-            cards=[(card, self._buttons(request, card.group)) for card in cards(list(page.object_list))],
+            cards=[
+                (card, _ready(card.group), self._buttons(request, card.group)) for card in cards(list(page.object_list))
+            ],
             acts=self._acts(request),
             opens_requests=not refusal(request, "view_request"),
             page=page,
@@ -123,6 +125,7 @@ class ErrorGroupAdmin(Pages):
             "errorgroup/group.html",
             title=str(group),
             group=group,
+            ready=_ready(group),
             trend=trends_of([group.pk])[group.pk],
             plain=plain_words(group),
             is_permanent=is_permanent(group),
@@ -177,7 +180,7 @@ class ErrorGroupAdmin(Pages):
 
     def _buttons(self, request: HttpRequest, group: Any, *, own_page: bool = False) -> list[Button]:
         """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
-        ready = max(group.parked - group.held, 0)
+        ready = _ready(group)
         editing = (_("Edit %(count)d…"), "bulk_edit", "parkedmessage_edit_many", "")
         beyond_edit = too_many() if ready > MOST_EDITED else ""
         why_no_edit = beyond_edit or refusal(request, "bulk_edit", count=ready)
@@ -215,6 +218,11 @@ class ErrorGroupAdmin(Pages):
             "list": f"{self.address('parkedmessage_changelist')}?{query}",
             "preview": preview and f"{preview}?{query}",
         }
+
+
+def _ready(group: Any) -> int:
+    """Return the number of its parked messages that are not on hold."""
+    return int(max(group.parked - group.held, 0))
 
 
 def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:

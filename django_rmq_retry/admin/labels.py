@@ -257,6 +257,11 @@ class Card:
         return "" if self.growing or last is None else growth(0, last, database_clock.reckoned(database()))
 
     @property
+    def failed_again(self) -> bool:
+        """True if the last failure was no new one, but that of a message that had been requeued."""
+        return self.group.last_new is not None and self.group.last_new < self.group.last_seen
+
+    @property
     def handlers(self) -> str:
         return _named(origin.handler for origin in self.origins)
 

@@ -65,7 +65,7 @@ def test_a_group_card_shows_its_count_its_age_and_whether_it_grows(page: Client,
         made.message(quiet, parked_at=now - timedelta(minutes=minutes))
     text = Page(page.get(GROUPS)).text
 
-    assert "GatewayTimeout · bank.gateway:post · transfer 4 parked (1 on hold)" in text
+    assert "GatewayTimeout · bank.gateway:post · transfer 3 parked · 1 on hold" in text
     assert "▲ growing (+2 in 5 min) · first 52 min ago" in text
     assert text.count("growing") == 1
     assert "The bank did not answer." in text

@@ -224,7 +224,7 @@ def test_copies_of_a_requeue_that_fail_again_are_no_new_failures(page: Client) -
     cause = made.group(title="BankDown", last_new=now - timedelta(minutes=7))
     for _ in range(3):
         made.message(cause, cycle=2, copies=2, parked_at=now - timedelta(seconds=30))
-    [card] = [card for card, _buttons in page.get(f"{ADMIN}errorgroup/").context["cards"]]
+    [card] = [card for card, *_rest in page.get(f"{ADMIN}errorgroup/").context["cards"]]
 
     assert (card.growing, card.calm) == ("", "no new failure for 7 min")
     assert "BankDown in payments.main 3, no new failure for 7 min, the oldest" in shown(page, "livestatus/")
