@@ -26,7 +26,7 @@ from django_rmq_retry.messages.reasons import Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked import operators
-from django_rmq_retry.parked.selection import narrowed, number_in, numbers_of, queues_with_records
+from django_rmq_retry.parked.selection import FIELDS, narrowed, number_in, numbers_of, queues_with_records
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 MOST_NEWER = 100
@@ -168,6 +168,8 @@ FILTERS = (
     ByParkedBefore,
     ByGroup,
     _by("handler", gettext_lazy("handler")),
+    _by("processed_of_run", FIELDS["processed_of_run"].label),
+    _by("failed_of_run", FIELDS["failed_of_run"].label),
 )
 
 

@@ -20,6 +20,7 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry.admin import broker_look, exports, labels, requeue_form, steering, waiting_form
 from django_rmq_retry.admin.labels import column, cut_line, labelled
 from django_rmq_retry.admin.pages import Button, Pages, needs, refusal
+from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.health.processes import any_alive
 from django_rmq_retry.health.rules import number
 from django_rmq_retry.models import (
@@ -173,6 +174,8 @@ class RequeueRunAdmin(Pages):
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
             skipped=_skipped(request, run, light) if run.skipped else (),
             retries=_failed_retries(request, run) if run.failed and run.retries_of else (),
+            lists="" if run.retries_of or refusal(request, "view") else self.address("parkedmessage_changelist"),
+            **activity(request, run=run.pk),
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
 

@@ -184,9 +184,9 @@ def _edited_at(value: Any) -> Q:
     return Q(pk__in=list(edited.values_list("message", flat=True)[:MOST_SEARCHED_IDS]) or [0])
 
 
-def _failed_of_run(value: Any) -> Q:
-    failed = RequeueItem.objects.filter(run=int(value), state=ItemState.FAILED, message=OuterRef("pk"))
-    return Q(Exists(failed))
+def _of_run(state: ItemState) -> Callable[[Any], Q]:
+    """Match the messages whose outcome in a requeue run was this one."""
+    return lambda value: Q(Exists(RequeueItem.objects.filter(run=int(value), state=state, message=OuterRef("pk"))))
 
 
 def _listed(value: Any) -> Q:
@@ -267,11 +267,12 @@ FIELDS: Mapping[str, Field] = {
         "with a business key or message id that begins so; case is ignored in keys",
     ),
     "failed_of_run": Field(
-        _failed_of_run,
+        _of_run(ItemState.FAILED),
         pgettext_lazy("filter", "failed again in requeue run"),
         "RUN",
         "that failed again in this requeue run",
     ),
+    "processed_of_run": Field(_of_run(ItemState.PROCESSED), pgettext_lazy("filter", "processed in requeue run")),
     "edited_at": Field(_edited_at, pgettext_lazy("filter", "edited at")),
     "cycle_min": Field(
         _number("cycle__gte"), pgettext_lazy("filter", "from cycle"), "N", "sent to their queue at least N times"

@@ -53,7 +53,7 @@ BUDGETS = {
     "errorgroup/?by=queue": 1,
     "errorgroup/{group}/change/": 9,
     "requeuerun/": 3,
-    "requeuerun/{run}/change/": 8,
+    "requeuerun/{run}/change/": 9,
     "requeuerun/preview/?sel={named}": 12,
     "requeuerun/preview/?sel={filtered}": 11,
     "requeuerun/waiting/?queue=payments.main": 2,

@@ -10,6 +10,8 @@ from django.utils import timezone
 from django_rmq_retry import Message
 from django_rmq_retry.admin.labels import cards
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import resume
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -18,6 +20,7 @@ from tests.admin.pasting import ADMIN, LIST, pasted, previewed, state
 from tests.operators.made import pause_run, requeue_run
 
 pytestmark = pytest.mark.django_db
+OUTCOMES = ("Processed", "Failed again")
 CHECKED = {"category": "handled elsewhere", "span": "2h"}
 
 
@@ -303,6 +306,22 @@ class TestTheProof:
         assert told.links["1 left out by 1 key"] == "#rmq-left-out"
         assert "Keys left out by the operator PAY-0" in told.text
         assert "Failed again 2 GatewayTimeout · 1 Declined" in told.text
+
+    def test_leads_to_its_messages_by_outcome_and_names_who_paused_and_resumed_it(self, page: Client) -> None:
+        rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
+        run = requeue_run([one.pk for one in rows])
+        pause_run(run)
+        resume(run.pk, Actor.of_code("lead"), reason="bank confirmed by phone")
+        RequeueItem.objects.filter(message__in=rows[:2]).update(state="processed")
+        RequeueItem.objects.filter(message=rows[2]).update(state="failed")
+        ParkedMessage.objects.filter(pk__in=[one.pk for one in rows[:2]]).update(state="processed")
+        RequeueRun.objects.update(sent=3, processed=2, failed=1)
+        told = Page(page.get(f"{ADMIN}requeuerun/{run.pk}/change/"))
+
+        listed = {name: page.get(told.links[f"Show {name}"]).context["cl"].result_list for name in OUTCOMES}
+        keys = {name: sorted(one.business_key for one in found) for name, found in listed.items()}
+        assert keys == {"Processed": ["PAY-0", "PAY-1"], "Failed again": ["PAY-2"]}
+        assert "Operator lead Action Resume requeue run Messages 3 Reason bank confirmed by phone" in told.text
 
     def test_hides_the_keys_from_a_user_who_may_not_see_messages(self, page: Client) -> None:
         cause = made.group()
