@@ -1,5 +1,6 @@
 """Models for parked messages: error groups and trends, versions, attempts, business keys, and lists of keys."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.statements import BulkCount, lock
+from django_rmq_retry.statements import ROWS_AT_ONCE, BulkCount, in_slices, lock
 
 REASON_TEXTS: Mapping[str, Any] = {
     Reason.EXHAUSTED: pgettext_lazy("reason", "retries exhausted"),
@@ -72,6 +73,34 @@ class ErrorGroups(models.Manager["ErrorGroup"]):
         if entered is not None:
             changes[entered] = F(entered) + count
         self.filter(pk=group).update(**changes)
+
+    def count_all_moved(self, counts: Mapping[tuple[int, str], int], after: str) -> None:
+        """Update the counters of all these groups like ``count_moved``; ``counts`` is by group and state before.
+
+        Two statements serve a hundred groups, which are locked in the order of their keys.
+        """
+        numbers = sorted({group for group, _before in counts})
+        if len(numbers) == 1:
+            for (group, before), count in sorted(counts.items()):
+                self.count_moved(group, before, after, count)
+            return
+        entered = COUNTED_AS[after]
+        changes = Counter[tuple[str, int]]()
+        for (group, before), count in counts.items():
+            if COUNTED_AS[before] != entered:
+                changes[COUNTED_AS[before], group] -= count
+                changes[entered, group] += count
+        for some in in_slices(numbers, ROWS_AT_ONCE):
+            groups = self.using(router.db_for_write(ErrorGroup)).filter(pk__in=some)
+            lock(groups)
+            cases: dict[str, list[When]] = {}
+            for (name, group), count in changes.items():
+                if group in some:
+                    changed = F(name) + count if count > 0 else reduced(name, -count)
+                    cases.setdefault(name, []).append(When(pk=group, then=changed))
+            if cases:
+                number = IntegerField()
+                groups.update(**{name: Case(*of, default=F(name), output_field=number) for name, of in cases.items()})
 
     def count_deleted(self, counts: Mapping[tuple[int, str], int]) -> None:
         """Update the counters of groups whose messages were deleted; one statement serves all that lose equally many.

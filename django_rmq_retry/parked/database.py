@@ -99,8 +99,7 @@ def move(rows: Collection[ParkedMessage], state: str, **changes: Any) -> None:
     """
     records = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
     records.update(state=state, revision=F("revision") + 1, **changes)
-    for (group, before), count in sorted(Counter((row.group_id, row.state) for row in rows).items()):
-        ErrorGroup.objects.count_moved(group, before, state, count)
+    ErrorGroup.objects.count_all_moved(Counter((row.group_id, row.state) for row in rows), state)
     ParkedOrigin.objects.count_moved(rows, state, using=database())
 
 

@@ -356,10 +356,11 @@ class Selection:
         return RequestMember.objects.using(database()).filter(request=self.request).order_by()
 
     def revisions_of(self, ids: Collection[int]) -> Mapping[int, int]:
-        """Return the revisions that these messages had when they were chosen, as far as they are kept."""
-        if not self.request:
+        """Return the revisions that these messages, and others between them, had when they were chosen, if kept."""
+        if not self.request or not ids:
             return self.revisions
-        return dict(self.members.filter(message__in=ids).values_list("message", "revision"))
+        between = self.members.filter(message__gte=min(ids), message__lte=max(ids))
+        return dict(between.values_list("message", "revision"))
 
     def leaving_out(self, listed: Mapping[str, int] | None) -> "Selection":
         """Return this frozen selection without the messages that a list names; all of it if there is no list."""

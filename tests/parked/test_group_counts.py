@@ -57,6 +57,21 @@ def test_a_wrong_counter_stops_at_zero() -> None:
     assert counts(bank.pk) == [0, 0, 0, 3]
 
 
+def test_messages_of_many_groups_change_their_state_by_two_statements(django_assert_num_queries: Any) -> None:
+    bank, card, rest = group(parked=5), group(parked=1, discarded=4), group(parked=9)
+    counted: dict[tuple[int, str], int] = {
+        (bank.pk, State.PARKED): 2,
+        (bank.pk, State.ON_HOLD): 1,
+        (card.pk, State.PARKED): 3,
+        (card.pk, State.DISCARDED): 1,
+    }
+    first_write = not connection.features.has_select_for_update
+    with django_assert_num_queries(2 + first_write):
+        ErrorGroup.objects.count_all_moved(counted, State.DISCARDED)
+
+    assert [counts(one.pk) for one in (bank, card, rest)] == [[2, 0, 0, 3], [0, 0, 0, 7], [9, 0, 0, 0]]
+
+
 def test_deleted_messages_of_many_groups_are_subtracted(django_assert_num_queries: Any) -> None:
     bank, card, rest = group(processed=5, discarded=2), group(processed=3, discarded=4), group(processed=9)
     counted: dict[tuple[int, str], int] = {
