@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from django_rmq_retry.models import (
     ParkedOrigin,
     QueueControl,
     RequeueRun,
+    RunState,
     State,
 )
 from django_rmq_retry.models.boxes import PendingRows
@@ -38,7 +39,7 @@ from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.parked.groups import growth_began
-from django_rmq_retry.parked.items import OUTCOME_LIMIT
+from django_rmq_retry.parked.items import OUTCOME_LIMIT, counted_elsewhere
 from django_rmq_retry.policies.verdict import Kind
 from django_rmq_retry.publishing import outbox_rows
 
@@ -52,6 +53,8 @@ MOST_PLACES = 3
 """The most queues of the largest cause that are named."""
 MOST_SURVEYED_PROCESSES = 1000
 """The most processes that are examined: those with the latest heartbeats."""
+MOST_SURVEYED_ITEMS = 1000
+"""The most unsent messages of a paused run that are examined: those that are sent next."""
 MOST_RETRIES = 500
 """The most retries that are examined: those that were due last."""
 RETRIES_OF = timedelta(days=1)
@@ -136,6 +139,8 @@ class Survey:
     cause: LargestCause | None = None
     runs: tuple[RequeueRun, ...] = ()
     """The active ones."""
+    elsewhere: Mapping[int, int] = field(default_factory=dict)
+    """The unsent messages of paused runs that are counted with an earlier run, or were sent or changed meanwhile."""
     processes: tuple[ConsumerProcess, ...] = ()
     outbox: PendingRows
     """In all databases that have an outbox."""
@@ -183,13 +188,19 @@ def survey(*, page: bool = False) -> Survey:
     stopped = tuple(QueueControl.objects.filter(of_stopped).order_by("queue"))
     parked_now, silent = parked(now, [one.queue for one in stopped])
     pending = outbox_if_read() if page else outbox()
+    runs = tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk"))
     return Survey(
         alias=alias,
         at=now,
         seconds=seconds,
         parked=parked_now,
         cause=largest_cause(now) if parked_now.count else None,
-        runs=tuple(RequeueRun.objects.filter(state__in=ACTIVE).order_by("pk")),
+        runs=runs,
+        elsewhere={
+            run.pk: counted_elsewhere(run, most=MOST_SURVEYED_ITEMS)
+            for run in runs
+            if run.state == RunState.PAUSED and not run.retries_of
+        },
         processes=tuple(ConsumerProcess.objects.defer("in_flight").order_by("-beat_at")[:MOST_SURVEYED_PROCESSES]),
         outbox=pending or PendingRows(),
         outbox_answers=pending is not None,

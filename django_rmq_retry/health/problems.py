@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -22,6 +23,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.facts import (
     MOST_COUNTED,
+    MOST_SURVEYED_ITEMS,
     ApprovalCounts,
     BlockedCounts,
     OverdueRetries,
@@ -254,7 +256,7 @@ def in_survey(survey: Survey, limits: Limits) -> Iterator[Problem]:
     yield from in_blocked(survey.blocked)
     yield from _in_approvals(survey.approvals, now)
     yield from in_processes(survey.processes, now)
-    yield from in_runs(survey.runs, now)
+    yield from in_runs(survey.runs, now, survey.elsewhere)
 
 
 def _in_clocks(survey: Survey) -> Iterator[Problem]:
@@ -477,10 +479,14 @@ def in_groups(groups: Mapping[int, ErrorGroup], recent: Mapping[int, int]) -> It
         yield Problem(code=Code.GROW_MORE, count=len(growing) - MOST_NAMES)
 
 
-def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
+def in_runs(
+    runs: Iterable[RequeueRun], now: datetime, elsewhere: Mapping[int, int] = MappingProxyType({})
+) -> Iterator[Problem]:
+    """Yield the runs that need somebody; ``elsewhere`` has the unsent messages that are not to be counted with them."""
     for run in runs:
         since = run.leased_until or run.beat_at or run.created_at
-        idle, explanation = now - since, run.explanation.removesuffix(".")
+        others = elsewhere.get(run.pk, 0)
+        idle, explanation = now - since, _with_others(run.explanation, others).removesuffix(".")
         values: dict[str, object] = {
             "command": f"manage.py rmq_parked requeue-run {run.pk}",
             "explanation": explanation and f": {explanation}",
@@ -494,8 +500,18 @@ def in_runs(runs: Iterable[RequeueRun], now: datetime) -> Iterator[Problem]:
         elif idle > RUN_IDLE:
             code = Code.RUN_IDLE
         if code is not None:
-            left = run.total - run.sent - run.skipped
+            left = max(run.unsent - others, 0)
             yield Problem(code=code, subject=str(run.pk), count=left, since=since, values=values)
+
+
+def _with_others(explanation: str, others: int) -> str:
+    text = ngettext(
+        "%(number)s of its messages is in another requeue run too, or was sent or changed meanwhile.",
+        "%(number)s of its messages are in another requeue run too, or were sent or changed meanwhile.",
+        others,
+    )
+    shown = f"{number(others)}+" if others >= MOST_SURVEYED_ITEMS else number(others)
+    return " ".join(filter(None, (explanation, text % {"number": shown} if others else "")))
 
 
 def unusable(alias: str, reason: str) -> Problem:

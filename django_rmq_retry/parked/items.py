@@ -19,6 +19,7 @@ from django.db.models import (
     IntegerField,
     Max,
     OuterRef,
+    Q,
     QuerySet,
     Subquery,
     Value,
@@ -59,6 +60,7 @@ OUTCOME_LIMIT = timedelta(hours=1)
 Capacity = Callable[[str], int]
 """Returns the number of messages that a queue may receive now."""
 
+UNSENT = (ItemState.PENDING, ItemState.CLAIMED)
 PART_ITEMS = 2000
 """Items per transaction."""
 COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
@@ -161,7 +163,7 @@ def _with_unsent(run: RequeueRun, groups: Iterable[int]) -> list[int]:
 def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:
     """Return the active runs that have not sent some of these messages, each with their number."""
     active = list(RequeueRun.objects.using(database()).filter(state__in=ACTIVE).order_by("pk"))
-    unsent = RequeueItem.objects.using(database()).filter(state__in=(ItemState.PENDING, ItemState.CLAIMED))
+    unsent = RequeueItem.objects.using(database()).filter(state__in=UNSENT)
     found = []
     for run in active:
         # A run that is not listed yet has no items for its rest.
@@ -171,6 +173,14 @@ def under_way(rows: Rows) -> list[tuple[RequeueRun, int]]:
         if count:
             found.append((run, count))
     return found
+
+
+def counted_elsewhere(run: RequeueRun, *, most: int) -> int:
+    """Return how many of the next unsent messages an earlier active run has too, or were sent or changed meanwhile."""
+    items = RequeueItem.objects.using(database())
+    earlier = items.filter(run__lt=run.pk, run__state__in=ACTIVE, message=OuterRef("message"), state__in=UNSENT)
+    rows = pending(run.pk).annotate(both=Exists(earlier), now=F("message__revision"))[:most]
+    return int(rows.aggregate(count=Count("pk", filter=Q(both=True) | ~Q(now=F("revision"))))["count"])
 
 
 def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:

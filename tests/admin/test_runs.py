@@ -1,5 +1,6 @@
 """The page of a run: what it says of its guard, its speed, its broker and its outcome is so now."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +16,12 @@ from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page
-from tests.operators.made import BOB, drive_run, requeue_run
+from tests.operators.made import BOB, discard_messages, drive_run, pause_run, requeue_run
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 RUNS = "/admin/rmq_retry/requeuerun/"
+SHARED = "2 of its messages are in another requeue run too, or were sent or changed meanwhile."
 
 
 def run_of(**fields: Any) -> RequeueRun:
@@ -216,3 +218,28 @@ def test_the_run_page_shows_reasons_in_the_readers_language(page: Client, settin
     assert "It was changed after it was chosen." in english
     assert "Mehr Nachrichten schlugen erneut fehl, als der Einreihungslauf zulässt." in german
     assert "Sie wurde nach der Auswahl geändert." in german
+
+
+def test_messages_in_two_paused_runs_are_counted_once_on_the_live_status(page: Client) -> None:
+    cause = made.group()
+    some = [made.message(cause) for _ in range(3)]
+    first, second = requeue_run([one.pk for one in some[:2]]), requeue_run([one.pk for one in some])
+    for run in (first, second):
+        pause_run(run)
+    both = needs(page)
+    discard_messages([some[0].pk])
+    changed = needs(page)
+
+    assert both == [
+        f"Requeue run {first.pk} has been paused. 2 messages not sent yet.",
+        f"Requeue run {second.pk} has been paused: {SHARED} 1 message not sent yet.",
+    ]
+    assert [text.rpartition(". ")[2] for text in changed] == ["1 message not sent yet.", "1 message not sent yet."]
+    assert "1 of its messages is in another requeue run too, or was sent or changed meanwhile" in changed[0]
+
+
+def needs(client: Client) -> list[str]:
+    """What the live status says of requeue runs, without its spans of time."""
+    found = client.get("/admin/rmq_retry/livestatus/").context["needs"]
+    texts = [f"{one.problem.text} {one.problem.why}" for one in found if one.problem.code.name.startswith("RUN_")]
+    return [re.sub(r" for \d+ \w+", "", text) for text in texts]
