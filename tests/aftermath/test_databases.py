@@ -4,8 +4,9 @@ import pytest
 from django.db import connections
 
 from tests.aftermath.conftest import Project, Send, parked, rows
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 ALONE = ("rmq_consume", "--burst", "--threads", "1")
 
 

@@ -20,9 +20,10 @@ import django_rmq_retry
 from django_rmq_retry.models import ConsumerProcess
 from tests.breakers.bank import Bank, Consumer
 from tests.tooling.filled import ALIAS, Own
+from tests.tooling.marks import NIGHTLY_ON_SQLITE
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.database
+pytestmark = [pytest.mark.database, *NIGHTLY_ON_SQLITE]
 PAYMENT = {"payment": "PAY-1"}
 
 
