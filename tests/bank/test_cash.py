@@ -12,7 +12,7 @@ from tests.bank.looking import depth, taken, told
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.on_both]
+pytestmark = [pytest.mark.slow, pytest.mark.on_both(embedded=pytest.mark.nightly)]
 
 
 OK = b'{"status":"ok"}'

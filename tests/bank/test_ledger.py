@@ -5,7 +5,7 @@ import pytest
 from tests.bank.bank import Bank
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.on_both]
+pytestmark = [pytest.mark.slow, pytest.mark.on_both(embedded=pytest.mark.nightly)]
 
 
 def test_the_ledger_keeps_its_order_when_the_second_posting_fails_three_times(bank: Bank) -> None:

@@ -17,7 +17,7 @@ from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-pytestmark = [pytest.mark.contract, pytest.mark.on_both, pytest.mark.django_db]
+pytestmark = [pytest.mark.contract, pytest.mark.on_both(embedded=pytest.mark.nightly), pytest.mark.django_db]
 
 POLICY = RetryThenPark(attempts=2, backoff=Exponential(10))
 OLD = {f"shop.broken{end}" for end in ("", ".retry.10s", ".quarantine", ".parked")}

@@ -17,7 +17,7 @@ from tests.operators.made import group, record, requeue_run
 
 pytestmark = [
     pytest.mark.contract,
-    pytest.mark.on_both,
+    pytest.mark.on_both(embedded=pytest.mark.nightly),
     pytest.mark.django_db,
     pytest.mark.usefixtures("project", "declared"),
 ]

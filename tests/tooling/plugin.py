@@ -39,14 +39,16 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test marked `contract` once for each broker in RMQ_TEST_BROKERS, and `on_both` on the embedded one too.
 
-    The embedded broker emulates no RabbitMQ 3.
+    The embedded broker emulates no RabbitMQ 3. `on_both(embedded=…)` gives the run on it a mark.
     """
     marker, names = metafunc.definition.get_closest_marker, metafunc.fixturenames
-    both = bool(marker("on_both")) and "broker_kind" in names
+    on_both = marker("on_both")
+    both = on_both is not None and "broker_kind" in names
     versions = [name for name in os.environ.get("RMQ_TEST_BROKERS", "").split(",") if name]
     if not (versions and marker("contract") and "broker_version" in names):
-        if both:
-            metafunc.parametrize("broker_kind", ["rabbitmq", "embedded"])
+        if on_both and both:
+            embedded = pytest.param("embedded", marks=on_both.kwargs.get("embedded", ()))
+            metafunc.parametrize("broker_kind", ["rabbitmq", embedded])
         return
     runs = [("rabbitmq", name) for name in versions]
     if both:
