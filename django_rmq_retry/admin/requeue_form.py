@@ -27,6 +27,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ErrorGroup, ItemReason
 from django_rmq_retry.parked.findings import RequeueReport, Terms, first_sendable, report
 from django_rmq_retry.parked.four_eyes import SecondPersonNeeded
+from django_rmq_retry.parked.groups import grows, parked_lately
 from django_rmq_retry.parked.items import under_way
 from django_rmq_retry.parked.operators import Actor, Refused, lacks_reason
 from django_rmq_retry.parked.outcomes import decided_meanwhile
@@ -125,11 +126,15 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     alone = named_alone(request, selection, _("Requeue %(name)s"), found.total)
     queues = registry.topology().queues
     others = [finding for finding in found.findings if finding.name != "permanent"]
+    causes = _causes(selection, found)
+    growing = _growing(causes)
     return {
         "title": alone or counted(title, count=found.total),
         "selection": selection,
         "chosen": labels.selection_text(selection.facts(), causes=False),
-        "causes": _causes(selection, found),
+        "causes": causes,
+        "growing": growing,
+        "tests_first": form.options.canary or bool(growing),
         "under_way": under_way(selection.queryset()),
         "asked_for": labels.asked_for(selection.queryset()),
         "opens_requests": not refusal(request, "view_request"),
@@ -160,6 +165,12 @@ def _causes(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup
     counts = found.groups if selection.group is None else ((selection.group, found.total),)
     groups = ErrorGroup.objects.in_bulk([group for group, _count in counts])
     return [(groups[group], count) for group, count in counts if group in groups]
+
+
+def _growing(causes: Sequence[tuple[ErrorGroup, int]]) -> int:
+    """Return the new failures of the last minutes in those of the groups that grow: what is sent may fail too."""
+    newest = parked_lately([group.pk for group, _count in causes], buckets=1).newest
+    return sum(count for count in newest.values() if grows(count))
 
 
 def _first(selection: Selection, terms: Terms) -> Selection:

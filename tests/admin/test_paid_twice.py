@@ -1,5 +1,6 @@
 """Nobody is paid twice: what an operator has to check first, and what a page says before it sends."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -209,6 +210,19 @@ class TestSendingOne:
         )
 
         assert not RequeueRun.objects.get().canary
+
+
+def test_a_preview_of_what_still_fails_sends_one_first(page: Client) -> None:
+    growing, calm = made.group(), made.group()
+    for cause, minutes in ((growing, 1), (calm, 60)):
+        for _ in range(3):
+            made.message(cause, parked_at=timezone.now() - timedelta(minutes=minutes))
+    shown = {cause: previewed(page, group=cause.pk).content.decode() for cause in (growing, calm)}
+    said = "Still failing: 3 new failures in the last 5 minutes. Send one message first."
+    main = {cause: re.findall(r'rmq-main" name="start" value="(\w+)"', text) for cause, text in shown.items()}
+
+    assert (said in shown[growing], "Still failing" in shown[calm]) == (True, False)
+    assert main == {growing: ["canary"], calm: ["now"]}
 
 
 def test_a_group_grows_while_its_messages_are_parked_and_no_longer(page: Client) -> None:
