@@ -140,6 +140,7 @@ class LiveStatusAdmin(Pages):
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
             needs=[Need.of(problem, request, self.address) for problem in health.needs],
+            count=_needed(health, seen),
             counts=_counts(known, shown.levels),
             declared=bool(registry.registrations()),
             runs=known.runs[:-6:-1],
@@ -155,7 +156,7 @@ class LiveStatusAdmin(Pages):
         if refusal(request, "view_status"):
             return ""
         try:
-            count = len(self.summary(request)["needs"])
+            count = self.summary(request)["count"]
         except (DatabaseError, Unmigrated):
             return ""
         text = ngettext("%(counter)s thing needs you", "%(counter)s things need you", count)
@@ -166,17 +167,23 @@ class LiveStatusAdmin(Pages):
         known = survey(page=True)
         broker_look.remember(known.declared)
         seen, parked = broker_look.glimpse(), known.parked.count
-        needs = Health(survey=known, gauged=seen.gauged).needs
+        health = Health(survey=known, gauged=seen.gauged)
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,
             "shown": seen.last or seen,
             "current": not (seen.unreachable or seen.late),
-            "needs": [Need.of(problem, request, self.address) for problem in needs],
+            "needs": [Need.of(problem, request, self.address) for problem in health.needs],
+            "count": _needed(health, seen),
             "parked": parked,
             "number": number(parked),
             "causes": 1 + known.cause.others if known.cause else 1,
         }
+
+
+def _needed(health: Health, seen: broker_look.Look) -> int:
+    """Return how much needs somebody; that the broker is away is said above the findings, and counts too."""
+    return len(health.needs) + bool(seen.unreachable)
 
 
 def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:

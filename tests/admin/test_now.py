@@ -340,9 +340,10 @@ def test_the_head_of_the_index_is_not_green_while_the_broker_is_away(
     page: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.broker_seen(monkeypatch, away="connection refused")
-    text = Page(page.get(ADMIN)).text
+    text, status, site = (Page(page.get(address)).text for address in (ADMIN, f"{ADMIN}livestatus/", "/admin/"))
 
     assert "No connection to the broker since" in text
+    assert ["1 thing needs you" in one for one in (text, status, site)] == [True, True, True]
     assert "✓" not in text.partition("Keyboard shortcuts")[0]
 
 
