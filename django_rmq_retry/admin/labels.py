@@ -1,5 +1,6 @@
 """Labels, table cells and cards."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,7 @@ from django_rmq_retry.models import (
     GatedAct,
     OperatorAction,
     ParkedMessage,
+    ParkedOrigin,
     RequeueRun,
     State,
 )
@@ -294,6 +296,20 @@ def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
         )
         for group in groups
     ]
+
+
+def names_of(groups: Iterable[ErrorGroup]) -> dict[int, str]:
+    """Return the name of each group, with its handlers where several groups have one name; one query for these."""
+    names = {group.pk: str(group) for group in groups}
+    shared = Counter(names.values())
+    alike = [group for group, name in names.items() if shared[name] > 1]
+    if not alike:
+        return names
+    handlers: dict[int, list[str]] = {group: [] for group in alike}
+    origins = ParkedOrigin.objects.filter(group__in=alike).order_by("handler")
+    for group, handler in origins.values_list("group", "handler").distinct():
+        handlers[group].append(handler)
+    return names | {group: " · ".join(filter(None, (names[group], _named(handlers[group])))) for group in alike}
 
 
 def trends_of(groups: Iterable[int]) -> dict[int, Trend]:

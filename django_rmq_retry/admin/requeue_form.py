@@ -160,16 +160,16 @@ def _page_values(request: HttpRequest, selection: Selection, form: RequeueForm, 
     }
 
 
-def _causes(selection: Selection, found: RequeueReport) -> list[tuple[ErrorGroup, int]]:
-    """Return the error groups of a selection, each with the number of its messages; the largest first."""
+def _causes(selection: Selection, found: RequeueReport) -> list[tuple[int, str, int]]:
+    """Return the error groups of a selection, each with its name and the number of its messages; the largest first."""
     counts = found.groups if selection.group is None else ((selection.group, found.total),)
-    groups = ErrorGroup.objects.in_bulk([group for group, _count in counts])
-    return [(groups[group], count) for group, count in counts if group in groups]
+    names = labels.names_of(ErrorGroup.objects.filter(pk__in=[group for group, _count in counts]))
+    return [(group, names[group], count) for group, count in counts if group in names]
 
 
-def _growing(causes: Sequence[tuple[ErrorGroup, int]]) -> int:
+def _growing(causes: Sequence[tuple[int, str, int]]) -> int:
     """Return the new failures of the last minutes in those of the groups that grow: what is sent may fail too."""
-    newest = parked_lately([group.pk for group, _count in causes], buckets=1).newest
+    newest = parked_lately([group for group, _name, _count in causes], buckets=1).newest
     return sum(count for count in newest.values() if grows(count))
 
 

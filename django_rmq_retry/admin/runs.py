@@ -246,18 +246,21 @@ def _decided(run: RequeueRun) -> OperatorAction | None:
     return OperatorAction.objects.filter(run=run.pk, action=action).order_by("-number").first()
 
 
-def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[ErrorGroup, int]]]:
-    """Return the largest error groups of the messages of each run with their numbers, by one query."""
+def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[int, str, int]]]:
+    """Return the largest error groups of the messages of each run, with their names and numbers."""
     shown = {run.pk: run.causes[:MOST_CAUSES] for run in runs}
-    groups = ErrorGroup.objects.in_bulk({group for causes in shown.values() for group, _count in causes})
-    return {pk: [(groups[group], count) for group, count in causes if group in groups] for pk, causes in shown.items()}
+    numbers = {group for causes in shown.values() for group, _count in causes}
+    names = labels.names_of(ErrorGroup.objects.filter(pk__in=numbers))
+    return {
+        pk: [(group, names[group], count) for group, count in causes if group in names] for pk, causes in shown.items()
+    }
 
 
-def _what(run: RequeueRun, causes: Sequence[tuple[ErrorGroup, int]]) -> str:
+def _what(run: RequeueRun, causes: Sequence[tuple[int, str, int]]) -> str:
     """Return the causes of the messages of a run, or how they were chosen, in a short line."""
     if run.retries_of:
         return run.retries_of
-    named = [f"{number(count)} {group}" for group, count in causes[:2]]
+    named = [f"{number(count)} {name}" for _group, name, count in causes[:2]]
     more = "…" if len(causes) > len(named) else ""
     return " · ".join(named) + more or labels.selection_text(run.selection, run.description) or NOTHING
 

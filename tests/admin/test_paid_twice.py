@@ -117,7 +117,7 @@ class TestSeveralGroups:
         run = RequeueRun.objects.get()
 
         assert {str(one.pk) for one in causes} < set(boxes)
-        assert "3 GatewayTimeout · bank.gateway:post 2 GatewayTimeout" in Page(preview).text
+        assert re.search(r"3 GatewayTimeout · bank.gateway:post · \S+ 2 GatewayTimeout", Page(preview).text)
         assert "2 messages are left out by their keys." in Page(rest).text
         assert sorted(item.message.business_key for item in run.items.all()) == ["A-1", "A-2", "B-1"]
         assert len(sent) == 3
@@ -261,6 +261,16 @@ class TestASecondRun:
 
         assert [Page(one).links.get(told) for one in pages] == [f"{ADMIN}requeuerun/{run.pk}/change/"] * 2
         assert f"Requeue run {run.pk} by ann sends some of these now." in cards.links
+
+    def test_and_its_preview_tell_two_causes_with_one_name_apart(self, page: Client) -> None:
+        causes = [made.group(), made.group()]
+        rows = [made.message(cause, handler=name) for cause, name in zip(causes, ("pay.card", "pay.book"), strict=True)]
+        preview = page.get(f"{ADMIN}requeuerun/preview/?group={causes[0].pk}&group={causes[1].pk}", follow=True)
+        run = requeue_run([one.pk for one in rows])
+        pages = [preview, page.get(f"{ADMIN}requeuerun/{run.pk}/change/"), page.get(f"{ADMIN}requeuerun/")]
+
+        for name in ("pay.card", "pay.book"):
+            assert [f"1 {causes[0]} · {name}" in Page(one).text for one in pages] == [True, True, True]
 
     def test_is_named_on_the_card_of_each_group_of_which_it_has_something_to_send(
         self, page: Client, monkeypatch: pytest.MonkeyPatch
