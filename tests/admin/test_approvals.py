@@ -1,11 +1,13 @@
 """Four eyes in the admin: who asks, who approves, what the second person sees, and what nobody sees."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from django_rmq_retry import Message
 from django_rmq_retry.admin import runs
@@ -51,8 +53,9 @@ def place(response: Any) -> str:
 
 
 def two() -> list[ParkedMessage]:
-    cause = made.group()
-    return [made.message(cause, business_key=f"PAY-{number}") for number in (1, 2)]
+    """Two messages whose cause is over: while it lasts, a preview sends one first."""
+    cause, parked_at = made.group(), timezone.now() - timedelta(hours=1)
+    return [made.message(cause, business_key=f"PAY-{number}", parked_at=parked_at) for number in (1, 2)]
 
 
 def discarding(client: Client) -> str:
