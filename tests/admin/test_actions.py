@@ -21,7 +21,7 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
 from tests.admin.conftest import client_of, operating
-from tests.admin.looking import Page, press
+from tests.admin.looking import Page, address_of, follow, press
 from tests.operators.invariants import check_audit_log
 from tests.operators.made import ANN, discard_messages, logged
 
@@ -119,6 +119,14 @@ def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
 
     assert "Enter an explanation" in Page(wrong).text
     assert values["category"] == "other"
+
+
+def test_a_message_on_hold_is_requeued_from_its_page_with_a_word_of_the_hold(page: Client) -> None:
+    one = made.message(state=State.ON_HOLD, held_until=timezone.now() + timedelta(hours=1))
+    preview = follow(page, page.get(address_of(one)), "Requeue…")
+
+    assert preview.context["report"].sendable == 1
+    assert "1 is on hold" in Page(preview).text
 
 
 def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: Client) -> None:
