@@ -182,6 +182,7 @@ def _page(pages: Pages, request: HttpRequest, message: ParkedMessage, *, shown: 
         copies=message.copies - max(_parked_in_cycle(message), 1) + 1,
         waits_in=[item.run for item in history["items"] if item.state in UNSENT and item.run.active],
         edited_since=_edited_since(message, acts),
+        restored=_restored(message, acts),
         asked_for=labels.asked_for(ParkedMessage.objects.filter(pk=message.pk)) if message.open else (),
         opens_requests=not refusal(request, "view_request"),
         **neighbours,
@@ -204,6 +205,15 @@ def _edited_since(message: ParkedMessage, acts: list[OperatorAction]) -> Operato
     if edit is None or not message.open or message.version == 1:
         return None
     return edit if message.requeued_at is None or edit.at > message.requeued_at else None
+
+
+def _restored(message: ParkedMessage, acts: list[OperatorAction]) -> tuple[OperatorAction, str, str] | None:
+    """Return the restore of an open message that was not sent since, its reason, and that of the discard before it."""
+    restore = next((act for act in acts if act.action == Action.RESTORE), None)
+    if restore is None or not message.open or (message.requeued_at is not None and restore.at < message.requeued_at):
+        return None
+    discard = next((act for act in acts if act.action == Action.DISCARD and act.number < restore.number), None)
+    return restore, restore.reason, labels.action_reason(discard) if discard else ""
 
 
 def beyond_forms(number: int, size: int) -> str:

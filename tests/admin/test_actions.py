@@ -23,7 +23,7 @@ from tests.admin import made
 from tests.admin.conftest import client_of, operating
 from tests.admin.looking import Page, address_of, follow, press
 from tests.operators.invariants import check_audit_log
-from tests.operators.made import ANN, discard_messages, logged
+from tests.operators.made import ANN, discard_messages, logged, restore_messages
 
 pytestmark = pytest.mark.django_db
 MESSAGES = "/admin/rmq_retry/parkedmessage/"
@@ -119,6 +119,18 @@ def test_an_invalid_form_keeps_the_text_that_was_entered(page: Client) -> None:
 
     assert "Enter an explanation" in Page(wrong).text
     assert values["category"] == "other"
+
+
+def test_a_restored_message_says_why_it_had_been_discarded_until_it_is_sent(page: Client) -> None:
+    one = made.message()
+    discard_messages([one.pk], category="handled elsewhere", text="paid by phone")
+    restore_messages([one.pk])
+    told = Page(page.get(address_of(one))).text
+    ParkedMessage.objects.update(requeued_at=timezone.now())
+
+    assert "ann restored it after a discard, " in told
+    assert "Discard: Handled elsewhere: paid by phone." in told
+    assert "restored it after a discard" not in Page(page.get(address_of(one))).text
 
 
 def test_a_message_on_hold_is_requeued_from_its_page_with_a_word_of_the_hold(page: Client) -> None:
