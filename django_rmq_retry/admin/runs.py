@@ -89,7 +89,7 @@ class RequeueRunAdmin(Pages):
         lambda _self, run: labelled(_("Reason"), cut_line(run.reason)) if run.reason else ""
     )
     took = admin.display(description=gettext_lazy("Duration"))(
-        lambda _self, run: labelled(_("Duration"), rmq_span(_took(run))) if _took(run) is not None else ""
+        lambda _self, run: labelled(_("Duration"), NOTHING if _took(run) is None else rmq_span(_took(run)))
     )
     created = admin.display(description=gettext_lazy("Created"))(
         lambda _self, run: labelled(_("Created"), rmq_minute(run.created_at))
