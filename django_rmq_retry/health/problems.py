@@ -42,7 +42,6 @@ from django_rmq_retry.health.rules import (
     PROBE_OVERDUE,
     RUN_IDLE,
     STUCK_FOR,
-    VANISHED,
     Code,
     Problem,
     Severity,
@@ -414,8 +413,8 @@ def in_blocked(blocked: BlockedCounts) -> Iterator[Problem]:
 def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Problem]:
     """Yield what heartbeats show: vanished and disconnected processes, and different versions."""
     known = sorted(rows, key=lambda row: (row.host, row.pid))
-    gone = [row for row in known if now - row.beat_at > VANISHED]
-    living = [row for row in known if now - row.beat_at <= VANISHED and not row.stopping]
+    gone = [row for row in known if row.vanished(now)]
+    living = [row for row in known if row.living(now)]
     if gone:
         ago = _("%(span)s ago")
         names = listed(f"{row} ({ago % {'span': span(now - row.beat_at)}})" for row in gone)
@@ -441,7 +440,7 @@ def in_processes(rows: Iterable[ConsumerProcess], now: datetime) -> Iterator[Pro
 
 def stuck_processes(rows: Iterable[ConsumerProcess], now: datetime) -> list[ConsumerProcess]:
     """Return the living processes whose threads all run handlers beyond their deadline."""
-    living = [row for row in rows if now - row.beat_at <= VANISHED and not row.stopping]
+    living = [row for row in rows if row.living(now)]
     return [row for row in living if row.stuck_at is not None and now - row.stuck_at > STUCK_FOR]
 
 

@@ -10,7 +10,6 @@ from django.db import router
 from django.db.models import Q
 
 from django_rmq_retry import database_clock
-from django_rmq_retry.health.rules import VANISHED
 from django_rmq_retry.models import ConsumerProcess
 
 KEPT_EMPTY, KEPT = timedelta(minutes=10), timedelta(days=1)
@@ -85,7 +84,7 @@ class Process:
     @classmethod
     def of(cls, row: ConsumerProcess, now: datetime) -> "Process":
         state = ProcessState.RUNNING if row.connected else ProcessState.NO_BROKER
-        if now - row.beat_at > VANISHED:
+        if row.vanished(now):
             state = ProcessState.VANISHED
         elif row.stopping:
             state = ProcessState.STOPPING
@@ -102,10 +101,9 @@ def processes(*, most: int = MOST_LISTED_PROCESSES) -> list[Process]:
 
 
 def any_alive() -> bool:
-    """Return True if a process has sent a heartbeat lately, and is not stopping."""
+    """Return True if a process takes messages."""
     alias = router.db_for_read(ConsumerProcess)
-    lately = database_clock.reckoned(alias) - VANISHED
-    return ConsumerProcess.objects.using(alias).filter(beat_at__gte=lately, stopping=False).exists()
+    return ConsumerProcess.objects.using(alias).living(database_clock.reckoned(alias)).exists()
 
 
 def _place(one: Process) -> tuple[object, ...]:

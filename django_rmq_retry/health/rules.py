@@ -15,8 +15,6 @@ from django.utils.formats import number_format
 from django.utils.translation import get_language, gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-VANISHED = timedelta(seconds=30)
-"""The time without a heartbeat after which a process counts as vanished."""
 OUTBOX_OVERDUE = timedelta(minutes=5)
 """The age from which a message in the outbox is a problem: a relay sends within seconds."""
 RUN_IDLE = timedelta(minutes=5)

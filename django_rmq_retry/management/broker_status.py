@@ -16,7 +16,7 @@ from django_rmq_retry.health.problems import (
     Judged,
     blind,
 )
-from django_rmq_retry.health.rules import VANISHED, Code, Severity
+from django_rmq_retry.health.rules import Code, Severity
 from django_rmq_retry.management.command import RmqCommand
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.management.terminal import clock, utc
@@ -70,10 +70,10 @@ class BrokerStatus:
 
     @property
     def consumers(self) -> int | None:
-        """The living processes, by their heartbeats; None if they are unknown."""
+        """The number of living processes, by their heartbeats; None if it is unknown."""
         if self.survey is None or not settings().records:
             return None
-        return sum(self.survey.at - row.beat_at <= VANISHED for row in self.survey.processes)
+        return sum(row.living(self.survey.at) for row in self.survey.processes)
 
     def stopped(self, row: Judged) -> QueueControl | None:
         """Return why an operator or a breaker has stopped a queue."""

@@ -1,9 +1,13 @@
 """Models for the pauses and breakers of queues, rates, blocked ordering keys, and the topology declared on a broker."""
 
 import hashlib
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+
+VANISHED_AFTER = timedelta(seconds=30)
+"""The time without a heartbeat after which a process counts as vanished."""
 
 
 class QueueControl(models.Model):
@@ -100,6 +104,11 @@ class Declared(models.Model):
         return hashlib.sha256("\0".join(names).encode()).hexdigest()
 
 
+class ConsumerProcesses(models.QuerySet["ConsumerProcess"]):
+    def living(self, now: datetime) -> "ConsumerProcesses":
+        return self.filter(beat_at__gte=now - VANISHED_AFTER, stopping=False)
+
+
 class ConsumerProcess(models.Model):
     """The heartbeat of one consuming process. The row is deleted when the process ends in good order."""
 
@@ -126,6 +135,8 @@ class ConsumerProcess(models.Model):
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last heartbeat"))
 
+    objects = ConsumerProcesses.as_manager()
+
     class Meta:
         verbose_name = _("consumer")
         verbose_name_plural = _("consumers")
@@ -135,6 +146,14 @@ class ConsumerProcess(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+    def vanished(self, now: datetime) -> bool:
+        """Return True if its heartbeats have ended without a good end."""
+        return now - self.beat_at > VANISHED_AFTER
+
+    def living(self, now: datetime) -> bool:
+        """Return True if it takes messages: a stopping process only ends those that it has."""
+        return not (self.vanished(now) or self.stopping)
 
 
 class BlockedKey(models.Model):

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
+from django_rmq_retry.models.controls import VANISHED_AFTER
 from tests.admin.made import consumer
 from tests.commands.running import Exit, Ran, Terminal, run
 from tests.operators.made import record
@@ -192,6 +194,14 @@ def test_consumers_are_processes_and_not_the_queues_that_each_reads() -> None:
 
     assert ran.lines[-1][0].startswith("Consumers 2 · ")
     assert run("rmq_status", "--json").data["consumers"] == 2
+
+
+def test_a_process_that_is_stopping_takes_no_messages_and_is_not_counted() -> None:
+    consumer(pid=1)
+    consumer(pid=2, stopping=True)
+    consumer(pid=3, beat_at=timezone.now() - VANISHED_AFTER * 2)
+
+    assert run("rmq_status").lines[-1][0].startswith("Consumers 1 · ")
 
 
 @pytest.fixture
