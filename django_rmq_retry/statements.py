@@ -14,6 +14,8 @@ V = TypeVar("V")
 
 ROWS_AT_ONCE = 100
 """Rows of one statement, if the driver does not choose their number itself."""
+KEYS_AT_ONCE = 500
+"""Keys in one statement: SQLite may take no more than 999 parameters."""
 
 
 def in_slices(values: Collection[V], most: int) -> Iterator[list[V]]:

@@ -20,7 +20,7 @@ PAGE_PATIENCE_SECONDS = 0.8
 """Seconds for which a page waits for a look."""
 AWAY_SECONDS = 3.0
 """Seconds without an answer after which a look finds the broker away; until then it is only late."""
-FRESH_SECONDS = 2.0
+FRESH_LOOK_SECONDS = 2.0
 KNOWN_SECONDS = 60.0
 """Seconds for which a page that sends nothing may show an old look, while a thread takes a new one."""
 
@@ -105,7 +105,7 @@ class _Window:
         else:
             self._since, self._last = None, seen
         with self._lock:
-            self._seen, self._until = seen, time.monotonic() + FRESH_SECONDS
+            self._seen, self._until = seen, time.monotonic() + FRESH_LOOK_SECONDS
 
     def _away(self, why: str) -> Look:
         self._since = self._since or _now()

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.deaths import Death, deaths, well_formed
+from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
 from django_rmq_retry.messages.header_names import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import HIDDEN, body_text, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
@@ -31,8 +31,6 @@ VALUE_LIMIT = 2000
 """The characters of a header's value that are shown."""
 DEATH_NAME_LIMIT = 200
 """The characters of a name in x-death that are shown."""
-MOST_DEATHS = 20
-"""The most entries of x-death that are shown; a forged header may have thousands."""
 HEADER_PLACE = "headers."
 """The prefix of a hidden header's name, so that it differs from the path of a body's field."""
 ROUTING = ("CC", "BCC", "x-delay")
@@ -134,7 +132,7 @@ class DeathEntry:
     @classmethod
     def of(cls, death: Death) -> "DeathEntry":
         texts = {name: _short(getattr(death, name)) for name in ("queue", "exchange", "reason", "expiration")}
-        keys = _short(", ".join(death.keys[:MOST_DEATHS]))
+        keys = _short(", ".join(death.keys[:MOST_DEATHS_SHOWN]))
         return cls(**texts, count=death.count, at=stated_time(death.at), keys=keys)
 
 
@@ -171,8 +169,8 @@ def heading_of(raw: bytes, *, whole: bool, shown: Collection[str] = ()) -> Headi
     return Heading(
         headers=tuple(_headers(properties, whole=whole, shown=shown)),
         properties=tuple((name, visible(str(value))) for name, value in values if value is not None),
-        deaths=tuple(map(DeathEntry.of, entries[:MOST_DEATHS])),
-        more_deaths=max(len(entries) - MOST_DEATHS, 0),
+        deaths=tuple(map(DeathEntry.of, entries[:MOST_DEATHS_SHOWN])),
+        more_deaths=max(len(entries) - MOST_DEATHS_SHOWN, 0),
         unread_deaths=not well_formed(properties.headers),
     )
 

@@ -34,7 +34,7 @@ MORNING = 8
 """The hour at which a hold until tomorrow ends."""
 PERHAPS_DONE = (DiscardCategory.ELSEWHERE, DiscardCategory.DUPLICATE)
 """Reasons for a discard by which another message, or another way, has done what the message requests."""
-MOST_COUNTED = 10_000
+MOST_WITH_KEYS_COUNTED = 10_000
 """The most messages among which business keys are counted."""
 
 
@@ -58,7 +58,7 @@ def discarding(pages: Pages, request: HttpRequest, selection: Selection, left: L
     count = present_count(selection)
     label = counted(ngettext("Discard %(count)d message", "Discard %(count)d messages", count), count=count)
     keys = None
-    if count <= MOST_COUNTED:
+    if count <= MOST_WITH_KEYS_COUNTED:
         keys = selection.queryset().order_by().exclude(business_key="").values("business_key").distinct().count()
     context: dict[str, Any] = {
         "title": _("Discard %(name)s"),

@@ -22,7 +22,7 @@ from django_rmq_retry.parked.selection import TOKEN_SECONDS, Selection
 from django_rmq_retry.templatetags.rmq_retry import counted
 
 SALT = "django_rmq_retry.edit_many"
-MOST_CAUSES = 3
+MOST_CAUSES_OF_EDIT = 3
 MOST_EXAMPLE = 4000
 """The most characters of the example's body."""
 ACTS = (
@@ -93,7 +93,7 @@ def _causes(request: HttpRequest, selection: Selection) -> list[ErrorGroup]:
     if refusal(request, "view_group"):
         return []
     numbers = selection.queryset().order_by().values("group")
-    return list(ErrorGroup.objects.filter(pk__in=numbers).order_by("-parked", "pk")[:MOST_CAUSES])
+    return list(ErrorGroup.objects.filter(pk__in=numbers).order_by("-parked", "pk")[:MOST_CAUSES_OF_EDIT])
 
 
 def _example(request: HttpRequest, selection: Selection, *, shown: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days
 MOST_NEWER = 100
 SINCE, AFTER = "since", "after"
 """Query parameters: the time at which the list was opened, and the highest id at that time."""
-MOST_COUNTED = 10_000
+MOST_PAGED_ROWS = 10_000
 
 
 class Word(SimpleListFilter):
@@ -231,15 +231,15 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in 
     def found(self) -> int:
         rows: Any = self.object_list
         # Without an order and with an indexed column only, the database can count from an index alone.
-        return int(rows.order_by().values(self.column)[: MOST_COUNTED + 1].count())
+        return int(rows.order_by().values(self.column)[: MOST_PAGED_ROWS + 1].count())
 
     @cached_property
     def count(self) -> int:
-        return min(self.found, MOST_COUNTED)
+        return min(self.found, MOST_PAGED_ROWS)
 
     @property
     def capped(self) -> bool:
-        return self.found > MOST_COUNTED
+        return self.found > MOST_PAGED_ROWS
 
 
 class MessagePaginator(CappedPaginator):

@@ -45,7 +45,7 @@ from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.outcomes import DECIDED_BY, erased, outcome
 from django_rmq_retry.parked.selection import number_in
 
-MOST_EDITED_BYTES = 3 * 1024 * 1024
+MOST_EDITABLE_BYTES = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 MOST_ATTEMPTS = 20
 MOST_ACTIONS = 20
@@ -218,7 +218,7 @@ def _restored(message: ParkedMessage, acts: list[OperatorAction]) -> tuple[Opera
 
 def beyond_forms(number: int, size: int) -> str:
     """Return the reason that a body of this size cannot be edited on a page; empty if it can."""
-    if size <= MOST_EDITED_BYTES:
+    if size <= MOST_EDITABLE_BYTES:
         return ""
     text = _("Its body is too large to be edited in a browser. Edit it with: %(command)s")
     return text % {"command": f"manage.py rmq_parked edit {number} --editor"}

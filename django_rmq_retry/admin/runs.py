@@ -55,7 +55,7 @@ PACE_AFTER_SECONDS = 5.0
 CLEARLY_SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Waits whose end is unknown, so that the time until all is sent is unknown too."""
-MOST_CAUSES = 5
+MOST_CAUSES_SHOWN = 5
 
 
 @admin.register(RequeueRun)
@@ -248,7 +248,7 @@ def _decided(run: RequeueRun) -> OperatorAction | None:
 
 def causes_of(runs: Sequence[RequeueRun]) -> dict[int, list[tuple[int, str, int]]]:
     """Return the largest error groups of the messages of each run, with their names and numbers."""
-    shown = {run.pk: run.causes[:MOST_CAUSES] for run in runs}
+    shown = {run.pk: run.causes[:MOST_CAUSES_SHOWN] for run in runs}
     numbers = {group for causes in shown.values() for group, _count in causes}
     names = labels.names_of(ErrorGroup.objects.filter(pk__in=numbers))
     return {

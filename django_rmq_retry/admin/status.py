@@ -21,7 +21,7 @@ from django_rmq_retry.attempts.history import waiting
 from django_rmq_retry.breakers.table import state_of
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import waiting_queues_of
-from django_rmq_retry.health.facts import MOST_COUNTED, Survey, Unmigrated, parked_in, survey
+from django_rmq_retry.health.facts import MOST_SURVEYED_MESSAGES, Survey, Unmigrated, parked_in, survey
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import blind
 from django_rmq_retry.health.rules import ActingPage, Code, Problem, Severity, number
@@ -211,10 +211,10 @@ def _waiting(levels: Sequence[Level], now: datetime) -> dict[str, Any]:
     seen = {level.queue for level in levels if level.role is Role.WAITING}
     counted = queued.keys() | {one.queue.name for one in registry.work_queues() if seen & waiting_queues_of(one)}
     due = waiting(now, overdue=timedelta(0)).filter(verdict=Kind.RETRY.value)
-    known = list(due.values_list("queue", "next_at")[: MOST_COUNTED + 1])
+    known = list(due.values_list("queue", "next_at")[: MOST_SURVEYED_MESSAGES + 1])
     elsewhere = sum(queue not in counted for queue, _at in known)
     return {
         "waiting": queued.total() + elsewhere,
-        "more_wait": elsewhere > MOST_COUNTED,
+        "more_wait": elsewhere > MOST_SURVEYED_MESSAGES,
         "next": known[0][1] if known else None,
     }

@@ -60,7 +60,7 @@ def buttons(pages: Pages, request: HttpRequest, run: RequeueRun) -> list[Button]
         slower = max(round(run.rate / 4), 1)
         if slower < run.rate:
             act(_("Slow to %(rate)d per second") % {"rate": slower}, CHANGE_RATE, ("rate", str(slower)))
-        faster = min(round(run.rate * 2), int(requeue_options.FASTEST_RATE))
+        faster = min(round(run.rate * 2), int(requeue_options.FASTEST_RUN_RATE))
         if faster > run.rate:
             act(_("Speed up to %(rate)d per second") % {"rate": faster}, CHANGE_RATE, ("rate", str(faster)))
         ask(_("Stop"), STOP, "danger")

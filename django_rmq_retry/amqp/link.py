@@ -12,7 +12,7 @@ from django_rmq_retry.amqp.io_thread import IoThread
 from django_rmq_retry.amqp.refusals import cause_of, denied, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
 
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 15.0
+FIRST_RECONNECT_SECONDS, LONGEST_RECONNECT_SECONDS = 0.25, 15.0
 MOST_VHOST_REFUSALS, VHOST_DELETED_SECONDS = 5, 30.0
 """Refusals in a row, and seconds since the first of them, after which a virtual host that existed before counts as
 deleted. A user that is made again has no rights until they are granted, which may take some seconds.
@@ -43,7 +43,7 @@ class Link:
         self._lost = lost
         self._refused = refused
         self._healthy = healthy
-        self._wait = FIRST_WAIT_SECONDS
+        self._wait = FIRST_RECONNECT_SECONDS
         self._tries = 0
         self._since = 0.0
         self._ever = False
@@ -161,7 +161,7 @@ class Link:
             self._ended()
             return
         if time.monotonic() - self._since >= self._healthy:
-            self._wait = FIRST_WAIT_SECONDS
+            self._wait = FIRST_RECONNECT_SECONDS
         self._again(error_text(reason))
 
     def _ended(self) -> None:
@@ -170,6 +170,7 @@ class Link:
             closed()
 
     def _again(self, reason: str) -> None:
-        wait, self._wait = self._wait, min(LONGEST_WAIT_SECONDS, random.uniform(FIRST_WAIT_SECONDS, self._wait * 3))
+        wait, chosen = self._wait, random.uniform(FIRST_RECONNECT_SECONDS, self._wait * 3)
+        self._wait = min(LONGEST_RECONNECT_SECONDS, chosen)
         self._lost(reason, wait)
         self._io.later(wait, self._dial)

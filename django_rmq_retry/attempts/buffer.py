@@ -22,7 +22,7 @@ WRITE_SECONDS = 0.2
 """Seconds within which a draft is written; a full batch is written sooner."""
 MOST_DRAFTS, MOST_DRAFT_BYTES = 10_000, 64 * 1024 * 1024
 """Limits of the waiting drafts, in rows and in bytes."""
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+FIRST_REWRITE_SECONDS, LONGEST_REWRITE_SECONDS = 1.0, 60.0
 BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
 OutcomeUpdate = Callable[[], None]
@@ -156,7 +156,7 @@ class Buffer:
 
     def _failed(self, error: Exception, wait: float) -> float:
         self.away = True
-        following = min(wait * 2 or FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
+        following = min(wait * 2 or FIRST_REWRITE_SECONDS, LONGEST_REWRITE_SECONDS)
         log.warning(
             "Attempts cannot be recorded (%r). %s are buffered%s; next write in %.0f s.",
             str(ErrorNote.of(error)),

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from django_rmq_retry.breakers.queue_state import QueueState
+from django_rmq_retry.breakers.queue_state import CLOCK_SKEW_SECONDS, QueueState
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.policies.breaker import CLOSED, JITTER, Circuit, FailureTally
 
-CLOCK_SKEW_SECONDS = 60.0
-"""Seconds by which the clocks of hosts may differ."""
 LONGEST_PROBE_SECONDS = 600.0
 """The most seconds between two probes, if no handler of the queue has a breaker."""
 

@@ -11,6 +11,8 @@ from django.utils.translation import ngettext
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
 FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
+CLOCK_SKEW_SECONDS = 60.0
+"""Seconds by which the clocks of hosts may differ, before a time further ahead is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

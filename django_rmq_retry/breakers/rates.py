@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from django_rmq_retry.breakers.queue_state import CLOCK_SKEW_SECONDS
 from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
@@ -24,10 +25,8 @@ EXPIRY_SECONDS = 0.5
 """Seconds after which an unused start time expires; this bounds the burst."""
 RESERVE_AGAIN_SECONDS = 5.0
 """The most seconds until a message tries again to reserve its start time."""
-LONGEST_HOLD_SECONDS = 600.0
+PUT_BACK_SECONDS = 600.0
 """Seconds after which an unacked waiting message is put back; the broker takes it back after 1800 by default."""
-CLOCK_SKEW_SECONDS = 60.0
-"""Seconds of clock difference allowed before a next start time too far ahead is ignored."""
 FORGET_SECONDS = 60.0
 MANY_WAITING = 100
 
@@ -148,7 +147,7 @@ class RateGate:
         wait, since = pacer.wait(delivery, now)
         if not wait:
             return None
-        if now + wait - since > LONGEST_HOLD_SECONDS and not self._in_place[subscription.name]:
+        if now + wait - since > PUT_BACK_SECONDS and not self._in_place[subscription.name]:
             pacer.forget(delivery)
             return put_back(delivery, subscription, in_place=False)
         return Settlement(instruction=Instruction.KEEP, hold=wait)

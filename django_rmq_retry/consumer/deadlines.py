@@ -21,7 +21,7 @@ log = logging.getLogger("django_rmq_retry")
 
 HUNG_FACTOR = 2
 """A handler that still runs after this many times its deadline counts as hung."""
-SLOW_SECONDS = 1500.0
+LONG_RUN_SECONDS = 1500.0
 """Seconds after which a handler is named in the log, some minutes before the broker takes its message back."""
 SHORTEST_SLEEP_SECONDS, IDLE_SECONDS = 0.01, 1.0
 """Seconds: the shortest sleep of the watcher thread, and its lifetime without a handler to watch."""
@@ -276,7 +276,7 @@ class SlowHandlers:
         self._named: set[AttemptState] = set()
 
     def look(self, running: Iterable[AttemptState], now: float) -> None:
-        slow = {attempt for attempt in running if now - attempt.began > SLOW_SECONDS}
+        slow = {attempt for attempt in running if now - attempt.began > LONG_RUN_SECONDS}
         for attempt in slow - self._named:
             subscription = attempt.subscription
             if subscription is not None and subscription.ack == "auto":

@@ -28,7 +28,7 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Bytes of bodies in one batch: MariaDB with default settings refuses larger statements."""
 COLLECT_SECONDS = 0.05
 TICK_SECONDS = 1.0
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
+FIRST_STORE_WAIT_SECONDS, LONGEST_STORE_WAIT_SECONDS = 1.0, 30.0
 GIVE_UP_SECONDS = 600.0
 """Seconds without a database after which messages return to their queues; not sooner, as RabbitMQ counts returns."""
 CLOSE_SECONDS = 5.0
@@ -175,9 +175,9 @@ class Drainer(Recurring):
             self._work()
         except BaseException:
             # No error may end the draining while the consumer still runs.
-            log.exception("The drainer failed; it restarts in %g s", LONGEST_WAIT_SECONDS)
+            log.exception("The drainer failed; it restarts in %g s", LONGEST_STORE_WAIT_SECONDS)
             self._close()
-            return LONGEST_WAIT_SECONDS
+            return LONGEST_STORE_WAIT_SECONDS
         return 0.0
 
     def at_end(self) -> None:
@@ -201,7 +201,7 @@ class Drainer(Recurring):
 
     def _ready(self) -> bool:
         """Wait until the database can store messages, before any is consumed; return False if stopped meanwhile."""
-        wait = FIRST_WAIT_SECONDS
+        wait = FIRST_STORE_WAIT_SECONDS
         while not self.stopping.is_set():
             with self._parts.around():
                 why = self._parts.parker.outage()
@@ -211,7 +211,7 @@ class Drainer(Recurring):
             self._away = True
             log.warning("Parked messages stay in their queues: %s", why, extra={"event": "undrained"})
             self.stopping.wait(wait)
-            wait = min(wait * 2, LONGEST_WAIT_SECONDS)
+            wait = min(wait * 2, LONGEST_STORE_WAIT_SECONDS)
         return False
 
     def _gathered(self) -> list[tuple[int, Delivery]]:
@@ -233,7 +233,7 @@ class Drainer(Recurring):
 
     def _kept(self, batch: Sequence[tuple[int, Delivery]]) -> bool:
         """Store a batch, with retries; return False if the database was down for too long."""
-        since, wait = time.monotonic(), FIRST_WAIT_SECONDS
+        since, wait = time.monotonic(), FIRST_STORE_WAIT_SECONDS
         left = self._ours(batch)
         while left and not self.stopping.is_set():
             try:
@@ -256,7 +256,7 @@ class Drainer(Recurring):
                 extra={"event": "away"},
             )
             self.stopping.wait(wait)
-            wait = min(wait * 2, LONGEST_WAIT_SECONDS)
+            wait = min(wait * 2, LONGEST_STORE_WAIT_SECONDS)
             left = self._again(batch, left)
         return True
 

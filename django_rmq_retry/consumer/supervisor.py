@@ -32,7 +32,7 @@ QUICK_SECONDS = 10.0
 MOST_QUICK_ENDS = 5
 MOST_REACHED_ENDS = 20
 """Limit on quick ends in a row after the broker was reached: one message may end several processes before it parks."""
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, LONGEST_REACHED_SECONDS = 0.5, 30.0, 5.0
+FIRST_RESTART_SECONDS, LONGEST_RESTART_SECONDS, LONGEST_REACHED_RESTART_SECONDS = 0.5, 30.0, 5.0
 TICK_SECONDS = 0.5
 KILL_GRACE_SECONDS = 15.0
 """Seconds after the shutdown timeout before a child that still runs is killed."""
@@ -226,8 +226,8 @@ class Supervisor:
             self._give_up(child, sentence)
         else:
             wait = min(
-                FIRST_WAIT_SECONDS * 2 ** (child.quick - 1),
-                LONGEST_REACHED_SECONDS if reached else LONGEST_WAIT_SECONDS,
+                FIRST_RESTART_SECONDS * 2 ** (child.quick - 1),
+                LONGEST_REACHED_RESTART_SECONDS if reached else LONGEST_RESTART_SECONDS,
             )
             child.due = time.monotonic() + wait
             log.warning("%s; a new one starts in %.1f s", sentence, wait, extra={"event": "ended"})

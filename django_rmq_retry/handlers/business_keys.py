@@ -11,6 +11,7 @@ from django_rmq_retry.messages.texts import short
 
 MOST_KEYS = 20
 KEY_BYTES = 255
+"""Largest size of a stored key, in bytes; longer keys are stored, and looked up, truncated."""
 
 
 def business_keys(subscription: Subscription, delivery: Delivery) -> list[str]:

@@ -45,7 +45,7 @@ from django_rmq_retry.publishing import outbox_rows
 
 T = TypeVar("T")
 RECENT = timedelta(minutes=10)
-MOST_COUNTED = 1000
+MOST_SURVEYED_MESSAGES = 1000
 """The most messages that are counted where no counter has their number."""
 MOST_GROUPS = 1000
 """The most error groups that are added up to causes: those with the most parked messages."""
@@ -114,7 +114,7 @@ class SilentCopies:
     """Messages that were requeued, have no outcome for longer than a run waits for one, and wait for no retry."""
 
     count: int = 0
-    """Up to MOST_COUNTED and one more."""
+    """Up to MOST_SURVEYED_MESSAGES and one more."""
     oldest: datetime | None = None
 
 
@@ -227,7 +227,7 @@ def parked(now: datetime, stopped: Iterable[str]) -> tuple[ParkedCounts, SilentC
         count=Max(ParkedOrigin.objects.total()),
         oldest=Min(Subquery(rows.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(_Counted(recent.values("pk"))),
-        silent=Max(_Counted(silent.values("pk")[: MOST_COUNTED + 1])),
+        silent=Max(_Counted(silent.values("pk")[: MOST_SURVEYED_MESSAGES + 1])),
         silent_since=Min(Subquery(silent.order_by("requeued_at").values("requeued_at")[:1])),
     )
     return (

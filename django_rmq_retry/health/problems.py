@@ -22,8 +22,8 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnreachable
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.health.facts import (
-    MOST_COUNTED,
     MOST_SURVEYED_ITEMS,
+    MOST_SURVEYED_MESSAGES,
     ApprovalCounts,
     BlockedCounts,
     OverdueRetries,
@@ -316,9 +316,9 @@ def _in_parked(survey: Survey, limits: Limits) -> Iterator[Problem]:
 
 def _in_silent(silent: SilentCopies, now: datetime) -> Iterator[Problem]:
     if silent.count and silent.oldest is not None:
-        shown = f"{number(MOST_COUNTED)}+" if silent.count > MOST_COUNTED else number(silent.count)
+        shown = f"{number(MOST_SURVEYED_MESSAGES)}+" if silent.count > MOST_SURVEYED_MESSAGES else number(silent.count)
         values = {"number": shown, "span": span(now - silent.oldest)}
-        count = min(silent.count, MOST_COUNTED)
+        count = min(silent.count, MOST_SURVEYED_MESSAGES)
         yield Problem(code=Code.NO_OUTCOME, count=count, since=silent.oldest, values=values)
 
 

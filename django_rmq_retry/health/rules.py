@@ -37,7 +37,7 @@ CLOCKS_APART = timedelta(seconds=2)
 """The difference of two clocks from which it is reported; from ``database_clock.CLOCK_TOLERANCE`` on it is an error."""
 NEARLY_FULL = 0.8
 """The share of a limit from which blocked messages are a warning."""
-SLOW_SECONDS = 1.0
+SLOW_BROKER_SECONDS = 1.0
 """Seconds for one round trip from which the broker counts as slow."""
 LOGIN = "RMQ_RETRY['URL']"
 API = 'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]'

@@ -22,7 +22,7 @@ from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.health.broker import round_trip
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import in_plan, listed, unreachable
-from django_rmq_retry.health.rules import API, SLOW_SECONDS, Area, Code, Problem
+from django_rmq_retry.health.rules import API, SLOW_BROKER_SECONDS, Area, Code, Problem
 from django_rmq_retry.management.command import declarer
 from django_rmq_retry.management.examination import Examined, Examiner, looked
 from django_rmq_retry.management.findings import Finding
@@ -267,7 +267,7 @@ def _broker(it: Declarer) -> Iterator[Examined]:
     session = it.session
     server, seconds = session.server, round_trip(session)
     report = f"{session.access.shown} ({server.title}), round trip {seconds * 1000:.0f} ms."
-    if seconds < SLOW_SECONDS:
+    if seconds < SLOW_BROKER_SECONDS:
         yield report
     else:
         yield Problem(code=Code.BROKER_SLOW, values={"reason": report})

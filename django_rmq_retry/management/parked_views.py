@@ -14,7 +14,7 @@ from django_rmq_retry.management.arguments import MOST_LISTED, add_limit, positi
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, usage_error
 from django_rmq_retry.management.parked_choice import add_choice, keys_data, keys_from, report_keys, selection_of
 from django_rmq_retry.management.terminal import clock, local, utc
-from django_rmq_retry.messages.deaths import Death, deaths, well_formed
+from django_rmq_retry.messages.deaths import MOST_DEATHS_SHOWN, Death, deaths, well_formed
 from django_rmq_retry.messages.masking import body_text, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.texts import short
@@ -32,8 +32,6 @@ from django_rmq_retry.parked.outcomes import outcome_of
 from django_rmq_retry.parked.selection import PageEnd, number_in, numbers_of, pages
 from django_rmq_retry.parked.transfer import as_data
 
-MOST_DEATHS = 20
-"""The most entries of x-death, and keys of one entry, that are shown; a forged header may have thousands."""
 FORMATTED_LIMIT = 16 * 1024 * 1024
 """Indenting makes a body longer: one that would grow beyond this size is written as it is stored."""
 LISTED = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR")
@@ -259,7 +257,7 @@ def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
         headers = decode_properties(bytes(row.properties)).headers
     except UndecodableHeaders:
         return None
-    return deaths(headers)[:MOST_DEATHS] if well_formed(headers) else None
+    return deaths(headers)[:MOST_DEATHS_SHOWN] if well_formed(headers) else None
 
 
 def _death(one: Death) -> Mapping[str, object]:
@@ -268,7 +266,7 @@ def _death(one: Death) -> Mapping[str, object]:
         "reason": short(one.reason),
         "count": one.count,
         "exchange": short(one.exchange),
-        "routing_keys": [short(key) for key in one.keys[:MOST_DEATHS]],
+        "routing_keys": [short(key) for key in one.keys[:MOST_DEATHS_SHOWN]],
         "at": utc(stated_time(one.at)),
         "expiration": short(one.expiration),
     }
@@ -281,7 +279,7 @@ def _deaths_lines(died: Sequence[Death] | None) -> Iterator[str]:
 
 def _death_line(one: Death) -> str:
     entry = _death(one)
-    keys = ", ".join(one.keys[:MOST_DEATHS])
+    keys = ", ".join(one.keys[:MOST_DEATHS_SHOWN])
     more = [f"{name} {value}" for name, value in (("exchange", one.exchange), ("key", keys)) if value]
     more += [f"first {entry['at']}"] if entry["at"] else []
     more += [f"original expiration {one.expiration} ms"] if one.expiration else []

@@ -22,6 +22,8 @@ _BROKER_FIELDS = (b"queue", b"reason", b"count")
 OLDEST_MILLISECONDS = 365 * 86_400_000
 """In milliseconds (one year). An older time in x-death is treated as forged: no message waits that long on a broker."""
 
+MOST_DEATHS_SHOWN = 20
+"""The most entries of x-death, and keys of one entry, that are shown; a forged header may have thousands."""
 MOST_DEATHS_BYTES = 4096
 """In bytes. The newest entries that fit are written."""
 _CUTS = ((SHORT_STRING_BYTES, 20), (100, 1))

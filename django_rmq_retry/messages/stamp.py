@@ -20,8 +20,8 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import SHORT_STRING_BYTES, Headers, copied_properties, milliseconds
 from django_rmq_retry.messages.texts import short
 
-TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-"""The form of a W3C trace context (w3.org/TR/trace-context)."""
+TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
+"""The form of a W3C trace context (w3.org/TR/trace-context), with the id of the trace and its flags."""
 SUMMARY_BYTES = 1000
 HANDLER_BYTES = 255
 MOST_ATTEMPTS = 2**31 - 1

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from django_rmq_retry.messages.texts import short
 
-MOST_CAUSES = 20
+MOST_CHAINED_ERRORS = 20
 OUTERMOST, INNERMOST = 10, 40
 """The number of frames kept at the outer and the inner end of a traceback."""
 MOST_REMEMBERED = 512
@@ -99,7 +99,7 @@ def causes(error: BaseException) -> list[tuple[BaseException, str]]:
     chain: list[tuple[BaseException, str]] = []
     todo: deque[tuple[BaseException, str]] = deque([(error, "")])
     seen: set[int] = set()
-    while todo and len(chain) < MOST_CAUSES:
+    while todo and len(chain) < MOST_CHAINED_ERRORS:
         one, link = todo.popleft()
         if id(one) not in seen:
             seen.add(id(one))

@@ -13,6 +13,7 @@ from django.utils.translation import ngettext
 from django_rmq_retry import database_clock
 from django_rmq_retry.attempts.history import attempts_of
 from django_rmq_retry.breakers.halts import halted
+from django_rmq_retry.handlers.business_keys import KEY_BYTES
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import (
@@ -37,7 +38,6 @@ from django_rmq_retry.parked.admin_history import forget
 from django_rmq_retry.parked.audit import ERASED, acts_on, log_action, spans
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.key_lists import look_up
-from django_rmq_retry.parked.key_text import KEY_BYTES
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Refused
 from django_rmq_retry.parked.traces import EMPTY_ATTEMPT, Elsewhere, having, named_in
 from django_rmq_retry.statements import in_slices

@@ -18,15 +18,15 @@ from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, Par
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import LISTED, Selection
-from django_rmq_retry.statements import in_slices
+from django_rmq_retry.statements import KEYS_AT_ONCE, in_slices
 
 SHOWN_EXAMPLES = 5
 LATEST_MESSAGES = 200
 MOST_QUEUES = 20
-MOST_EDITED = 10_000
+MOST_EDITED_SINCE = 10_000
 MOST_SORTED = 10_000
 """The most messages of a selection whose business keys are sorted; those of more are compared with ``shared_keys``."""
-MOST_SHARED, KEYS_AT_ONCE = 5000, 500
+MOST_SHARED = 5000
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
 """Reasons for parking that a requeue alone does not remove."""
 
@@ -312,7 +312,7 @@ def changed(selection: Selection) -> Q:
     if not selection.named:
         # Few messages are edited, so list them: a check of each message of the selection takes far longer.
         edited = MessageVersion.objects.filter(at__gt=selection.as_of).values_list("message", flat=True)
-        return Q(pk__in=list(edited[:MOST_EDITED]))
+        return Q(pk__in=list(edited[:MOST_EDITED_SINCE]))
     now = dict(selection.queryset().values_list("pk", "revision"))
     return Q(pk__in=[pk for pk, revision in selection.revisions.items() if now.get(pk) != revision])
 

@@ -16,12 +16,10 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LIST_USABLE, LISTED, number_in
-from django_rmq_retry.statements import BulkInsert, in_slices
+from django_rmq_retry.statements import KEYS_AT_ONCE, BulkInsert, in_slices
 
 MOST_FOUND = 50_000
 """Largest number of messages that the keys of one list may name."""
-KEYS_AT_ONCE = 500
-"""Parameters of one statement: SQLite may take no more than 999."""
 TIDIED_LISTS = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
 insert = BulkInsert(ListedKey, ("list_id", "place", "value", "message"))

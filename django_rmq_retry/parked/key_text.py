@@ -5,14 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from django.utils.translation import gettext as _
 
+from django_rmq_retry.handlers.business_keys import KEY_BYTES
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.parked.operators import Refused
 
 MOST_KEYS = 10_000
 MOST_TEXT = 4_000_000
 """Largest length of a pasted text, in characters."""
-KEY_BYTES = 255
-"""Largest size of a stored key, in bytes; longer keys are stored, and looked up, truncated."""
 CELL_SEPARATORS = ",;\t\uff0c\uff1b"
 SEPARATORS = f"{CELL_SEPARATORS}\r\n\v\f\x85\u2028\u2029"
 TRIMMED = " \u00a0\u200b\u2060\ufeff"

@@ -1,18 +1,16 @@
 """The links of parked messages and error groups into the project's other systems."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 
 from django_rmq_retry.conf import Links, settings
 from django_rmq_retry.links import TRACE_ID
+from django_rmq_retry.messages.stamp import TRACE_CONTEXT
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 
 MARGIN = timedelta(minutes=5)
 """How much earlier and later than the message the searched log lines may be: clocks differ."""
-TRACE_CONTEXT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
-"""A W3C trace context: the id of the trace, and its flags."""
 SAMPLED = 1
 """The flag of a trace that is recorded."""
 

@@ -11,7 +11,7 @@ from django_rmq_retry.parked.findings import INCLUDABLE, Terms
 from django_rmq_retry.parked.operators import Refused
 from django_rmq_retry.topology.declarations import Role
 
-FASTEST_RATE = 10_000.0
+FASTEST_RUN_RATE = 10_000.0
 STOP_AT = 20.0
 """Percent of failed outcomes above which the guard pauses a requeue run, unless the operator chooses another limit."""
 GUARD_OFF = 100.0
@@ -71,9 +71,9 @@ class RequeueOptions:
 
 
 def checked_rate(rate: float) -> float:
-    if not 0 < rate <= FASTEST_RATE:
+    if not 0 < rate <= FASTEST_RUN_RATE:
         text = _("The rate must be a number above 0 and at most %(most)s messages per second.")
-        raise Refused(text % {"most": f"{FASTEST_RATE:g}"})
+        raise Refused(text % {"most": f"{FASTEST_RUN_RATE:g}"})
     return float(rate)
 
 

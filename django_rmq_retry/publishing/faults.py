@@ -14,7 +14,7 @@ log = logging.getLogger("django_rmq_retry")
 
 MOST_ATTEMPTS = 15
 """Failed attempts after which a row needs an operator; with these waits that takes about nine minutes."""
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+FIRST_RESEND_SECONDS, LONGEST_RESEND_SECONDS = 1.0, 60.0
 
 PROBE_MARGIN_SECONDS = 1.0
 """Seconds added to a row's due time before it is used as a probe, so that the query surely finds the row as due."""
@@ -67,7 +67,7 @@ def suspect(result: PublishResult) -> bool:
 
 
 def wait_after(attempts: int) -> float:
-    return float(min(FIRST_WAIT_SECONDS * 2 ** min(attempts - 1, 16), LONGEST_WAIT_SECONDS))
+    return float(min(FIRST_RESEND_SECONDS * 2 ** min(attempts - 1, 16), LONGEST_RESEND_SECONDS))
 
 
 def failed(row: OutboxRow, *, using: str, why: str, whose: RowFault) -> float:

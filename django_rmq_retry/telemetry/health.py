@@ -14,7 +14,7 @@ from django_rmq_retry.telemetry.meter import SILENT_SECONDS, Board, Slot
 
 DEAD_SECONDS = 15.0
 """Seconds without a beat after which a process does not count as alive."""
-FRESH_SECONDS = 600.0
+FRESH_FIGURES_SECONDS = 600.0
 """Seconds for which the figures of database and broker are shown."""
 INDEX = "/metrics\n/livez\n/readyz\n"
 
@@ -58,7 +58,7 @@ class Health:
     def _metrics(self) -> Response:
         alive = self._board.processes - len(self._silent(SILENT_SECONDS))
         own = families_of(self._board, alive=alive, version=self._version)
-        text = exposition_text(own) + self._notice.read(newest=FRESH_SECONDS) + self._more()
+        text = exposition_text(own) + self._notice.read(newest=FRESH_FIGURES_SECONDS) + self._more()
         return Response(body=text, content_type=CONTENT_TYPE)
 
     def _silent(self, seconds: float) -> list[int]:
@@ -76,7 +76,7 @@ class RelayHealth:
         if path == "/metrics":
             about = "Messages that this relay has sent from the outbox."
             own = exposition_text([single("relayed_total", about, self._relaying.sent)])
-            return Response(body=own + self._notice.read(newest=FRESH_SECONDS), content_type=CONTENT_TYPE)
+            return Response(body=own + self._notice.read(newest=FRESH_FIGURES_SECONDS), content_type=CONTENT_TYPE)
         if path in ("/livez", "/readyz"):
             trouble = self._relaying.trouble if path == "/readyz" else ""
             why = trouble if self._relaying.alive else "the relay has ended"

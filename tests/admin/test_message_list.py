@@ -216,7 +216,7 @@ def test_an_empty_list_states_that_nothing_is_parked(page: Client) -> None:
 
 
 def test_the_count_stops_at_its_limit(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_list, "MOST_COUNTED", 100)
+    monkeypatch.setattr(message_list, "MOST_PAGED_ROWS", 100)
     now = timezone.now()
     for number in range(103):
         made.message(business_key=f"PAY-{number}", parked_at=now - timedelta(minutes=number))

@@ -343,7 +343,7 @@ def test_a_broker_that_is_back_is_there_at_the_next_update(page: Client, monkeyp
 
     monkeypatch.setattr(broker_look, "_seen", seen)
     monkeypatch.setattr(broker_look, "PAGE_PATIENCE_SECONDS", 10.0)
-    monkeypatch.setattr(broker_look, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(broker_look, "FRESH_LOOK_SECONDS", 0.0)
     away = page.get(f"{ADMIN}livestatus/")
     refused[0] = None
     back = page.get(f"{ADMIN}livestatus/?fragment=1")

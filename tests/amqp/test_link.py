@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp import link as linking
-from django_rmq_retry.amqp.link import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, MOST_VHOST_REFUSALS, Link
+from django_rmq_retry.amqp.link import FIRST_RECONNECT_SECONDS, LONGEST_RECONNECT_SECONDS, MOST_VHOST_REFUSALS, Link
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.amqp.line_between import between
 from tests.amqp.linked import Reports, gone, linked
@@ -22,8 +22,8 @@ from tests.tooling.waiting import wait_until
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(linking, "LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(linking, "FIRST_RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(linking, "LONGEST_RECONNECT_SECONDS", 0.05)
 
 
 def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +49,8 @@ def test_reconnect_waits_grow_with_jitter_up_to_a_limit(monkeypatch: pytest.Monk
         wait_until(lambda: len(told.lost) == 6)
 
     assert [wait for _, wait in told.lost] == [0.25, 0.75, 2.25, 6.75, 15.0, 15.0]
-    assert chosen[0] == (FIRST_WAIT_SECONDS, 0.75)
-    assert LONGEST_WAIT_SECONDS == 15.0
+    assert chosen[0] == (FIRST_RECONNECT_SECONDS, 0.75)
+    assert LONGEST_RECONNECT_SECONDS == 15.0
 
 
 @pytest.mark.usefixtures("quick")

@@ -19,8 +19,8 @@ from tests.tooling.waiting import wait_until
 def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     """pika's logger as Django leaves it, and again after the test."""
     logger = logging.getLogger("pika")
-    monkeypatch.setattr(link, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(link, "LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(link, "FIRST_RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(link, "LONGEST_RECONNECT_SECONDS", 0.05)
     before = logger.level
     logger.setLevel(logging.NOTSET)
     yield logger

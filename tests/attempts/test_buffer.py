@@ -57,8 +57,8 @@ def filled(table: Table, *names: str, **options: int) -> Buffer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(buffers, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(buffers, "FIRST_REWRITE_SECONDS", 0.001)
+    monkeypatch.setattr(buffers, "LONGEST_REWRITE_SECONDS", 0.01)
 
 
 def test_one_thread_writes_the_attempts_of_all_workers() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django_rmq_retry.consumer import supervisor
 
-supervisor.FIRST_WAIT_SECONDS = supervisor.LONGEST_REACHED_SECONDS = supervisor.TICK_SECONDS = 0.05
+supervisor.FIRST_RESTART_SECONDS = supervisor.LONGEST_REACHED_RESTART_SECONDS = supervisor.TICK_SECONDS = 0.05
 
 
 def main(folder: Path, processes: int, words: list[str]) -> int:

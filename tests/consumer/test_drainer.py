@@ -116,8 +116,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {
         "TICK_SECONDS": 0.02,
         "COLLECT_SECONDS": 0.02,
-        "FIRST_WAIT_SECONDS": 0.01,
-        "LONGEST_WAIT_SECONDS": 0.05,
+        "FIRST_STORE_WAIT_SECONDS": 0.01,
+        "LONGEST_STORE_WAIT_SECONDS": 0.05,
     }.items():
         monkeypatch.setattr(drainer, name, seconds)
     monkeypatch.setattr(drainer, "CLOSE_SECONDS", 0.2)

@@ -96,7 +96,7 @@ def test_a_requeued_message_that_failed_and_waits_or_whose_queue_is_paused_is_no
 
 
 def test_many_requeued_messages_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "MOST_COUNTED", 2)
+    monkeypatch.setattr(facts, "MOST_SURVEYED_MESSAGES", 2)
     for minutes in range(5):
         requeued(90 + minutes)
 

@@ -8,7 +8,7 @@ import pytest
 from django_rmq_retry.messages import tracebacks
 from django_rmq_retry.messages.tracebacks import (
     INNERMOST,
-    MOST_CAUSES,
+    MOST_CHAINED_ERRORS,
     MOST_REMEMBERED,
     OUTERMOST,
     ChainedError,
@@ -77,7 +77,7 @@ def test_a_long_chain_is_cut() -> None:
         error.__cause__ = Exception(str(number))
         error = error.__cause__
 
-    assert len(trace(first, own)) == MOST_CAUSES
+    assert len(trace(first, own)) == MOST_CHAINED_ERRORS
 
 
 def test_a_deep_stack_keeps_its_first_and_last_frames() -> None:

@@ -49,7 +49,7 @@ def test_rows_wait_for_a_missing_permission_and_others_are_sent(
 ) -> None:
     for module, name, value in (
         (late_results, "WRITE_TRIES", 2),
-        (faults, "LONGEST_WAIT_SECONDS", 0.1),
+        (faults, "LONGEST_RESEND_SECONDS", 0.1),
         (faults, "PROBE_MARGIN_SECONDS", 0.1),
     ):
         monkeypatch.setattr(module, name, value)
