@@ -146,11 +146,11 @@ class Attempts:
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
         verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
         with self._surroundings.around():
-            self._carry_out(state, verdict, as_bytes=True)
+            self._carry_out(state, subscription, verdict, as_bytes=True)
             state.error = error
             if subscription is not None and subscription.order_by is not None and state.key is not None:
                 self._leave_gates_given_up(state, subscription)
-            self._note(state, state.verdict)
+            self._note(state, subscription, state.verdict)
 
     def _leave_gates_given_up(self, state: AttemptState, subscription: Subscription) -> None:
         """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
@@ -188,7 +188,10 @@ class Attempts:
             entered = self._enter_hooks(state, subscription)
             try:
                 if state.unreadable is None:
-                    self._run(state, subscription, begin)
+                    if state.crash is None:
+                        self._run(state, subscription, begin)
+                    else:
+                        _skip_crashed(state, state.crash)
                 self._conclude(state, subscription)
             except BaseException as error:
                 if entered and state.around is not None:
@@ -203,16 +206,16 @@ class Attempts:
         try:
             subscription = self._find(state)
         except UndecodableHeaders as error:
-            self._decline(state, park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error)))
+            self._decline(state, None, park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error)))
             return None
         if subscription is None:
-            self._decline(state, no_handler(state.delivery))
+            self._decline(state, None, no_handler(state.delivery))
             return None
         if not state.without_headers:
             if state.delivery.redelivered and self._isolate(state, subscription):
                 return None
             if PREFIX_BYTES in state.delivery.raw and (settlement := next_hop(state.delivery, subscription)):
-                self._end_early(state, settlement)
+                state.settlement = settlement
                 return None
         # Count the attempts that the carrier knows, and those made while the message was unacked.
         state.number = state.earlier + (
@@ -239,7 +242,8 @@ class Attempts:
     def _isolate(self, state: AttemptState, subscription: Subscription) -> bool:
         """Quarantine or park a message that may have killed its worker; return False for any other message.
 
-        One with an ordering key may only wait behind another one, which its gate tells. So it is parked in ``run``.
+        One with an ordering key may only wait behind another one, which its gate tells. So it is parked behind the
+        gates, by ``_skip_crashed``.
         """
         delivery = state.delivery
         quarantine = None if delivery.quarantined or subscription.order_by else self._quarantines[delivery.queue]
@@ -248,11 +252,12 @@ class Attempts:
         if crash is None or subscription.order_by:
             return False
         if quarantine is not None and crash.kind is Kind.RETRY:
-            self._end_early(state, copied_to(delivery, quarantine), noted=crash)
+            state.settlement = copied_to(delivery, quarantine)
+            self._note(state, subscription, crash)
             return True
         _number_by_failures(state)
-        state.subscription = None
-        self._decline(state, crash)
+        # No handler makes this attempt, so the copy and the journals name none.
+        self._decline(state, None, crash)
         return True
 
     def _decode(self, state: AttemptState, subscription: Subscription) -> None:
@@ -284,22 +289,17 @@ class Attempts:
         for gate in self._surroundings.gates:
             answer = gate.enter(state.delivery, subscription)
             if isinstance(answer, Verdict):
-                self._decline(state, answer)
+                self._decline(state, subscription, answer)
                 return True
             if answer is not None:
-                self._end_early(state, answer)
+                state.settlement = answer
                 return True
         return False
 
-    def _decline(self, state: AttemptState, verdict: Verdict) -> None:
-        self._carry_out(state, verdict)
-        self._end_early(state, state.settlement, noted=state.verdict)
-
-    def _end_early(self, state: AttemptState, settlement: Settlement, *, noted: Verdict | None = None) -> None:
-        """Let a message leave the pipeline without an attempt; the journals note the verdict, if there is one."""
-        state.settlement = settlement
-        if noted is not None:
-            self._note(state, noted)
+    def _decline(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
+        """Carry out a verdict on a message that leaves the pipeline without an attempt, and note it."""
+        self._carry_out(state, subscription, verdict)
+        self._note(state, subscription, state.verdict)
 
     def _enter_hooks(self, state: AttemptState, subscription: Subscription) -> Entered | None:
         """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
@@ -321,10 +321,6 @@ class Attempts:
         return entered
 
     def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
-        if state.crash is not None:
-            _number_by_failures(state)
-            state.outcome = None, HandlerSkipped(state.crash)
-            return
         outcome: HandlerOutcome
         try:
             if begin is not None:
@@ -358,14 +354,14 @@ class Attempts:
         if isinstance(error, HandlerSkipped):
             # The handler was not run: use the verdict that came in its place.
             state.error = None
-            self._carry_out(state, error.verdict)
+            self._carry_out(state, subscription, error.verdict)
         elif error is not None:
             # If the verdict cannot be carried out, the message is parked. Gates and journals then see only that park.
-            self._carry_out(state, self._judged(state.delivery, subscription, error))
+            self._carry_out(state, subscription, self._judged(state.delivery, subscription, error))
         if subscription.gated and state.unreadable is None:
             verdict = self._leave_gates(state, subscription, state.verdict, state.error)
             if verdict is not state.verdict:
-                self._carry_out(state, verdict)
+                self._carry_out(state, subscription, verdict)
 
     def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
@@ -387,9 +383,11 @@ class Attempts:
             broken = raised
         return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
-    def _carry_out(self, state: AttemptState, verdict: Verdict, *, as_bytes: bool = False) -> None:
+    def _carry_out(
+        self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool = False
+    ) -> None:
         """Set the verdict and its settlement: the one way to park. What its content breaks is parked as bytes."""
-        subscription, delivery = state.subscription, state.delivery
+        delivery = state.delivery
         work_queue = self._work_queues[state.arrival.queue]
         if work_queue.auto_ack and verdict.kind not in (Kind.ACK, Kind.DISCARD):
             verdict = lost_by_auto_ack(verdict)
@@ -415,7 +413,7 @@ class Attempts:
         except Exception as broken:
             if as_bytes:
                 raise
-            self._carry_out(state, unsettled(broken, verdict), as_bytes=True)
+            self._carry_out(state, subscription, unsettled(broken, verdict), as_bytes=True)
         # The gates and journals that follow must not write into a transaction that nobody commits.
         name = "" if subscription is None else subscription.name
         log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.tidied())
@@ -442,15 +440,15 @@ class Attempts:
         # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
         if wanted:
-            self._note(state, state.verdict)
+            self._note(state, subscription, state.verdict)
         elif self._surroundings.acked is not None:
             self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
 
-    def _note(self, state: AttemptState, verdict: Verdict) -> None:
+    def _note(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
         finished = FinishedAttempt(
             delivery=state.delivery,
             verdict=verdict,
-            subscription=state.subscription,
+            subscription=subscription,
             seconds=self._surroundings.clock() - state.began,
             error=state.error,
             traceparent=state.traceparent,
@@ -491,6 +489,12 @@ def _begun(state: AttemptState) -> str:
     if isinstance(error, HandlerSkipped):
         return "No attempt can be made"
     return f"Its handler failed ({ErrorNote.of(error)}), and so did the next step"
+
+
+def _skip_crashed(state: AttemptState, crash: Verdict) -> None:
+    """Let the verdict on a message with an ordering key take the place of its handler's outcome."""
+    _number_by_failures(state)
+    state.outcome = None, HandlerSkipped(crash)
 
 
 def _number_by_failures(state: AttemptState) -> None:

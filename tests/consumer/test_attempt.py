@@ -214,9 +214,12 @@ def test_a_quarantined_message_is_handled_as_in_its_own_queue() -> None:
 def test_a_quarantined_message_is_parked_after_five_worker_deaths() -> None:
     bench = Bench()
     arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 5})
+    copy = copy_in(bench.settle(arrival))
 
-    assert reason_in(bench.settle(arrival)) == "worker_stopped"
+    assert copy.headers["rmq-retry-reason"] == "worker_stopped"
     assert "run" not in bench.log
+    # No handler has made this attempt.
+    assert ("rmq-retry-handler" in copy.headers, bench.book.notes[0].subscription) == (False, None)
 
 
 LOOP = RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5))
