@@ -4,6 +4,9 @@ Each step takes the state of the attempt and writes its result there. A message 
 only: before ``identify``, if it came again before its wait is over (``waits_until``), which keeps it unacked; in
 ``identify`` (it is parked, quarantined or has to wait longer); at a gate that turns it away; and in ``run``, if its
 handler cannot run now (``Unready``), which keeps it unacked.
+
+Three exceptional ways follow the steps in this file: the ordering key, which is read before the attempt; an exception
+from a step, for which ``after_outside_failure`` finds a settlement; and a handler that hangs.
 """
 
 import logging
@@ -77,101 +80,6 @@ class Attempts:
         finally:
             self.in_flight.discard(state)
         return self._unacked.ended(state)
-
-    def key(self, arrival: Delivery) -> tuple[str, str] | None:
-        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
-        # A strict-order queue is one key: the broker may deliver a message again while its handler runs.
-        if arrival.queue in self._ordered:
-            return "", arrival.queue
-        state = self._unacked.state_of(arrival)
-        self._unacked.keep(state, arrival)
-        try:
-            subscription = self._find(state)
-            if subscription is None or subscription.order_by is None:
-                return None
-            self._read_in_time(state, subscription)
-        except (UndecodableHeaders, UndecodableBody):
-            return None
-        except NoKey as error:
-            # The attempt must not call order_by again, which may have taken long. Without its traceback, because that
-            # refers to the delivery, whose state would then never be dropped; the traceback of its cause remains.
-            state.key, state.unreadable, state.fresh = None, error.with_traceback(None), True
-            return None
-        state.unreadable, state.fresh = None, True
-        return subscription.name, state.key or ""
-
-    def _read_in_time(self, state: AttemptState, subscription: Subscription) -> None:
-        """Decode the body and compute the ordering key; raise NoKey if that takes too long."""
-        seconds = self._surroundings.key_timeout
-        if seconds is None:
-            self._read(state, subscription)
-            return
-        run = TimedRun(state.arrival, subscription, seconds, part="order_by")
-        self.deadlines.run_key(lambda _arrival: self._read(state, subscription), run)
-
-    def after_outside_failure(self, arrival: Delivery, error: BaseException) -> Settlement:
-        """Return the settlement of a message after a failure outside its handler.
-
-        The message stays unacked and is attempted again, because a return to the queue would count as a crash; the
-        failure is not counted as an attempt. After three failures in a row the message is parked. Failures that would
-        hit any message, such as a lost database, do not count towards the three.
-        """
-        state = self._unacked.state_of(arrival)
-        if state.settled:
-            log_failure("An attempt failed after its last step; its message is settled anyway", error)
-            return self._unacked.ended(state)
-        state.outside_failures += not self._surroundings.away(error)
-        if state.outside_failures >= MOST_OUTSIDE_FAILURES:
-            try:
-                self._give_up(state, error)
-                return self._unacked.ended(state)
-            except BaseException as second:  # noqa: BLE001 - no error may end the worker thread
-                error = second
-        if isinstance(error, Unready):
-            extra = {"event": "unready"}
-            log.warning("%s The message stays unacked for %s s.", error, OUTSIDE_FAILURE_SECONDS, extra=extra)
-        else:
-            log_failure(
-                f"The attempt failed outside its handler; the message stays unacked for {OUTSIDE_FAILURE_SECONDS} s",
-                error,
-            )
-        self._unacked.keep(state, arrival)
-        return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
-
-    def _give_up(self, state: AttemptState, error: BaseException) -> None:
-        """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
-        state.began = self._surroundings.clock()
-        subscription = state.subscription = self._work_queues[state.arrival.queue].presumed(state.delivery)
-        state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
-        detail = f"{_begun(state)}: {ErrorNote.of(error)}"
-        verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
-        with self._surroundings.around():
-            self._carry_out(state, subscription, verdict, as_bytes=True)
-            state.error = error
-            if subscription is not None and subscription.order_by is not None and state.key is not None:
-                self._leave_gates_given_up(state, subscription)
-            self._note(state, subscription, state.verdict)
-
-    def _leave_gates_given_up(self, state: AttemptState, subscription: Subscription) -> None:
-        """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
-        state.gates_left = None
-        try:
-            self._leave_gates(state, subscription, state.verdict, state.error)
-        except Exception as error:
-            if self._surroundings.away(error):
-                raise
-            log.exception("A gate failed for a message that is given up; the messages behind it continue")
-
-    def hung_settlement(self, run: TimedRun) -> Settlement:
-        """Return the settlement as if the handler that hangs, or its ``order_by``, had raised DeadlineExceeded."""
-        state = run.hung_state(self._surroundings.clock())
-        self._attempt(state, None)
-        for other in self.in_flight.copy():
-            if other.arrival.token is run.delivery.token:
-                self.in_flight.discard(other)
-        # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
-        settlement = state.settlement
-        return settlement if settlement.copy is None else replace(settlement, hold=0.0)
 
     def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> None:
         """Run the steps; an attempt that was interrupted after its handler returned resumes with the judgement."""
@@ -296,11 +204,6 @@ class Attempts:
                 return True
         return False
 
-    def _decline(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
-        """Carry out a verdict on a message that leaves the pipeline without an attempt, and note it."""
-        self._carry_out(state, subscription, verdict)
-        self._note(state, subscription, state.verdict)
-
     def _enter_hooks(self, state: AttemptState, subscription: Subscription) -> Entered | None:
         """Enter the hooks of the setting AROUND; they are left with the verdict, once the attempt is recorded."""
         hooks, tidied = self._hooks, self._surroundings.tidied
@@ -383,6 +286,62 @@ class Attempts:
             broken = raised
         return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
+    def _leave_gates(
+        self, state: AttemptState, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        """Return the verdict after each gate has seen it. After an error, the next call resumes at that gate."""
+        first, verdict = state.gates_left or (0, verdict)
+        for number, gate in enumerate(self._surroundings.gates[first:], first):
+            try:
+                verdict = gate.leave(state.delivery, subscription, verdict, error)
+            except BaseException:
+                state.gates_left = number, verdict
+                raise
+        state.gates_left = None
+        return verdict
+
+    def _record(self, state: AttemptState, subscription: Subscription) -> None:
+        """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
+        if state.around is not None:
+            state.around.verdict, state.around.error = state.verdict, state.error
+        first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
+        # Evaluated for every message: a generator would take three times as long.
+        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
+        if wanted:
+            self._note(state, subscription, state.verdict)
+        elif self._surroundings.acked is not None:
+            self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
+
+    def _settle(self, state: AttemptState, subscription: Subscription) -> None:
+        """Make the settlement final, with the answer that a caller waits for."""
+        answer: object = state.error
+        if answer is None and state.outcome is not None:
+            answer = state.outcome[0]
+        if subscription.policy.answers or not (answer is None or isinstance(answer, BaseException)):
+            self._answer(state, subscription, answer)
+        if state.settlement.instruction is Instruction.KEEP and state.verdict.counted:
+            state.earlier += 1
+        state.settled = True
+
+    def _answer(self, state: AttemptState, subscription: Subscription, answer: object) -> None:
+        """Add the answer to the settlement, if the message names a reply queue that the settings allow."""
+        try:
+            to = state.delivery.reply_to
+            if not to or (isinstance(answer, BaseException) and not subscription.policy.answers):
+                return
+            if any(fnmatchcase(to, pattern) for pattern in self._surroundings.reply_to):
+                reply = answer_to(state.delivery, answer, subscription.codec)
+                state.settlement = replace(state.settlement, answer=reply)
+            else:
+                self._surroundings.refused(to)
+        except BaseException:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
+            log_failure("The answer cannot be encoded; the message is settled without it")
+
+    def _decline(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
+        """Carry out a verdict on a message that leaves the pipeline without an attempt, and note it."""
+        self._carry_out(state, subscription, verdict)
+        self._note(state, subscription, state.verdict)
+
     def _carry_out(
         self, state: AttemptState, subscription: Subscription | None, verdict: Verdict, *, as_bytes: bool = False
     ) -> None:
@@ -418,32 +377,6 @@ class Attempts:
         name = "" if subscription is None else subscription.name
         log_left_open(f"The policy or fingerprint of handler {name}", self._surroundings.tidied())
 
-    def _leave_gates(
-        self, state: AttemptState, subscription: Subscription, verdict: Verdict, error: BaseException | None
-    ) -> Verdict:
-        """Return the verdict after each gate has seen it. After an error, the next call resumes at that gate."""
-        first, verdict = state.gates_left or (0, verdict)
-        for number, gate in enumerate(self._surroundings.gates[first:], first):
-            try:
-                verdict = gate.leave(state.delivery, subscription, verdict, error)
-            except BaseException:
-                state.gates_left = number, verdict
-                raise
-        state.gates_left = None
-        return verdict
-
-    def _record(self, state: AttemptState, subscription: Subscription) -> None:
-        """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
-        if state.around is not None:
-            state.around.verdict, state.around.error = state.verdict, state.error
-        first = (state.without_headers and state.number == 1) or not has_history(state.delivery)
-        # Evaluated for every message: a generator would take three times as long.
-        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
-        if wanted:
-            self._note(state, subscription, state.verdict)
-        elif self._surroundings.acked is not None:
-            self._surroundings.acked(subscription, self._surroundings.clock() - state.began, state.delivery.raw)
-
     def _note(self, state: AttemptState, subscription: Subscription | None, verdict: Verdict) -> None:
         finished = FinishedAttempt(
             delivery=state.delivery,
@@ -455,30 +388,100 @@ class Attempts:
         )
         notify_each([journal.note for journal in self._surroundings.journals], finished)
 
-    def _settle(self, state: AttemptState, subscription: Subscription) -> None:
-        """Make the settlement final, with the answer that a caller waits for."""
-        answer: object = state.error
-        if answer is None and state.outcome is not None:
-            answer = state.outcome[0]
-        if subscription.policy.answers or not (answer is None or isinstance(answer, BaseException)):
-            self._answer(state, subscription, answer)
-        if state.settlement.instruction is Instruction.KEEP and state.verdict.counted:
-            state.earlier += 1
-        state.settled = True
-
-    def _answer(self, state: AttemptState, subscription: Subscription, answer: object) -> None:
-        """Add the answer to the settlement, if the message names a reply queue that the settings allow."""
+    def key(self, arrival: Delivery) -> tuple[str, str] | None:
+        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
+        # A strict-order queue is one key: the broker may deliver a message again while its handler runs.
+        if arrival.queue in self._ordered:
+            return "", arrival.queue
+        state = self._unacked.state_of(arrival)
+        self._unacked.keep(state, arrival)
         try:
-            to = state.delivery.reply_to
-            if not to or (isinstance(answer, BaseException) and not subscription.policy.answers):
-                return
-            if any(fnmatchcase(to, pattern) for pattern in self._surroundings.reply_to):
-                reply = answer_to(state.delivery, answer, subscription.codec)
-                state.settlement = replace(state.settlement, answer=reply)
-            else:
-                self._surroundings.refused(to)
-        except BaseException:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
-            log_failure("The answer cannot be encoded; the message is settled without it")
+            subscription = self._find(state)
+            if subscription is None or subscription.order_by is None:
+                return None
+            self._read_in_time(state, subscription)
+        except (UndecodableHeaders, UndecodableBody):
+            return None
+        except NoKey as error:
+            # The attempt must not call order_by again, which may have taken long. Without its traceback, because that
+            # refers to the delivery, whose state would then never be dropped; the traceback of its cause remains.
+            state.key, state.unreadable, state.fresh = None, error.with_traceback(None), True
+            return None
+        state.unreadable, state.fresh = None, True
+        return subscription.name, state.key or ""
+
+    def _read_in_time(self, state: AttemptState, subscription: Subscription) -> None:
+        """Decode the body and compute the ordering key; raise NoKey if that takes too long."""
+        seconds = self._surroundings.key_timeout
+        if seconds is None:
+            self._read(state, subscription)
+            return
+        run = TimedRun(state.arrival, subscription, seconds, part="order_by")
+        self.deadlines.run_key(lambda _arrival: self._read(state, subscription), run)
+
+    def after_outside_failure(self, arrival: Delivery, error: BaseException) -> Settlement:
+        """Return the settlement of a message after a failure outside its handler.
+
+        The message stays unacked and is attempted again, because a return to the queue would count as a crash; the
+        failure is not counted as an attempt. After three failures in a row the message is parked. Failures that would
+        hit any message, such as a lost database, do not count towards the three.
+        """
+        state = self._unacked.state_of(arrival)
+        if state.settled:
+            log_failure("An attempt failed after its last step; its message is settled anyway", error)
+            return self._unacked.ended(state)
+        state.outside_failures += not self._surroundings.away(error)
+        if state.outside_failures >= MOST_OUTSIDE_FAILURES:
+            try:
+                self._give_up(state, error)
+                return self._unacked.ended(state)
+            except BaseException as second:  # noqa: BLE001 - no error may end the worker thread
+                error = second
+        if isinstance(error, Unready):
+            extra = {"event": "unready"}
+            log.warning("%s The message stays unacked for %s s.", error, OUTSIDE_FAILURE_SECONDS, extra=extra)
+        else:
+            log_failure(
+                f"The attempt failed outside its handler; the message stays unacked for {OUTSIDE_FAILURE_SECONDS} s",
+                error,
+            )
+        self._unacked.keep(state, arrival)
+        return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_SECONDS)
+
+    def _give_up(self, state: AttemptState, error: BaseException) -> None:
+        """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
+        state.began = self._surroundings.clock()
+        subscription = state.subscription = self._work_queues[state.arrival.queue].presumed(state.delivery)
+        state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
+        detail = f"{_begun(state)}: {ErrorNote.of(error)}"
+        verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
+        with self._surroundings.around():
+            self._carry_out(state, subscription, verdict, as_bytes=True)
+            state.error = error
+            if subscription is not None and subscription.order_by is not None and state.key is not None:
+                self._leave_gates_given_up(state, subscription)
+            self._note(state, subscription, state.verdict)
+
+    def _leave_gates_given_up(self, state: AttemptState, subscription: Subscription) -> None:
+        """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
+        state.gates_left = None
+        try:
+            self._leave_gates(state, subscription, state.verdict, state.error)
+        except Exception as error:
+            if self._surroundings.away(error):
+                raise
+            log.exception("A gate failed for a message that is given up; the messages behind it continue")
+
+    def hung_settlement(self, run: TimedRun) -> Settlement:
+        """Return the settlement as if the handler that hangs, or its ``order_by``, had raised DeadlineExceeded."""
+        state = run.hung_state(self._surroundings.clock())
+        self._attempt(state, None)
+        for other in self.in_flight.copy():
+            if other.arrival.token is run.delivery.token:
+                self.in_flight.discard(other)
+        # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
+        settlement = state.settlement
+        return settlement if settlement.copy is None else replace(settlement, hold=0.0)
 
 
 def _begun(state: AttemptState) -> str:
