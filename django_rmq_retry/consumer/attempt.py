@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 
 from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
-from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, TimedRun
+from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerAbandoned, TimedRun, keyless
 from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
@@ -474,7 +474,7 @@ class Attempts:
 
     def hung_settlement(self, run: TimedRun) -> Settlement:
         """Return the settlement as if the handler that hangs, or its ``order_by``, had raised DeadlineExceeded."""
-        state = run.hung_state(self._surroundings.clock())
+        state = _hung_state(run, self._surroundings.clock())
         self._attempt(state, None)
         for other in self.in_flight.copy():
             if other.arrival.token is run.delivery.token:
@@ -492,6 +492,16 @@ def _begun(state: AttemptState) -> str:
     if isinstance(error, HandlerSkipped):
         return "No attempt can be made"
     return f"Its handler failed ({ErrorNote.of(error)}), and so did the next step"
+
+
+def _hung_state(run: TimedRun, now: float) -> AttemptState:
+    """Return the state of its message, as if the handler or ``order_by`` that hangs had raised its error."""
+    state = AttemptState(run.delivery, run.delivery, began=now - HUNG_FACTOR * run.seconds)
+    if run.part:
+        state.unreadable, state.fresh = keyless(run.error()), True
+    else:
+        state.subscription, state.outcome = run.subscription, (None, run.error())
+    return state
 
 
 def _skip_crashed(state: AttemptState, crash: Verdict) -> None:

@@ -4,22 +4,21 @@ import logging
 import queue
 import threading
 import time
-import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Source
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.consumer.deadlines import SlowHandlers, TimedRun
+from django_rmq_retry.consumer.deadlines import SlowHandlers
+from django_rmq_retry.consumer.hung import HungHandlers
 from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines
 from django_rmq_retry.consumer.quota import Quota
 from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.consumer.workers import Workers
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
-from django_rmq_retry.handlers.contracts import log_failure
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Server
@@ -34,8 +33,6 @@ STRICT_DEADLINE_SECONDS = 1620.0
 TICK_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 """Seconds that the connection may take to close at least, even if the handlers have used up the shutdown timeout."""
-RECORD_SECONDS = 5.0
-"""Seconds to record the attempts of handlers that hang."""
 
 STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
 """Exit codes, the same for all commands."""
@@ -104,8 +101,7 @@ class Consumer:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
         self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
-        # Hung handlers: the tokens of messages settled without them, and the runs whose location is in the log.
-        self._abandoned, self._located = set[Hashable](), set[TimedRun]()
+        self._hung_handlers = HungHandlers(attempts, source)
         self.why = ""
         """The reason why the consumer stops; empty while it runs."""
         self.server: Server | None = None
@@ -227,7 +223,7 @@ class Consumer:
             settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
         except BaseException as error:  # noqa: BLE001 - no error may end the worker thread
             forks.end_since(forked, error)
-            if delivery.token in self._abandoned:
+            if self._hung_handlers.has_settled(delivery):
                 return None
             settlement = self._attempts.after_outside_failure(delivery, error)
         # Not only handlers and hooks may fork: so may a policy's function, or a receiver of a signal.
@@ -256,9 +252,10 @@ class Consumer:
         self._source.give_back([*self._workers.take_back(), *(self._quota.take_spare() if self._quota else ())])
 
     def _look_after(self, age: float) -> None:
-        dead, hung = self._workers.dead, self._hung()
+        dead, hung = self._workers.dead, self._hung_handlers.look()
         if hung:
-            self._stop_for(hung[0])
+            self.hung = True
+            self.stop(self._hung_handlers.reason_to_stop(hung[0]), BROKEN)
         elif dead:
             self.stop(f"Worker thread {dead[0]} has ended unexpectedly.", BROKEN)
         elif not self._source.alive:
@@ -275,19 +272,6 @@ class Consumer:
         if not self._over:
             self._watchers.ticked()
 
-    def _hung(self) -> Sequence[TimedRun]:
-        self._attempts.deadlines.keep_watch()
-        return self._attempts.deadlines.hung
-
-    def _stop_for(self, run: TimedRun) -> None:
-        self.hung = True
-        self._located.add(run)
-        self.stop(
-            f"{_located(run)} Its message is {'parked' if run.part else 'settled as a failed attempt'}. "
-            "This process ends once its other handlers have ended; start a new one.",
-            BROKEN,
-        )
-
     def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
             # Check the drainer only now: the message parked last has left its work queue and is in the parked queue.
@@ -296,46 +280,6 @@ class Consumer:
     def _all_empty(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
             self.stop("every queue is empty")
-
-    def _abandon_all(self, runs: Sequence[TimedRun]) -> None:
-        """Settle the messages of hung handlers, within a time limit: a hanging database must not block the exit."""
-        if not runs:
-            return
-        self._code, self.hung = self._code or BROKEN, True
-        for run in runs:
-            if run not in self._located:
-                log_failure(_located(run), run.error())
-        threads = [threading.Thread(target=self._abandon, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
-        end = time.monotonic() + RECORD_SECONDS
-        with suppress(RuntimeError):
-            # If no thread can be started, the message returns to its queue.
-            for thread in threads:
-                thread.start()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, end - time.monotonic()))
-        left = sum(thread.ident is None or thread.is_alive() for thread in threads)
-        if left:
-            log.error(
-                "%s hanging handlers have no record of their attempt; their messages return to their queues, or are "
-                "lost with ack=auto",
-                left,
-            )
-
-    def _abandon(self, run: TimedRun) -> None:
-        """Settle the message of a hung handler; the result that the handler may still return is ignored."""
-        self._abandoned.add(run.delivery.token)
-        if not self._attempts.deadlines.abandon(run):
-            # The handler has ended in the meantime, so its worker thread settles the message.
-            self._abandoned.discard(run.delivery.token)
-            return
-        try:
-            self._source.settle(run.delivery, self._attempts.hung_settlement(run))
-        except Exception:
-            log.exception(
-                "The attempt of a hanging handler cannot be recorded; its message returns to its queue, or is lost "
-                "with ack=auto"
-            )
 
     def _log_stopping(self) -> None:
         running = self._workers.running
@@ -354,13 +298,15 @@ class Consumer:
         end = time.monotonic() + self._limits.shutdown
         self._source.quiesce()
         self._give_back_rest()
-        if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung())):
-            left = self._workers.running - len(self._hung())
+        if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung_handlers.look())):
+            left = self._workers.running - len(self._hung_handlers.look())
             log.error(
                 "%s handlers did not finish; their messages return to their queues, or are lost with ack=auto", left
             )
             self._code = self._code or BROKEN
-        self._abandon_all(self._hung())
+        if hung := self._hung_handlers.look():
+            self._code, self.hung = self._code or BROKEN, True
+            self._hung_handlers.settle(hung)
         self._source.stop()
         # A slow broker may use what the handlers left of the shutdown timeout: each ack that it takes in is one
         # message that is not redelivered. An I/O thread that has ended sends nothing more.
@@ -372,12 +318,3 @@ class Consumer:
             self._code = self._code or BROKEN
         self._workers.stop()
         return self._code
-
-
-def _located(run: TimedRun) -> str:
-    """Return the sentence that a handler hangs, with its place in the code."""
-    error = run.error()
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""
-    what = run.part or "handler"
-    return f"{error}: a call that Python cannot interrupt, or the {what} caught DeadlineExceeded.{at}"

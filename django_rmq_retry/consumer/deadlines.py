@@ -58,15 +58,6 @@ class TimedRun:
         error = DeadlineExceeded(self.subscription.name, self.seconds, hung=True, part=self.part)
         return error.with_traceback(self._place())
 
-    def hung_state(self, now: float) -> AttemptState:
-        """Return the state of its message, as if the handler or ``order_by`` that hangs had raised its error."""
-        state = AttemptState(self.delivery, self.delivery, began=now - HUNG_FACTOR * self.seconds)
-        if self.part:
-            state.unreadable, state.fresh = keyless(self.error()), True
-        else:
-            state.subscription, state.outcome = self.subscription, (None, self.error())
-        return state
-
     def late(self) -> DeadlineExceeded:
         return DeadlineExceeded(self.subscription.name, self.seconds, part=self.part)
 

@@ -10,6 +10,7 @@ import pytest
 
 from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer import consumer as room
+from django_rmq_retry.consumer import hung
 from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_SECONDS, Attempts
 from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, ConsumerLimits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, TimedRun
@@ -510,7 +511,7 @@ class HangingGate:
 def test_a_hanging_gate_does_not_delay_ending_a_hung_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(room, "RECORD_SECONDS", 0.2)
+    monkeypatch.setattr(hung, "RECORD_SECONDS", 0.2)
     held, gate, tap = threading.Lock(), HangingGate(), Tap()
     held.acquire()
     one = replace(

@@ -1,0 +1,93 @@
+"""Handlers that their deadline could not end: found, named in the log, and their messages settled without them."""
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+
+from django_rmq_retry.amqp.contracts import Source
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.deadlines import TimedRun
+from django_rmq_retry.handlers.contracts import log_failure
+from django_rmq_retry.messages.message import Delivery
+
+log = logging.getLogger("django_rmq_retry")
+
+RECORD_SECONDS = 5.0
+"""Seconds to record the attempts of handlers that hang."""
+
+
+class HungHandlers:
+    """The hung handlers of one consumer. Its main thread calls these methods, a worker thread only ``has_settled``."""
+
+    def __init__(self, attempts: Attempts, source: Source) -> None:
+        self._attempts = attempts
+        self._source = source
+        self._settled = set[Hashable]()
+        """The tokens of messages that are settled without their handler."""
+        self._named = set[TimedRun]()
+        """The runs whose place in the code is in the log."""
+
+    def look(self) -> Sequence[TimedRun]:
+        """Return the runs that hang now; also replace a watcher of deadlines that has died."""
+        self._attempts.deadlines.keep_watch()
+        return self._attempts.deadlines.hung
+
+    def reason_to_stop(self, run: TimedRun) -> str:
+        """Return why the process stops for this run, which the consumer logs."""
+        self._named.add(run)
+        return (
+            f"{_located(run)} Its message is {'parked' if run.part else 'settled as a failed attempt'}. "
+            "This process ends once its other handlers have ended; start a new one."
+        )
+
+    def has_settled(self, delivery: Delivery) -> bool:
+        """True if a message is settled without its handler: what the handler still returns is ignored."""
+        return delivery.token in self._settled
+
+    def settle(self, runs: Sequence[TimedRun]) -> None:
+        """Settle the messages of hung handlers, within a time limit: a hanging database must not block the exit."""
+        for run in runs:
+            if run not in self._named:
+                log_failure(_located(run), run.error())
+        threads = [threading.Thread(target=self._settle, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
+        end = time.monotonic() + RECORD_SECONDS
+        with suppress(RuntimeError):
+            # If no thread can be started, the message returns to its queue.
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, end - time.monotonic()))
+        left = sum(thread.ident is None or thread.is_alive() for thread in threads)
+        if left:
+            log.error(
+                "%s hanging handlers have no record of their attempt; their messages return to their queues, or are "
+                "lost with ack=auto",
+                left,
+            )
+
+    def _settle(self, run: TimedRun) -> None:
+        self._settled.add(run.delivery.token)
+        if not self._attempts.deadlines.abandon(run):
+            # The handler has ended in the meantime, so its worker thread settles the message.
+            self._settled.discard(run.delivery.token)
+            return
+        try:
+            self._source.settle(run.delivery, self._attempts.hung_settlement(run))
+        except Exception:
+            log.exception(
+                "The attempt of a hanging handler cannot be recorded; its message returns to its queue, or is lost "
+                "with ack=auto"
+            )
+
+
+def _located(run: TimedRun) -> str:
+    """Return the sentence that a handler hangs, with its place in the code."""
+    error = run.error()
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""
+    what = run.part or "handler"
+    return f"{error}: a call that Python cannot interrupt, or the {what} caught DeadlineExceeded.{at}"
