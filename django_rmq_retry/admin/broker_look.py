@@ -11,6 +11,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rmq_retry import database_clock
 from django_rmq_retry.amqp.levels import Gauged, Level
 from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.health.problems import unreachable
+from django_rmq_retry.health.rules import Problem
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.database import database
@@ -28,8 +30,8 @@ KNOWN_SECONDS = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     at: datetime
-    unreachable: str = ""
-    """The reason that the broker cannot be reached; empty if it can."""
+    away: Problem | None = None
+    """What is wrong if the broker does not answer."""
     since: datetime | None = None
     late: bool = False
     """True if the broker has not answered this look yet; what it said before is shown meanwhile."""
@@ -40,6 +42,11 @@ class Look:
     @property
     def levels(self) -> tuple[Level, ...]:
         return self.gauged.levels
+
+    @property
+    def unreachable(self) -> str:
+        """The reason that the broker cannot be reached; empty if it can."""
+        return self.away.text if self.away else ""
 
     def level(self, queue: str) -> Level | None:
         return next((level for level in self.levels if level.queue == queue), None)
@@ -101,15 +108,15 @@ class _Window:
             seen = _seen(known)
         except (RmqRetryError, OSError, ImproperlyConfigured) as error:
             with self._lock:
-                seen = self._away(str(error))
+                seen = self._away(unreachable(error))
         else:
             self._since, self._last = None, seen
         with self._lock:
             self._seen, self._until = seen, time.monotonic() + FRESH_LOOK_SECONDS
 
-    def _away(self, why: str) -> Look:
+    def _away(self, away: Problem) -> Look:
         self._since = self._since or _now()
-        return Look(at=_now(), unreachable=why, since=self._since, last=self._last)
+        return Look(at=_now(), away=away, since=self._since, last=self._last)
 
 
 def _now() -> datetime:

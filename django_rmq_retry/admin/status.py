@@ -118,7 +118,7 @@ class LiveStatusAdmin(Pages):
         broker_look.remember(known.declared)
         seen = broker_look.look()
         shown = seen.last or seen
-        health = Health(survey=known, gauged=seen.gauged)
+        health = Health(survey=known, gauged=seen.gauged, away=seen.away)
         still = Standstills.of_states([state_of(one) for one in known.stopped], known.at.timestamp())
         halts = {one.subject: one for one in health.needs if one.code in (Code.HALTED, Code.HALTED_LONG)}
         homes = handler_rows.homes(replace(health, gauged=shown.gauged).judged)
@@ -139,8 +139,8 @@ class LiveStatusAdmin(Pages):
             may_send=not refusal(request, "view_run", "send_waiting"),
             database_ms=round(known.seconds * 1000),
             blind=blind(shown.gauged),
-            needs=[Need.of(problem, request, self.address) for problem in health.needs],
-            count=_needed(health, seen),
+            needs=self._needs(health, request),
+            count=len(health.needs),
             counts=_counts(known, shown.levels),
             declared=bool(registry.registrations()),
             runs=known.runs[:-6:-1],
@@ -167,23 +167,22 @@ class LiveStatusAdmin(Pages):
         known = survey(page=True)
         broker_look.remember(known.declared)
         seen, parked = broker_look.glimpse(), known.parked.count
-        health = Health(survey=known, gauged=seen.gauged)
+        health = Health(survey=known, gauged=seen.gauged, away=seen.away)
         return {
             "status": self.address("livestatus_changelist"),
             "look": seen,
             "shown": seen.last or seen,
             "current": not (seen.unreachable or seen.late),
-            "needs": [Need.of(problem, request, self.address) for problem in health.needs],
-            "count": _needed(health, seen),
+            "needs": self._needs(health, request),
+            "count": len(health.needs),
             "parked": parked,
             "number": number(parked),
             "causes": 1 + known.cause.others if known.cause else 1,
         }
 
-
-def _needed(health: Health, seen: broker_look.Look) -> int:
-    """Return how much needs somebody; that the broker is away is said above the findings, and counts too."""
-    return len(health.needs) + bool(seen.unreachable)
+    def _needs(self, health: Health, request: HttpRequest) -> list[Need]:
+        """Return the rows of the findings; the banner above them has the one that the broker is away."""
+        return [Need.of(problem, request, self.address) for problem in health.needs if problem is not health.away]
 
 
 def _table(rows: Sequence[HandlerRow]) -> dict[str, Any]:

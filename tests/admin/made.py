@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
     ApprovalRequest,
@@ -177,8 +178,9 @@ def asked(do: Callable[[Actor], object], by: Actor | None = None) -> ApprovalReq
 def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", api: bool = True) -> None:
     """Let the pages see these queues, or a broker that cannot be reached for this reason."""
     now = timezone.now()
+    problem = Problem(code=Code.BROKER_AWAY, values={"reason": away}) if away else None
     seen = broker_look.Look(
-        at=now, unreachable=away, since=now if away else None, gauged=Gauged(levels=levels, api_set=api)
+        at=now, away=problem, since=now if away else None, gauged=Gauged(levels=levels, api_set=api)
     )
     for name in ("look", "glimpse"):
         monkeypatch.setattr(broker_look, name, lambda: seen)

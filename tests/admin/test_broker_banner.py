@@ -65,8 +65,10 @@ def test_a_broker_that_cannot_be_used_is_described_without_the_words_of_python(
         settings.RMQ_RETRY = {**settings.RMQ_RETRY, "URL": url, "CONNECT_TIMEOUT": 2}
         broker_look.forget()
         said = wait_until(lambda: broker_look.look().unreachable)
-        found = Page(page.get("/admin/rmq_retry/errorgroup/")).text
+        found, status = (Page(page.get(f"/admin/rmq_retry/{name}/")).text for name in ("errorgroup", "livestatus"))
 
     assert f"127.0.0.1:{port}" in said
     assert said in found
+    assert said in status
+    assert "1 thing needs you" in status
     assert PYTHON.findall(said) == []

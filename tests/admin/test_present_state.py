@@ -14,6 +14,7 @@ from django.utils import timezone
 from django_rmq_retry import database_clock
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.models import (
     Action,
     Attempt,
@@ -273,7 +274,11 @@ def test_the_last_known_queues_stay_while_the_broker_is_away_but_nothing_is_gree
     now = timezone.now()
     known = Gauged(levels=(Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1),), api_set=True)
     last = broker_look.Look(at=now - timedelta(seconds=64), gauged=known)
-    seen = {"away": broker_look.Look(at=now, unreachable="connection refused", since=now, last=last)}
+    seen = {
+        "away": broker_look.Look(
+            at=now, away=Problem(code=Code.BROKER_AWAY, values={"reason": "connection refused"}), since=now, last=last
+        )
+    }
     seen["late"] = broker_look.Look(at=last.at, late=True, gauged=known)
     said = {}
     for name, look in seen.items():

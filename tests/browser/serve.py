@@ -18,6 +18,7 @@ from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp import Done
 from django_rmq_retry.amqp.levels import Gauged, Level
+from django_rmq_retry.health.rules import Code, Problem
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
@@ -192,7 +193,9 @@ def looked() -> broker_look.Look:
     """A broker with problems; unreachable for browsers that request it."""
     now = timezone.now()
     if getattr(asked, "broker", "") == "away":
-        return broker_look.Look(at=now, unreachable="connection refused", since=now)
+        return broker_look.Look(
+            at=now, away=Problem(code=Code.BROKER_AWAY, values={"reason": "connection refused"}), since=now
+        )
     levels = (
         Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0),
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
