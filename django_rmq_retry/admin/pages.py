@@ -170,8 +170,8 @@ def _without_a_database(view: Callable[..., HttpResponseBase]) -> Callable[..., 
                 raise
             text = render_to_string(f"{FOLDER}/database_away.html", {"request": request})
             missing = HttpResponse(text, status=503)
-            told = missing.reason_phrase, request.path
-            log_response("%s: %s", *told, response=missing, request=request, exception=error)
+            phrase, path = missing.reason_phrase, request.path
+            log_response("%s: %s", phrase, path, response=missing, request=request, exception=error)
             return missing
 
     return call

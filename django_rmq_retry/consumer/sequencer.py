@@ -1,4 +1,4 @@
-"""The order of deliveries within an ordering key, without the database, and the quota of messages."""
+"""The order of deliveries within an ordering key, without the database."""
 
 import threading
 from collections import deque

@@ -23,16 +23,16 @@ class BrokerFacts:
     """What differs from the definitions; None if that was not asked for."""
 
 
-def ask(it: Declarer, known: Iterable[Declared], *, plan: bool) -> BrokerFacts:
+def ask(declarer: Declarer, known: Iterable[Declared], *, plan: bool) -> BrokerFacts:
     """Ask over one session; ``known`` is what this project has declared before."""
-    seconds, topology = round_trip(it.session), registry.topology()
-    read = gauged(it, known)
+    seconds, topology = round_trip(declarer.session), registry.topology()
+    read = gauged(declarer, known)
     return BrokerFacts(
-        name=f"{it.session.access.shown} ({it.session.server})",
+        name=f"{declarer.session.access.shown} ({declarer.session.server})",
         round_trip=seconds,
         gauged=read,
         # Without a management API that answers, only the facts that it alone has are missing.
-        plan=(Declarer(it.session) if read.blind else it).plan(topology) if plan else None,
+        plan=(Declarer(declarer.session) if read.blind else declarer).plan(topology) if plan else None,
     )
 
 

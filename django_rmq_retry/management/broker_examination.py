@@ -23,7 +23,7 @@ from django_rmq_retry.health.broker import round_trip
 from django_rmq_retry.health.look import Health
 from django_rmq_retry.health.problems import in_plan, listed, unreachable
 from django_rmq_retry.health.rules import API, SLOW_BROKER_SECONDS, Area, Code, Problem
-from django_rmq_retry.management.command import declarer
+from django_rmq_retry.management.command import open_declarer
 from django_rmq_retry.management.examination import Examined, Examiner, looked
 from django_rmq_retry.management.findings import Finding
 from django_rmq_retry.messages.parked_copy import UNRECORDED_QUEUE
@@ -73,68 +73,76 @@ class Governed:
         return value
 
 
-def _ttl(it: Governed) -> str:
-    ttl = it.lowered("message-ttl")
+def _ttl(governed: Governed) -> str:
+    ttl = governed.lowered("message-ttl")
     if ttl is None:
         return ""
     after = span(timedelta(milliseconds=ttl))
     return {
         Role.WAITING: f"A retry leaves the waiting queue after {after}, earlier than the handler's policy plans.",
         Role.PARKED: f"A parked message that no consumer has recorded within {after} is deleted.",
-    }.get(it.queue.role, f"A message that no handler takes within {after} expires without an attempt.")
+    }.get(governed.queue.role, f"A message that no handler takes within {after} expires without an attempt.")
 
 
-def _length(it: Governed, name: str) -> str:
-    if it.lowered(name) is None:
+def _length(governed: Governed, name: str) -> str:
+    if governed.lowered(name) is None:
         return ""
-    if (it.own("overflow") or it.policy.get("overflow")) == "reject-publish":
+    if (governed.own("overflow") or governed.policy.get("overflow")) == "reject-publish":
         return {
             Role.WORK: "When the queue is full, publishing raises MessageNacked.",
             Role.PARKED: "When the queue is full, failed messages cannot be parked and stay unacked.",
-        }.get(it.queue.role, "When the queue is full, retries cannot be stored and stay unacked.")
-    deleted = "deletes" if it.queue.role is Role.PARKED else "removes"
+        }.get(governed.queue.role, "When the queue is full, retries cannot be stored and stay unacked.")
+    deleted = "deletes" if governed.queue.role is Role.PARKED else "removes"
     return f"When the queue is full, the broker {deleted} its oldest message without an attempt."
 
 
-def _expires(it: Governed) -> str:
-    after = it.lowered("expires")
+def _expires(governed: Governed) -> str:
+    after = governed.lowered("expires")
     if after is None:
         return ""
     return f"The broker deletes the queue with its messages after {span(timedelta(milliseconds=after))} without use."
 
 
-def _limit(it: Governed) -> str:
-    limit = it.lowered("delivery-limit")
+def _limit(governed: Governed) -> str:
+    limit = governed.lowered("delivery-limit")
     # -1 is unlimited from RabbitMQ 4 on.
-    if limit is None or not 0 <= limit < NO_LIMIT or it.type != "quorum":
+    if limit is None or not 0 <= limit < NO_LIMIT or governed.type != "quorum":
         return ""
-    if it.queue.role is Role.WAITING:
+    if governed.queue.role is Role.WAITING:
         return f"A retry is sent before it is due after {limit} returns; each look for chosen retries is one."
     return f"The broker removes a message after {limit} returns; each orderly stop of a consumer is one too."
 
 
-def _target(it: Governed) -> str:
-    if it.own("dead-letter-exchange") is not None or it.queue.existing or it.queue.role is Role.PARKED:
+def _target(governed: Governed) -> str:
+    if (
+        governed.own("dead-letter-exchange") is not None
+        or governed.queue.existing
+        or governed.queue.role is Role.PARKED
+    ):
         return ""
     return "Messages that the broker removes are sent to another exchange than the project plans."
 
 
-def _key(it: Governed) -> str:
-    if it.own("dead-letter-exchange") is None or it.own("dead-letter-routing-key") is not None or it.queue.existing:
+def _key(governed: Governed) -> str:
+    if (
+        governed.own("dead-letter-exchange") is None
+        or governed.own("dead-letter-routing-key") is not None
+        or governed.queue.existing
+    ):
         return ""
     return "Dead letters get another routing key, so retries and parked messages reach another queue or none."
 
 
-def _delayed(it: Governed) -> str:
-    planned = it.own("delayed-retry-type") is not None or it.policy["delayed-retry-type"] == "disabled"
-    return "" if planned or it.type != "quorum" else "A returned message waits, and later messages overtake it."
+def _delayed(governed: Governed) -> str:
+    planned = governed.own("delayed-retry-type") is not None or governed.policy["delayed-retry-type"] == "disabled"
+    return "" if planned or governed.type != "quorum" else "A returned message waits, and later messages overtake it."
 
 
-def _unacked(it: Governed) -> str:
-    limit = it.lowered("consumer-timeout")
-    if limit is None or limit >= CONSUMER_TIMEOUT_MS or it.queue.role is not Role.WORK:
+def _unacked(governed: Governed) -> str:
+    limit = governed.lowered("consumer-timeout")
+    if limit is None or limit >= CONSUMER_TIMEOUT_MS or governed.queue.role is not Role.WORK:
         return ""
-    here = [one for one in registry.subscriptions() if one.queue.name == it.queue.name]
+    here = [one for one in registry.subscriptions() if one.queue.name == governed.queue.name]
     if all(one.timeout is not None and one.timeout * 1000 < limit for one in here):
         return ""
     after = span(timedelta(milliseconds=limit))
@@ -143,8 +151,8 @@ def _unacked(it: Governed) -> str:
 
 HARMS: Mapping[str, Callable[[Governed], str]] = {
     "message-ttl": _ttl,
-    "max-length": lambda it: _length(it, "max-length"),
-    "max-length-bytes": lambda it: _length(it, "max-length-bytes"),
+    "max-length": lambda governed: _length(governed, "max-length"),
+    "max-length-bytes": lambda governed: _length(governed, "max-length-bytes"),
     "expires": _expires,
     "delivery-limit": _limit,
     "dead-letter-exchange": _target,
@@ -159,7 +167,7 @@ HARMS: Mapping[str, Callable[[Governed], str]] = {
 class Sight:
     """A session with the broker, and the rows of its management API if that answers."""
 
-    it: Declarer
+    declarer: Declarer
     """Without the management API if that does not answer."""
     rows: Mapping[str, Row] | None = None
     blind: str = ""
@@ -168,26 +176,28 @@ class Sight:
     """The error of a management API that is set."""
 
     @classmethod
-    def of(cls, it: Declarer) -> "Sight":
-        if it.session.server.embedded:
-            return cls(it=Declarer(it.session), blind="the embedded broker has no management API")
-        if it.inspector is None:
-            return cls(it=it, blind=f"{API} is not set")
+    def of(cls, declarer: Declarer) -> "Sight":
+        if declarer.session.server.embedded:
+            return cls(declarer=Declarer(declarer.session), blind="the embedded broker has no management API")
+        if declarer.inspector is None:
+            return cls(declarer=declarer, blind=f"{API} is not set")
         try:
-            return cls(it=it, rows=it.inspector.queues())
+            return cls(declarer=declarer, rows=declarer.inspector.queues())
         except (BrokerUnreachable, BrokerRefused) as error:
             return cls(
-                it=Declarer(it.session), blind="the management API gives no usable answer", trouble=one_line(error)
+                declarer=Declarer(declarer.session),
+                blind="the management API gives no usable answer",
+                trouble=one_line(error),
             )
 
     @property
     def vhost(self) -> str:
         """The virtual host as a word of a shell command."""
-        return shlex.quote(self.it.session.access.vhost)
+        return shlex.quote(self.declarer.session.access.vhost)
 
     @property
     def embedded(self) -> bool:
-        return self.it.session.server.embedded
+        return self.declarer.session.server.embedded
 
 
 class BrokerExamination:
@@ -203,9 +213,9 @@ class BrokerExamination:
     def findings(self) -> list[Finding]:
         found: list[Finding] = []
         try:
-            with declarer(timeout=self._timeout) as it:
-                for area, look in self._looks(it).items():
-                    found += looked(area, partial(self._unless_lost, it, area, look))
+            with open_declarer(timeout=self._timeout) as declarer:
+                for area, look in self._looks(declarer).items():
+                    found += looked(area, partial(self._unless_lost, declarer, area, look))
         except Exception as error:  # noqa: BLE001 - a URL function of the project may raise anything
             if not found:
                 self.lost = True
@@ -217,28 +227,28 @@ class BrokerExamination:
         """Return what the rules find in all that is known, as each page and command that shows health does."""
         return [Finding.of(problem) for problem in self.health.problems if problem.code not in OF_PLAN]
 
-    def _looks(self, it: Declarer) -> Mapping[Area, Examiner]:
+    def _looks(self, declarer: Declarer) -> Mapping[Area, Examiner]:
         """Return the looks in their order; the test of publishing comes last, because an alarm ends the session."""
         try:
             topology = registry.topology()
         except ConfigurationError:
             invalid = [lambda area=area: [Finding.unseen(area, "the handlers are invalid")] for area in BEHIND]
-            return {Area.BROKER: partial(_broker, it), **dict(zip(BEHIND, invalid, strict=True))}
-        sight = Sight.of(it)
+            return {Area.BROKER: partial(_broker, declarer), **dict(zip(BEHIND, invalid, strict=True))}
+        sight = Sight.of(declarer)
         return {
-            Area.BROKER: partial(_broker, it),
+            Area.BROKER: partial(_broker, declarer),
             Area.POLICIES: partial(_policies, sight, topology),
             Area.TOPOLOGY: partial(_topology, sight, topology),
             Area.CONSUMERS: partial(self._consumers, sight, topology),
             Area.PERMISSIONS: partial(_permissions, sight, topology),
         }
 
-    def _unless_lost(self, it: Declarer, area: Area, look: Examiner) -> Iterator[Examined]:
+    def _unless_lost(self, declarer: Declarer, area: Area, look: Examiner) -> Iterator[Examined]:
         if not self.lost:
             try:
                 yield from look()
             except BrokerUnreachable as error:
-                if error.address != it.session.access.shown:
+                if error.address != declarer.session.access.shown:
                     # The management API's own error.
                     raise
                 self.lost = True
@@ -249,7 +259,7 @@ class BrokerExamination:
 
     def _consumers(self, sight: Sight, topology: Topology) -> Iterator[Examined]:
         survey = self.health.survey
-        self.health = replace(self.health, gauged=gauged(sight.it, survey.declared if survey else ()))
+        self.health = replace(self.health, gauged=gauged(sight.declarer, survey.declared if survey else ()))
         levels, health = self.health.gauged.levels, self.health
         if settings().records:
             yield from _unrecorded(sight, topology)
@@ -263,8 +273,8 @@ class BrokerExamination:
             yield f"{text}, {plural(ready, 'message')} ready."
 
 
-def _broker(it: Declarer) -> Iterator[Examined]:
-    session = it.session
+def _broker(declarer: Declarer) -> Iterator[Examined]:
+    session = declarer.session
     server, seconds = session.server, round_trip(session)
     report = f"{session.access.shown} ({server.title}), round trip {seconds * 1000:.0f} ms."
     if seconds < SLOW_BROKER_SECONDS:
@@ -312,17 +322,17 @@ def _harms(topology: Topology, rows: Mapping[str, Row]) -> dict[tuple[str, str, 
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for row in _ours(topology, rows):
         policy = dict(row.get("effective_policy_definition") or {})
-        it = Governed(queue=topology.queues[row["name"]], type=row.get("type", ""), policy=policy)
+        governed = Governed(queue=topology.queues[row["name"]], type=row.get("type", ""), policy=policy)
         named = {"Policy": row.get("policy"), "Operator policy": row.get("operator_policy")}
         setter = " or ".join(f"{kind} {name!r}" for kind, name in named.items() if name) or "A policy"
         for key, harm_of in HARMS.items():
-            if key in policy and (harm := harm_of(it)):
-                found.setdefault((setter, key, shown(policy[key]), harm), []).append(it.queue.name)
+            if key in policy and (harm := harm_of(governed)):
+                found.setdefault((setter, key, shown(policy[key]), harm), []).append(governed.queue.name)
     return found
 
 
 def _permissions(sight: Sight, topology: Topology) -> Iterator[Examined]:
-    session = sight.it.session
+    session = sight.declarer.session
     if sight.embedded:
         yield "The embedded broker has no users and refuses nothing."
         return
@@ -357,10 +367,10 @@ def _consumed() -> list[str]:
 
 def _patterns(sight: Sight, user: str) -> Row | None:
     """Return the user's permissions; None if the management API does not show them to its own user."""
-    if sight.it.inspector is None:
+    if sight.declarer.inspector is None:
         return None
     try:
-        return sight.it.inspector.permission(user)
+        return sight.declarer.inspector.permission(user)
     except (BrokerUnreachable, BrokerRefused):
         return None
 
@@ -384,7 +394,7 @@ def _undeclared(row: Row | None, topology: Topology) -> str:
 
 
 def _topology(sight: Sight, topology: Topology) -> Iterator[Examined]:
-    plan = sight.it.plan(topology)
+    plan = sight.declarer.plan(topology)
     missing = plan.of(PlanState.CREATE)
     if missing:
         yield Problem(code=Code.DEFINITION_MISSING, subject=listed(f"{item.kind} {item.name}" for item in missing))
@@ -395,7 +405,7 @@ def _topology(sight: Sight, topology: Topology) -> Iterator[Examined]:
     if forbidden:
         yield Finding.unseen(
             Area.TOPOLOGY,
-            f"the user {sight.it.session.connection.user!r} lacks a right on them",
+            f"the user {sight.declarer.session.connection.user!r} lacks a right on them",
             what=f"{listed(map(repr, forbidden))}:",
             fix=f"Set {API}, or run manage.py rmq_declare --check as the user that declares.",
         )
@@ -416,7 +426,7 @@ def _dead_letter_processes(sight: Sight, topology: Topology) -> Iterator[Problem
         rows = [{"type": arguments.get("x-queue-type"), "arguments": arguments} for arguments in declared]
     count = sum(map(_is_careful, rows))
     if count >= MANY_PROCESSES:
-        upgrade = "" if sight.it.session.server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
+        upgrade = "" if sight.declarer.session.server.at_least(NATIVE) else "upgrade to RabbitMQ 4.3 and "
         yield Problem(code=Code.MANY_DEAD_LETTER_PROCESSES, count=count, values={"whose": whose, "upgrade": upgrade})
 
 
@@ -436,7 +446,7 @@ def _unrecorded(sight: Sight, topology: Topology) -> Iterator[Problem]:
             continue
         name = queue.name + UNRECORDED_QUEUE
         try:
-            holding = inspection.counted(sight.it.session, (sight.rows or {}).get(name), name)
+            holding = inspection.counted(sight.declarer.session, (sight.rows or {}).get(name), name)
         except Refusal:
             # From RabbitMQ 4.3 on, even this needs a permission on the name.
             continue

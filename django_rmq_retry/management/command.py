@@ -314,7 +314,7 @@ def remembered(command: RmqCommand) -> list[Declared] | None:
 
 
 @contextmanager
-def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
+def open_declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
     """Open a Declarer on a session of its own, with a timeout for each step if one is given, as for a probe."""
     access = settings().access()
     if timeout is not None:

@@ -35,8 +35,8 @@ def add_arguments(parser: CommandParser) -> None:
         ("group", int, "GROUP", "whose last attempt belongs to this error group"),
         ("handler", str, "NAME", "of this handler"),
     ):
-        told = f"{text}; repeatable"
-        chosen.add_argument(f"--{name}", type=kind, action="append", default=[], metavar=metavar, help=told)
+        meaning = f"{text}; repeatable"
+        chosen.add_argument(f"--{name}", type=kind, action="append", default=[], metavar=metavar, help=meaning)
     option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
     add_guard(parser)
     option("--canary", action="store_true", help="send one message, and the others after it was processed")

@@ -81,10 +81,10 @@ def declarer_on(session: Session, *, api_timeout: float = ANSWER_SECONDS) -> Dec
     return Declarer(session, None if url is None else Inspector(url=url, vhost=vhost, timeout=api_timeout))
 
 
-def gauged(it: Declarer, known: Iterable[Declared]) -> Gauged:
+def gauged(declarer: Declarer, known: Iterable[Declared]) -> Gauged:
     """Return the levels of the project's queues, and of those that it had declared before."""
     topology = registry.topology()
-    return gauge(it, topology, former_queues(known, topology, BrokerPlace.of(it.session)))
+    return gauge(declarer, topology, former_queues(known, topology, BrokerPlace.of(declarer.session)))
 
 
 def former_queues(known: Iterable[Declared], topology: Topology, place: BrokerPlace) -> tuple[Former, ...]:
@@ -99,13 +99,13 @@ def former_queues(known: Iterable[Declared], topology: Topology, place: BrokerPl
     return tuple(formers.values())
 
 
-def still_consumed(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
+def still_consumed(declarer: Declarer, former: Sequence[Former]) -> dict[str, str]:
     """Return the former queues that have consumers, and those that belong to them, each with the reason to keep it."""
     heads = {one.queue.name: one.home or one.queue.name for one in former}
     read: dict[str, str] = {}
     for name, head in heads.items():
         try:
-            holding = look_at_rest(it.session, it.inspector, name)
+            holding = look_at_rest(declarer.session, declarer.inspector, name)
         except Refusal as refusal:
             read.setdefault(head, f"{refusal.sentence()} The number of its consumers is unknown.")
             continue
@@ -124,18 +124,18 @@ def former_exchanges(known: Iterable[Declared], topology: Topology, place: Broke
     return [name for name in there if name not in topology.exchanges]
 
 
-def save(it: Declarer, topology: Topology, plan: Plan) -> str:
+def save(declarer: Declarer, topology: Topology, plan: Plan) -> str:
     """Store the plan's declarations, and delete the rows of objects that are gone or belong to others.
 
     Return why the database could not do that; empty if it did, or if its table is missing and records are off.
     """
-    place = BrokerPlace.of(it.session)
+    place = BrokerPlace.of(declarer.session)
     try:
         alias = router.db_for_write(Declared)
         _check_table(alias)
         known = {row.digest: row for row in Declared.objects.using(alias).filter(project=place.project)}
         known = {digest: row for digest, row in known.items() if place.has(row)}
-        gone = [row.pk for row in known.values() if _is_gone(it, row, topology)]
+        gone = [row.pk for row in known.values() if _is_gone(declarer, row, topology)]
         homes = homes_of(registry.work_queues())
         rows = [_row(place, item, topology, homes) for item in plan.items if _is_ours(item)]
         _write(alias, known, rows)
@@ -145,9 +145,9 @@ def save(it: Declarer, topology: Topology, plan: Plan) -> str:
     return ""
 
 
-def delete(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
+def delete(declarer: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
     """Delete the rows of deleted queues and exchanges. If the database is down, the next declaration deletes them."""
-    place = BrokerPlace.of(it.session)
+    place = BrokerPlace.of(declarer.session)
     digests = [place.digest("queue", name) for name in queues]
     digests += [place.digest("exchange", name) for name in exchanges]
     try:
@@ -185,14 +185,14 @@ def _is_ours(item: Item) -> bool:
     return item.state in EXISTING and not isinstance(declaration, BindingDeclaration) and not declaration.existing
 
 
-def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
+def _is_gone(declarer: Declarer, row: Declared, topology: Topology) -> bool:
     """True if the broker has no object of this project by that name any more. If that is unknown, the row is kept."""
     known = (topology.queues if row.kind == "queue" else topology.exchanges).get(row.name)
     if known is not None:
         return known.existing
     named = QueueDeclaration(name=row.name) if row.kind == "queue" else ExchangeDeclaration(name=row.name)
     try:
-        return not it.there(named)
+        return not declarer.there(named)
     except Refusal:
         return False
 

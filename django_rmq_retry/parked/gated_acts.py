@@ -60,10 +60,10 @@ class Gated(ABC):
         return next((why for verb in self.verbs if (why := refusal(user, verb))), "")
 
     @abstractmethod
-    def carry_out(self, it: Approved) -> int | None:
+    def carry_out(self, approved: Approved) -> int | None:
         """Do it, and return the number of changed messages; None if slices follow."""
 
-    def next_slice(self, it: Approved) -> tuple[int, int] | None:
+    def next_slice(self, approved: Approved) -> tuple[int, int] | None:
         """Do the next slice; return its last message and the number of changed ones, or None after the last slice."""
         return None
 
@@ -81,17 +81,17 @@ class Edit(Gated):
             return None
         return edit.proposed(message, body=wish.body, properties=wish.properties)
 
-    def carry_out(self, it: Approved) -> int:
-        wish, [number] = it.wish, it.wish.selection.revisions
+    def carry_out(self, approved: Approved) -> int:
+        wish, [number] = approved.wish, approved.wish.selection.revisions
         message = locked_messages([number]).get(number)
         proposal = None if message is None else self.preview(wish, message)
         if message is None or proposal is None:
             raise Outdated(_("Nothing is done: the message has changed since this was asked for."))
-        why = it.allowed(message)
+        why = approved.allowed(message)
         if why:
             raise NotAllowed(why)
         terms = {"version": wish.terms["version"], "known": wish.terms.get("known", "")}
-        edit.store(number, it.actor, proposal, reason=wish.reason, **terms)
+        edit.store(number, approved.actor, proposal, reason=wish.reason, **terms)
         return 1
 
 
@@ -105,14 +105,14 @@ class EditMany(Gated):
     def preview(self, wish: Wish, *, allowed: Allowed | None = None) -> Sequence[Fit]:
         return edit_many.fits(wish.selection, self.change(wish), allowed=allowed)
 
-    def carry_out(self, it: Approved) -> int:
+    def carry_out(self, approved: Approved) -> int:
         stored = edit_many.store_many(
-            self.change(it.wish),
-            it.actor,
-            revisions=it.wish.selection.revisions,
-            reason=it.wish.reason,
-            known=it.wish.terms.get("known", ""),
-            allowed=it.allowed,
+            self.change(approved.wish),
+            approved.actor,
+            revisions=approved.wish.selection.revisions,
+            reason=approved.wish.reason,
+            known=approved.wish.terms.get("known", ""),
+            allowed=approved.allowed,
         )
         return stored.edited
 
@@ -134,15 +134,17 @@ class Discard(Gated):
         discards = rows.filter(state__in=OPEN).exclude(since).count()
         return DiscardPreview(changed=rows.filter(since).count(), discards=discards)
 
-    def carry_out(self, it: Approved) -> None:
+    def carry_out(self, approved: Approved) -> None:
         """Let the slices follow, each in a transaction of its own: they may be many."""
-        it.wish.selection.check(it.wish.selection.queryset().count())
+        approved.wish.selection.check(approved.wish.selection.queryset().count())
 
-    def next_slice(self, it: Approved) -> tuple[int, int] | None:
-        ids = slice_of(it.wish.selection, it.request.place)
+    def next_slice(self, approved: Approved) -> tuple[int, int] | None:
+        ids = slice_of(approved.wish.selection, approved.request.place)
         if not ids:
             return None
-        done = change_slice(discarding(**it.wish.terms), it.wish.selection, it.actor, ids, it.allowed)
+        done = change_slice(
+            discarding(**approved.wish.terms), approved.wish.selection, approved.actor, ids, approved.allowed
+        )
         return ids[-1], done.changed
 
 
@@ -156,21 +158,23 @@ class Requeue(Gated):
     def preview(self, wish: Wish) -> RequeueReport:
         return report(wish.selection, RequeueOptions.of(wish.terms).terms)
 
-    def carry_out(self, it: Approved) -> int:
-        sendable = self.preview(it.wish).sendable
+    def carry_out(self, approved: Approved) -> int:
+        sendable = self.preview(approved.wish).sendable
         if not sendable:
             raise NothingChosen(_("Nothing is left to requeue."))
-        options = RequeueOptions.of(it.wish.terms)
-        run = requeue.start(it.wish.selection, it.actor, options, reason=it.wish.reason)
-        it.request.run = run.pk
+        options = RequeueOptions.of(approved.wish.terms)
+        run = requeue.start(approved.wish.selection, approved.actor, options, reason=approved.wish.reason)
+        approved.request.run = run.pk
         return sendable
 
 
 class CloseBreaker(Gated):
     verbs = ("pause_queue",)
 
-    def carry_out(self, it: Approved) -> int:
-        controls.resume(it.wish.terms["queue"], it.actor, reason=it.wish.reason, seen=it.wish.terms["seen"])
+    def carry_out(self, approved: Approved) -> int:
+        controls.resume(
+            approved.wish.terms["queue"], approved.actor, reason=approved.wish.reason, seen=approved.wish.terms["seen"]
+        )
         return 0
 
 

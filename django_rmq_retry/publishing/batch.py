@@ -50,12 +50,12 @@ class RowBatch:
         self._waited_for = True
         self._left = len(rows)
         self._over = threading.Event()
-        self._lines = [_RowChain(rows=deque(rows))] if one_by_one else _lines(rows)
+        self._chains = [_RowChain(rows=deque(rows))] if one_by_one else _chains(rows)
 
     def begin(self) -> None:
-        """Send the first row of each line. A row that cannot be encoded gets its result at once."""
-        for line in self._lines:
-            self._send_next(line)
+        """Send the first row of each chain. A row that cannot be encoded gets its result at once."""
+        for chain in self._chains:
+            self._send_next(chain)
 
     def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[RowResult], set[int]]:
         """Return the results within `seconds` or until `enough`, and the ids in flight; later results are late."""
@@ -67,45 +67,45 @@ class RowBatch:
             self._waited_for = False
             return list(self._answers), set(self._in_flight)
 
-    def _send_next(self, line: _RowChain) -> None:
-        """Send the next row of a line, in a loop: a publisher may return a result within the call."""
+    def _send_next(self, chain: _RowChain) -> None:
+        """Send the next row of a chain, in a loop: a publisher may return a result within the call."""
         with self._lock:
-            if line.busy:
-                line.again = True
+            if chain.busy:
+                chain.again = True
                 return
-            line.busy = True
+            chain.busy = True
         while True:
-            row = self._next(line)
+            row = self._next(chain)
             if row is not None:
-                self._send(row, line)
+                self._send(row, chain)
             with self._lock:
-                if row is None or not line.again:
-                    line.busy = False
+                if row is None or not chain.again:
+                    chain.busy = False
                     return
-                line.again = False
+                chain.again = False
 
-    def _next(self, line: _RowChain) -> OutboxRow | None:
+    def _next(self, chain: _RowChain) -> OutboxRow | None:
         with self._lock:
             if not self._waited_for or time.monotonic() > self._until:
-                self._drop(line)
-            if not line.rows:
+                self._drop(chain)
+            if not chain.rows:
                 return None
-            row = line.rows.popleft()
+            row = chain.rows.popleft()
             self._in_flight.add(row.id)
             return row
 
-    def _send(self, row: OutboxRow, line: _RowChain) -> None:
+    def _send(self, row: OutboxRow, chain: _RowChain) -> None:
         try:
             publisher = broker_connections.current.publisher
         except Exception as error:  # noqa: BLE001 - the settings may be invalid; the row stays in the outbox
-            self._answered(row, line, unsent(Cause.OTHER, str(error)))
+            self._answered(row, chain, unsent(Cause.OTHER, str(error)))
             return
         try:
-            publisher.send(row.message, partial(self._answered, row, line), timeout=self._timeout)
+            publisher.send(row.message, partial(self._answered, row, chain), timeout=self._timeout)
         except Exception as error:  # noqa: BLE001 - as above
-            self._answered(row, line, unwritable(str(error)))
+            self._answered(row, chain, unwritable(str(error)))
 
-    def _answered(self, row: OutboxRow, line: _RowChain, result: PublishResult) -> None:
+    def _answered(self, row: OutboxRow, chain: _RowChain, result: PublishResult) -> None:
         answer = RowResult(row=row, result=result)
         with self._lock:
             self._in_flight.discard(row.id)
@@ -113,37 +113,37 @@ class RowBatch:
             if in_time:
                 self._answers.append(answer)
             if not result.confirmed:
-                # Drop the rest of the line, because later rows of an ordering key must not overtake this one.
-                self._drop(line)
+                # Drop the rest of the chain, because later rows of an ordering key must not overtake this one.
+                self._drop(chain)
             self._left -= 1
             if not self._left:
                 self._over.set()
-            more = bool(line.rows)
+            more = bool(chain.rows)
         if not in_time:
             self._late(answer)
         if more:
-            self._send_next(line)
+            self._send_next(chain)
 
-    def _drop(self, line: _RowChain) -> None:
-        self._left -= len(line.rows)
-        line.rows.clear()
+    def _drop(self, chain: _RowChain) -> None:
+        self._left -= len(chain.rows)
+        chain.rows.clear()
         if not self._left:
             self._over.set()
 
 
-def _lines(rows: Sequence[OutboxRow]) -> list[_RowChain]:
-    lines: list[_RowChain] = []
+def _chains(rows: Sequence[OutboxRow]) -> list[_RowChain]:
+    chains: list[_RowChain] = []
     keyed: dict[str, _RowChain] = {}
     for row in rows:
         key = row.message.order_key
-        line = keyed.get(key) if key else None
-        if line is None:
-            line = _RowChain()
-            lines.append(line)
+        chain = keyed.get(key) if key else None
+        if chain is None:
+            chain = _RowChain()
+            chains.append(chain)
             if key:
-                keyed[key] = line
-        line.rows.append(row)
-    return lines
+                keyed[key] = chain
+        chain.rows.append(row)
+    return chains
 
 
 def lease() -> float:

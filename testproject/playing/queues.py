@@ -8,7 +8,7 @@ from django_rmq_retry.amqp.deletion import delete_exchanges, delete_queues
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.errors import RmqRetryError
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.command import declarer
+from django_rmq_retry.management.command import open_declarer
 from django_rmq_retry.topology.declarations import Topology
 from django_rmq_retry.topology.plan import Plan, PlanState
 from testproject.playing.ending import Trouble, fail
@@ -26,10 +26,10 @@ TAKEN = (
 def declared() -> Iterator[None]:
     """Declare the bank's topology on a broker that has none of it, and delete it afterwards."""
     topology = registry.topology()
-    with declarer() as it:
-        _claim(it)
-        _refuse_others(it.plan(topology), it.session.access.shown)
-        done = it.declare(topology)
+    with open_declarer() as declarer:
+        _claim(declarer)
+        _refuse_others(declarer.plan(topology), declarer.session.access.shown)
+        done = declarer.declare(topology)
     try:
         problems = [item.problem for item in done.items if item.problem]
         if problems:
@@ -42,19 +42,21 @@ def declared() -> Iterator[None]:
 def _delete(topology: Topology) -> None:
     """Delete the queues with their messages. An unreachable broker must not hide why the demo ends."""
     try:
-        with declarer() as it:
-            delete_queues(it, [one.name for one in topology.queues.values() if not one.existing], force=True)
-            delete_exchanges(it, [one.name for one in topology.exchanges.values() if not one.existing])
+        with open_declarer() as declarer:
+            delete_queues(declarer, [one.name for one in topology.queues.values() if not one.existing], force=True)
+            delete_exchanges(declarer, [one.name for one in topology.exchanges.values() if not one.existing])
     except RmqRetryError as error:
         fail(f"The bank's queues may be left on the broker: {error}")
 
 
-def _claim(it: Declarer) -> None:
+def _claim(declarer: Declarer) -> None:
     """Let only one demo look for existing queues and declare its own, until its session ends."""
     try:
-        it.session.ask(lambda channel, done: channel.queue_declare(CLAIM, exclusive=True, callback=done))
+        declarer.session.ask(lambda channel, done: channel.queue_declare(CLAIM, exclusive=True, callback=done))
     except Refusal as refusal:
-        raise Trouble(f"{it.session.access.shown}: another demo begins there, or {refusal.sentence()}") from refusal
+        raise Trouble(
+            f"{declarer.session.access.shown}: another demo begins there, or {refusal.sentence()}"
+        ) from refusal
 
 
 def _refuse_others(plan: Plan, broker: str) -> None:

@@ -20,7 +20,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
 from django_rmq_retry.management.arguments import http_address, seconds
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, declarer, usage_error
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, open_declarer, usage_error
 from django_rmq_retry.management.databases import check_without_database, look_without_lock
 from django_rmq_retry.parked.declared import save
 from django_rmq_retry.telemetry.http import AddressUnusable
@@ -161,9 +161,9 @@ def bring_broker() -> Plan:
     """Start the embedded broker if it does not run, and declare the queues; a differing queue stays as it is."""
     server.ensure(settings().folder())
     topology = registry.topology()
-    with declarer() as it:
-        plan = it.declare(topology)
-        why = save(it, topology, plan)
+    with open_declarer() as declarer:
+        plan = declarer.declare(topology)
+        why = save(declarer, topology, plan)
     if why:
         log.warning("The declared objects are not recorded in the database: %s", why, extra={"event": "forgetful"})
     return plan

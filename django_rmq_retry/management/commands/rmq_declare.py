@@ -22,7 +22,7 @@ from django_rmq_retry.management.command import (
     add_json,
     add_yes,
     check_known,
-    declarer,
+    open_declarer,
     remembered,
     usage_error,
 )
@@ -65,19 +65,19 @@ class Command(RmqCommand):
             self._check_sight()
         looks_only = options["check"] or options["plan"]
         self._run_checks(looks_only=looks_only)
-        with declarer(timeout=options["timeout"]) as it:
-            plan = it.plan(topology) if looks_only else it.declare(topology)
-            former = former_queues(known or [], topology, BrokerPlace.of(it.session))
+        with open_declarer(timeout=options["timeout"]) as declarer:
+            plan = declarer.plan(topology) if looks_only else declarer.declare(topology)
+            former = former_queues(known or [], topology, BrokerPlace.of(declarer.session))
             recreated = None
             if options["recreate"]:
                 with self._saying_what_was_created(plan):
-                    recreated = self._recreate(it, topology, former, options)
+                    recreated = self._recreate(declarer, topology, former, options)
             if recreated is not None:
-                plan = it.plan(topology)
-            pruned = self._prune(it, topology, former, options) if options["prune"] else Deleted()
-            if not looks_only and (why := save(it, topology, plan)):
+                plan = declarer.plan(topology)
+            pruned = self._prune(declarer, topology, former, options) if options["prune"] else Deleted()
+            if not looks_only and (why := save(declarer, topology, plan)):
                 self.say(f"The declared objects are not recorded in the database: {why}")
-            address = it.session.access.shown
+            address = declarer.session.access.shown
         gone = pruned
         if isinstance(recreated, RemovedQueue):
             gone = Deleted(deleted=recreated.deleted, refused=recreated.kept)
@@ -150,9 +150,9 @@ class Command(RmqCommand):
         check_known("queue", [options["move_to"]], topology.queues)
 
     def _recreate(
-        self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options
+        self, declarer: Declarer, topology: Topology, former: Sequence[Former], options: Options
     ) -> Recreated | RemovedQueue:
-        if it.inspector is not None:
+        if declarer.inspector is not None:
             self.say(WATCHING)
         queue, move_to = options["recreate"], options["move_to"]
 
@@ -161,25 +161,25 @@ class Command(RmqCommand):
             self.confirm(doubt, yes=options[option.removeprefix("--").replace("-", "_")], option=option)
 
         if queue in topology.queues:
-            return Recreation(it, topology, queue, move_to=move_to).run(confirm)
+            return Recreation(declarer, topology, queue, move_to=move_to).run(confirm)
         family = [one for one in former if queue in (one.queue.name, one.home)]
         check_known("queue on this broker", [queue], [one.queue.name for one in family])
-        return QueueRemoval(it, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
+        return QueueRemoval(declarer, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
 
-    def _prune(self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
+    def _prune(self, declarer: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
         """Delete unused queues, except those that an old consumer of a former queue still needs to wait in."""
-        names = stale(topology, it.inspector.queues()) if it.inspector is not None else []
+        names = stale(topology, declarer.inspector.queues()) if declarer.inspector is not None else []
         for one in former:
-            home = look(it.session, None, one.home) if one.home and one.home not in topology.queues else None
+            home = look(declarer.session, None, one.home) if one.home and one.home not in topology.queues else None
             used = home is not None and home.consumers
-            if one.queue.role in (Role.WAITING, Role.QUARANTINE) and not used and it.there(one.queue):
+            if one.queue.role in (Role.WAITING, Role.QUARANTINE) and not used and declarer.there(one.queue):
                 names.append(one.queue.name)
         names = sorted(set(names))
         if names:
             self.confirm(f"Delete, if empty: {', '.join(names)}? {Doubt.PUBLISHERS}", yes=options["yes"])
-            if it.inspector is not None:
+            if declarer.inspector is not None:
                 self.say(WATCHING)
-        return delete_queues(it, names)
+        return delete_queues(declarer, names)
 
     def _show(self, plan: Plan, address: str, *, done: bool) -> None:
         self.line(f"Broker {address} ({plan.server})")

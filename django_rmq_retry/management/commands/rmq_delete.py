@@ -16,7 +16,7 @@ from django_rmq_retry.management.command import (
     add_json,
     add_yes,
     check_known,
-    declarer,
+    open_declarer,
     remembered,
     usage_error,
 )
@@ -44,22 +44,24 @@ class Command(RmqCommand):
             raise usage_error("Pass either the queues to delete or --all.")
         known = remembered(self) or []
         self._check_names(topology, options["queues"], [row.name for row in known if row.kind == "queue"])
-        with declarer(timeout=options["timeout"]) as it:
-            place = BrokerPlace.of(it.session)
+        with open_declarer(timeout=options["timeout"]) as declarer:
+            place = BrokerPlace.of(declarer.session)
             former = former_queues(known, registry.topology(), place)
-            queues, left = self._split(it, self._queues(topology, former, options), former, options)
+            queues, left = self._split(declarer, self._queues(topology, former, options), former, options)
             exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
             exchanges += former_exchanges(known, topology, place) if options["all"] else []
-            address, seen = it.session.access.shown, it.inspector is not None
+            address, seen = declarer.session.access.shown, declarer.inspector is not None
             self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])
             if seen and not options["force"]:
                 self.say(WATCHING)
             feeders = [*topology.queues.values(), *(one.queue for one in former)]
-            done = delete_queues(it, queues, feeders=feeders, force=options["force"])
+            done = delete_queues(declarer, queues, feeders=feeders, force=options["force"])
             done.refused.update(left)
             # The exchanges' bindings to queues of others would prevent their deletion, so these own bindings go first.
-            dropped = delete_exchanges(it, exchanges, [one for one in topology.bindings if one.source in exchanges])
-            delete(it, [*done.deleted, *done.missing], dropped.deleted)
+            dropped = delete_exchanges(
+                declarer, exchanges, [one for one in topology.bindings if one.source in exchanges]
+            )
+            delete(declarer, [*done.deleted, *done.missing], dropped.deleted)
         if options["json"]:
             self.document(
                 "delete/1",
@@ -78,10 +80,10 @@ class Command(RmqCommand):
 
     @staticmethod
     def _split(
-        it: Declarer, queues: Sequence[str], former: Sequence[Former], options: Options
+        declarer: Declarer, queues: Sequence[str], former: Sequence[Former], options: Options
     ) -> tuple[list[str], dict[str, str]]:
         """Return the queues to delete, and those that others consume now, each with a sentence."""
-        kept = {} if options["queues"] and options["force"] else still_consumed(it, former)
+        kept = {} if options["queues"] and options["force"] else still_consumed(declarer, former)
         left = {name: why for name, why in kept.items() if name in queues}
         return [name for name in queues if name not in left], left
 

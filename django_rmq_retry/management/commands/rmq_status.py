@@ -21,7 +21,7 @@ from django_rmq_retry.health.rules import Problem, Severity
 from django_rmq_retry.management import consumer_status, findings
 from django_rmq_retry.management.arguments import MOST_LISTED, age, positive, whole
 from django_rmq_retry.management.broker_status import BrokerStatus, as_data, cells, heads, is_quiet, state, totals
-from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, declarer, usage_error
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json, open_declarer, usage_error
 from django_rmq_retry.management.databases import DatabaseAway, named_errors
 from django_rmq_retry.management.findings import Finding
 
@@ -103,7 +103,7 @@ class Command(RmqCommand):
     def _look(self, options: Options) -> BrokerStatus:
         timeout = options["timeout"]
         return BrokerStatus.of(
-            look(partial(declarer, timeout=timeout), timeout=timeout, limits=limits_of(options), plan=True)
+            look(partial(open_declarer, timeout=timeout), timeout=timeout, limits=limits_of(options), plan=True)
         )
 
     def _consumers(self, options: Options) -> Exit:
