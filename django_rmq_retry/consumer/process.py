@@ -28,9 +28,9 @@ from django_rmq_retry.parked.run_driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.telemetry.figures import Figures
-from django_rmq_retry.telemetry.health import Health, Instruments
 from django_rmq_retry.telemetry.http import HttpServer, HttpThread
 from django_rmq_retry.telemetry.meter import Meter, Slot
+from django_rmq_retry.telemetry.probes import Instruments, Probes
 from django_rmq_retry.telemetry.prometheus import text_of_default_registry
 
 log = logging.getLogger("django_rmq_retry")
@@ -55,7 +55,7 @@ class ConsumingProcess:
         self._http: HttpThread | None = None
         if start.http is not None and instruments is None:
             instruments = _instruments(start)
-            self._http = HttpThread(HttpServer(start.http, Health(instruments, more=text_of_default_registry).answer))
+            self._http = HttpThread(HttpServer(start.http, Probes(instruments, more=text_of_default_registry).answer))
         self._meter: Meter | None = None
         self._figures: Figures | None = None
         if instruments is not None:
@@ -223,7 +223,7 @@ def supervised(start: Start) -> int:
     live = LivenessFile(path, content_of_all(files)) if path else None
     instruments = None if start.http is None else _instruments(start)
     # The supervisor's main loop drives the HTTP server: it must have no thread when it forks.
-    server = None if start.http is None or instruments is None else HttpServer(start.http, Health(instruments).answer)
+    server = None if start.http is None or instruments is None else HttpServer(start.http, Probes(instruments).answer)
 
     def work(number: int) -> int:
         if server is not None:

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from django_rmq_retry.telemetry import prometheus
-from django_rmq_retry.telemetry.health import Health, Instruments
+from django_rmq_retry.telemetry.probes import Instruments, Probes
 from django_rmq_retry.telemetry.prometheus import FiguresCollector, text_of_default_registry
 
 
@@ -45,9 +45,9 @@ def test_a_failing_collector_of_the_project_is_logged_once_and_the_own_metrics_a
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     REGISTRY.register(Failing())
-    health = Health(Instruments.of([], processes=1, version="1.2.3"), more=text_of_default_registry)
+    probes = Probes(Instruments.of([], processes=1, version="1.2.3"), more=text_of_default_registry)
     with caplog.at_level(logging.ERROR, "django_rmq_retry"):
-        answers = [health.answer("/metrics") for _ in range(3)]
+        answers = [probes.answer("/metrics") for _ in range(3)]
 
     assert [(one.status, 'version="1.2.3"' in one.body) for one in answers] == [(HTTPStatus.OK, True)] * 3
     assert caplog.messages == ["A collector of the project failed; /metrics shows the package's own metrics only"]

@@ -23,9 +23,9 @@ from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import RelayThread
 from django_rmq_retry.recurring import Recurring
 from django_rmq_retry.telemetry.figures import Figures, Notice
-from django_rmq_retry.telemetry.health import RelayHealth
 from django_rmq_retry.telemetry.http import Address, AddressUnusable, HttpServer, HttpThread
 from django_rmq_retry.telemetry.meter import Board
+from django_rmq_retry.telemetry.probes import RelayProbes
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -165,7 +165,7 @@ def _served(address: Address | None, relaying: RelayThread) -> Sequence[HttpThre
         return ()
     notice = Notice()
     try:
-        server = HttpServer(address, RelayHealth(relaying, notice).answer)
+        server = HttpServer(address, RelayProbes(relaying, notice).answer)
     except AddressUnusable as error:
         raise usage_error(str(error)) from error
     board, threads = Board(registry.work_queues()), settings().threads

@@ -33,7 +33,7 @@ class Instruments:
         return cls(board=Board(work_queues, processes=processes), notice=Notice(), version=version)
 
 
-class Health:
+class Probes:
     """Answers for the processes of one board."""
 
     def __init__(self, instruments: Instruments, *, more: Callable[[], str] = str) -> None:
@@ -65,7 +65,7 @@ class Health:
         return self._board.silent(seconds, now=time.monotonic())
 
 
-class RelayHealth:
+class RelayProbes:
     """Answers for a process that only relays the outbox."""
 
     def __init__(self, relaying: RelayThread, notice: Notice) -> None:
