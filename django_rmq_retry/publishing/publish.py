@@ -287,7 +287,7 @@ def publish_many(
             map(_without_order_key, messages), window=window, timeout=timeout
         )
     kept = list(messages)
-    _send_on_commit(kept, using, outbox=outbox, timeout=timeout, window=window)
+    _publish_on_commit(kept, using, outbox=outbox, timeout=timeout, window=window)
     return len(kept)
 
 
@@ -372,7 +372,7 @@ def dispatch(
         if using is None:
             broker_connections.current.publisher.publish(_without_order_key(sent), timeout=timeout)
         else:
-            _send_on_commit([sent], using, outbox=outbox, timeout=timeout)
+            _publish_on_commit([sent], using, outbox=outbox, timeout=timeout)
     return message.properties.message_id or ""
 
 
@@ -437,7 +437,7 @@ def _resolve(ended: "asyncio.Future[PublishResult]", result: PublishResult) -> N
         ended.set_result(result)
 
 
-def _send_on_commit(
+def _publish_on_commit(
     messages: Sequence[Message], using: str, *, outbox: bool, timeout: float | None, window: int = 1
 ) -> None:
     """Write messages to the outbox of a database; without one, publish them after the commit."""
