@@ -17,7 +17,7 @@ from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import NOT_HELD, database, locked_messages, move, transaction_of
-from django_rmq_retry.parked.four_eyes import Wish, gate
+from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
@@ -119,7 +119,7 @@ def discard(
         selection=selection,
         terms=terms,
     )
-    gate(actor, wish)
+    require_second(actor, wish)
     return perform(change, selection, actor, allowed=allowed)
 
 

@@ -16,7 +16,7 @@ from django_rmq_retry.models import Action, BlockedKey, GatedAct, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, pass_on
 from django_rmq_retry.parked.audit import log_action
 from django_rmq_retry.parked.database import transaction_of
-from django_rmq_retry.parked.four_eyes import Wish, gate
+from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.policies.breaker import CLOSED
 from django_rmq_retry.statements import locking, write_first
@@ -80,7 +80,7 @@ def resume(queue: str, actor: Actor, *, reason: str = "", seen: Mapping[str, flo
         text = _("Nothing was changed: the breaker or the pause of queue %(queue)s is another one now.")
         raise Outdated(text % {"queue": queue})
     if known.circuit.opened:
-        gate(
+        require_second(
             actor,
             Wish(act=GatedAct.CLOSE_BREAKER, subject=queue, reason=reason, terms={"queue": queue, "seen": present}),
         )

@@ -33,7 +33,7 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.difference import DiffLine, difference
 from django_rmq_retry.parked.edited_keys import KeyChange, check_free, key_facts, store_keys
-from django_rmq_retry.parked.four_eyes import Wish, gate
+from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.selection import Selection
 
@@ -370,7 +370,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
         body=proposal.body,
         properties=proposal.properties,
     )
-    gate(actor, wish)
+    require_second(actor, wish)
     before = contents(row)
     stored = next_version(row, proposal, actor, at=now, reason=reason)
     stored.save(using=using, force_insert=True)

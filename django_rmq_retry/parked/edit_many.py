@@ -24,7 +24,7 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, transaction_of
 from django_rmq_retry.parked.edit import Proposal, check_json, editable, editable_text, next_version, propose, rows
 from django_rmq_retry.parked.edited_keys import Others, check_free, equal_names, key_facts, others_with, store_keys
-from django_rmq_retry.parked.four_eyes import Wish, gate
+from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.operators import Actor, Allowed, NothingChosen, Refused
 from django_rmq_retry.parked.selection import Selection
 
@@ -195,7 +195,7 @@ def _store(
         count=len(meant),
     )
     terms = {"change": asdict(change), "known": known}
-    gate(
+    require_second(
         actor,
         Wish(
             act=GatedAct.EDIT_MANY, count=len(meant), subject=change.path, reason=reason, selection=chosen, terms=terms

@@ -88,7 +88,7 @@ def needs_second(act: GatedAct, count: int = 1) -> bool:
     return least is not None and count >= least
 
 
-def gate(actor: Actor, wish: Wish) -> None:
+def require_second(actor: Actor, wish: Wish) -> None:
     """Let an act pass, or raise SecondPersonNeeded.
 
     Code of the project passes: it has no operator who could wait for an answer.

@@ -25,7 +25,7 @@ from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.database import database, locked_run, transaction_of
 from django_rmq_retry.parked.drive import drive
 from django_rmq_retry.parked.findings import Terms
-from django_rmq_retry.parked.four_eyes import Wish, gate
+from django_rmq_retry.parked.four_eyes import Wish, require_second
 from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
 from django_rmq_retry.parked.key_lists import mark_kept
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, lacks_reason
@@ -142,7 +142,7 @@ def start(
         selection=selection,
         terms=options.facts(),
     )
-    gate(actor, wish)
+    require_second(actor, wish)
     end_expired_claims()
     now = database_clock.now(database())
     run = RequeueRun(
