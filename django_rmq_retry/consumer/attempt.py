@@ -22,7 +22,7 @@ from django_rmq_retry.consumer.surroundings import Surroundings
 from django_rmq_retry.consumer.unacked import AttemptState, Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerOutcome, HandlerSkipped, OnceState, Unready, closed, log_left_open
-from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history, log_failure, notify_each
+from django_rmq_retry.handlers.contracts import FinishedAttempt, log_failure, notify_each
 from django_rmq_retry.handlers.grouping import grouped
 from django_rmq_retry.handlers.settlement import Case, answer_to, copied_to, failed_attempts, next_hop, settlement_of
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue, ordering_key_of
@@ -32,7 +32,7 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.header_names import PREFIX_BYTES
 from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.reasons import Reason
-from django_rmq_retry.messages.stamp import at_origin, stamp_of
+from django_rmq_retry.messages.stamp import at_origin, has_history, stamp_of
 from django_rmq_retry.messages.texts import ErrorNote
 from django_rmq_retry.policies.policy import Failure
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry

@@ -12,8 +12,9 @@ from django_rmq_retry.attempts import captured_log
 from django_rmq_retry.attempts.buffer import Buffer, Writer
 from django_rmq_retry.attempts.rows import RowBuilder, draft_of
 from django_rmq_retry.conf import settings
-from django_rmq_retry.handlers.contracts import FinishedAttempt, has_history
+from django_rmq_retry.handlers.contracts import FinishedAttempt
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
+from django_rmq_retry.messages.stamp import has_history
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import claims

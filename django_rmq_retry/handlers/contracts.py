@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.header_names import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Settlement
 from django_rmq_retry.policies.verdict import Verdict
 
@@ -55,11 +54,6 @@ def log_failure(what: str, error: BaseException | None = None) -> None:
     except BaseException:  # noqa: BLE001 - a log line that fails must not cost a message
         with suppress(BaseException):
             traceback.print_exc()
-
-
-def has_history(delivery: Delivery) -> bool:
-    """True if a message has failed or was requeued before: it is noted even if it now succeeds."""
-    return delivery.attempt > 1 or PREFIX_BYTES in delivery.raw
 
 
 class Gate(Protocol):

@@ -173,3 +173,8 @@ def copy_of(
     headers = arrived.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
     properties = copied_properties(arrived, headers, expiration=None if expiration is None else str(expiration))
     return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)
+
+
+def has_history(delivery: Delivery) -> bool:
+    """True if a message has failed or was requeued before: it is noted even if it now succeeds."""
+    return delivery.attempt > 1 or PREFIX_BYTES in delivery.raw

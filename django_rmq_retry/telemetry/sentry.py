@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from django_rmq_retry.errors import DeadlineExceeded
-from django_rmq_retry.handlers.contracts import has_history
 from django_rmq_retry.hooks import Around, AroundAttempt, AroundPublish
 from django_rmq_retry.messages.message import Delivery, Message, message_id
+from django_rmq_retry.messages.stamp import has_history
 from django_rmq_retry.messages.texts import short
 from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.telemetry.log_fields import key_of
