@@ -17,9 +17,10 @@ from fnmatch import fnmatchcase
 
 from django_rmq_retry import forks
 from django_rmq_retry.arguments import LONGEST_WAIT_SECONDS
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import HUNG_FACTOR, Deadlines, HandlerAbandoned, TimedRun, keyless
 from django_rmq_retry.consumer.surroundings import Surroundings
-from django_rmq_retry.consumer.unacked import AttemptState, Unacked
+from django_rmq_retry.consumer.unacked import Unacked
 from django_rmq_retry.errors import NoKey, UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.call import HandlerOutcome, HandlerSkipped, OnceState, Unready, closed, log_left_open
 from django_rmq_retry.handlers.contracts import FinishedAttempt, log_failure, notify_each

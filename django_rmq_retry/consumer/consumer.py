@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from django_rmq_retry import forks
 from django_rmq_retry.amqp.contracts import Source
 from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import SlowHandlers
 from django_rmq_retry.consumer.hung import HungHandlers
 from django_rmq_retry.consumer.lines import QueuePauses, consumed_lines
 from django_rmq_retry.consumer.quota import Quota
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.consumer.workers import Workers
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.handlers.subscription import WorkQueue

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import wraps
 from types import TracebackType
 
-from django_rmq_retry.consumer.unacked import AttemptState
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.errors import DeadlineExceeded, NoKey
 from django_rmq_retry.handlers.call import Unready
 from django_rmq_retry.handlers.subscription import Subscription, WorkQueue

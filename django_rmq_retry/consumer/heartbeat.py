@@ -12,9 +12,9 @@ from django.db.models import QuerySet
 
 from django_rmq_retry import database_clock, database_connections
 from django_rmq_retry.conf import settings
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.recorder import version
-from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.business_keys import first_business_key
 from django_rmq_retry.messages.message import Delivery, message_id

@@ -11,8 +11,8 @@ import pytest
 
 from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer import deadlines as room
+from django_rmq_retry.consumer.attempt_state import AttemptState
 from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, SlowHandlers, TimedRun
-from django_rmq_retry.consumer.unacked import AttemptState
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers import Subscription, work_queues_of
 from django_rmq_retry.handlers.call import Unready
